@@ -2,15 +2,17 @@
 
 Usage: .venv/bin/python benchmarks/cifar10.py COMMAND    (run folders: logs/run/...; takes hours)
   target [RUNS [FOLDER]]  train with cifar10_cpu.yaml and cifar10_open.yaml in turn, until FOLDER (default
-                          logs/run/cifar10_target) has RUNS complete runs of each (default 5); print both sides
-                          and the ratio of their median times. An interrupted comparison continues.
+                          logs/run/cifar10_target) has RUNS complete runs of each (default 5); print
+                          both sides and the ratio of their median times. An interrupted comparison
+                          continues.
   long SIDE EPOCHS [OPTIONS]
-                          train with cifar10_cpu or cifar10_open, stretched to EPOCHS and evaluated at the end; print
-                          Top-1 with and without mirror images
+                          train with cifar10_cpu or cifar10_open, stretched to EPOCHS and evaluated
+                          at the end; print Top-1 with and without mirror images
   trial NAME [OPTIONS]    train on 45,000 of the training images with cifar10_open.yaml; print Top-1 of the others.
                           It does not use the official validation images.
 OPTIONS are those of mlperf-rn50 train.
 """
+
 import json
 import os
 import statistics
@@ -31,8 +33,16 @@ PART, NUM_TRAIN, NUM_HELD = ROOT / 'data/cifar10_45k', 45_000, 5_000
 
 def train(config: str, folder: Path, *options: object) -> None:
     """Train with one rank on all cores; end the program if the run does."""
-    command = ['launch/local.sh', '--ranks-per-node', 1, '--config', CONFIGS / f'{config}.yaml', '--run-dir', folder,
-               *options]
+    command = [
+        'launch/local.sh',
+        '--ranks-per-node',
+        1,
+        '--config',
+        CONFIGS / f'{config}.yaml',
+        '--run-dir',
+        folder,
+        *options,
+    ]
     subprocess.run([str(c) for c in command])  # fails for a run that misses its target
     if not ends(folder):
         sys.exit(f'{folder}: no complete run')
@@ -42,7 +52,11 @@ def ends(folder: Path) -> list[dict]:
     """Return the last record and the last Top-1 of each complete run in a folder."""
     texts = [path.read_text() for path in sorted(folder.glob('metrics*.jsonl'))]
     read = [[json.loads(line) for line in text.splitlines()] for text in texts]
-    return [{**lines[-1], 'top1': top1_of(lines)} for lines in read if lines and lines[-1]['event'] == 'end']
+    return [
+        {**lines[-1], 'top1': top1_of(lines)}
+        for lines in read
+        if lines and lines[-1]['event'] == 'end'
+    ]
 
 
 def top1_of(lines: list[dict]) -> float:
@@ -53,15 +67,24 @@ def target(num_runs: int, folder: Path) -> None:
     for number in range(1, num_runs + 1):
         for side in SIDES:
             if len(ends(folder / side)) < number:
-                train(side, folder / side, '--seeds', number, *(['--resume'] if (folder / side).exists() else []))
+                train(
+                    side,
+                    folder / side,
+                    '--seeds',
+                    number,
+                    *(['--resume'] if (folder / side).exists() else []),
+                )
     medians = []
     for side in SIDES:
         runs = ends(folder / side)
         times = [r['time_to_train_s'] for r in runs]
         medians.append(statistics.median(times))
         num_reached = sum(r['status'] == 'converged' for r in runs)
-        print(f'{side:13s} {num_reached} of {len(runs)} runs reached the target; median {medians[-1]:,.0f} s of '
-              + ', '.join(f'{t:,.0f} ({100 * r["top1"]:.2f} %)' for t, r in zip(times, runs)))
+        print(
+            f'{side:13s} {num_reached} of {len(runs)} runs reached the target; median '
+            f'{medians[-1]:,.0f} s of '
+            + ', '.join(f'{t:,.0f} ({100 * r["top1"]:.2f} %)' for t, r in zip(times, runs))
+        )
     print(f'ratio of the medians {medians[1] / medians[0]:.3f}')
 
 
@@ -69,16 +92,34 @@ def long(side: str, epochs: str, options: list[str]) -> None:
     folder = RUNS / f'{side}_{epochs}_epochs'
     recipe = load_recipe(CONFIGS / f'{side}.yaml')
     warmup = recipe['schedule']['warmup_epochs'] * int(epochs) / recipe['schedule']['decay_epochs']
-    train(side, folder, '--schedule.decay_epochs', epochs, '--schedule.warmup_epochs', warmup, '--train.eval_period',
-          epochs, '--train.eval_offset', int(epochs) - 1, '--train.target_accuracy', 1, *options)
+    train(
+        side,
+        folder,
+        '--schedule.decay_epochs',
+        epochs,
+        '--schedule.warmup_epochs',
+        warmup,
+        '--train.eval_period',
+        epochs,
+        '--train.eval_offset',
+        int(epochs) - 1,
+        '--train.target_accuracy',
+        1,
+        *options,
+    )
     [run] = ends(folder)
     top1 = []
     for flip in ('true', 'false'):
         words = ['evaluate', str(folder), '--data.eval_flip', flip, '--format', 'json']
-        done = subprocess.run([sys.executable, '-m', 'mlperf_rn50', *words], capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, '-m', 'mlperf_rn50', *words], capture_output=True, text=True
+        )
         top1.append(f'{100 * json.loads(done.stdout)["top1"]:.2f} %')
-    print(f'{side}, {epochs} epochs, {run["images_per_s"]:.0f} images/s: Top-1 {top1[0]} with mirror images, '
-          f'{top1[1]} without')
+    print(
+        f'{side}, {epochs} epochs, {run["images_per_s"]:.0f} images/s: Top-1 {top1[0]} with '
+        'mirror images, '
+        f'{top1[1]} without'
+    )
 
 
 def trial(name: str, options: list[str]) -> None:
@@ -87,19 +128,35 @@ def trial(name: str, options: list[str]) -> None:
     if not (PART / 'manifest.json').exists():
         whole = cifar10(None)
         PART.mkdir(parents=True, exist_ok=True)
-        pack(replace(whole, train=whole.train[:NUM_TRAIN], validation=whole.train[-NUM_HELD:]), PART)
-    train('cifar10_open', RUNS / name, '--data.dir', PART, '--data.num_train', NUM_TRAIN, '--data.num_val', NUM_HELD,
-          '--train.target_accuracy', 1, *options)
+        pack(
+            replace(whole, train=whole.train[:NUM_TRAIN], validation=whole.train[-NUM_HELD:]), PART
+        )
+    train(
+        'cifar10_open',
+        RUNS / name,
+        '--data.dir',
+        PART,
+        '--data.num_train',
+        NUM_TRAIN,
+        '--data.num_val',
+        NUM_HELD,
+        '--train.target_accuracy',
+        1,
+        *options,
+    )
     [run] = ends(RUNS / name)
     rate = run['images_per_s']
-    print(f'{name}: Top-1 {100 * run["top1"]:.2f} % of {NUM_HELD:,} held-out images, {rate:.0f} images/s')
+    print(
+        f'{name}: Top-1 {100 * run["top1"]:.2f} % of {NUM_HELD:,} held-out images, {rate:.0f} '
+        'images/s'
+    )
 
 
 def main(words: list[str]) -> None:
     os.chdir(ROOT)
     match words:
         case ['target', *more] if len(more) < 3:
-            num_runs, folder = [*more, *('5', RUNS / 'cifar10_target')[len(more):]]
+            num_runs, folder = [*more, *('5', RUNS / 'cifar10_target')[len(more) :]]
             target(int(num_runs), Path(folder))
         case ['long', ('cifar10_cpu' | 'cifar10_open') as side, epochs, *options]:
             long(side, epochs, options)

@@ -1,15 +1,19 @@
-"""Compare mlperf-rn50 with PyTorch in alternating runs on 2 threads; print medians and ratios. Also has shared helpers.
+"""Compare mlperf-rn50 with PyTorch in alternating runs on 2 threads; print medians and ratios. Also
+has shared helpers.
 
-`step` also measures TensorFlow with oneDNN, compiled by tf.function. All programs have the same network and batch, and
-PyTorch has the same schedule, augmentation and momentum rule. In `target`, both evaluate after every epoch.
-The time of PyTorch excludes loading the arrays, creating the network, and compiling it in a trial step and evaluation.
-The time of mlperf-rn50 is from run_start to run_stop.
+`step` also measures TensorFlow with oneDNN, compiled by tf.function. All programs have the same
+network and batch, and PyTorch has the same schedule, augmentation and momentum rule. In `target`,
+both evaluate after every epoch. The time of PyTorch excludes loading the arrays, creating the
+network, and compiling it in a trial step and evaluation. The time of mlperf-rn50 is from run_start
+to run_stop.
 
 Usage: .venv/bin/python benchmarks/compare.py step [OPTIONS]          images/s: ResNet-50, 224x224, batch 32
        .venv/bin/python benchmarks/compare.py rate CONFIG [OPTIONS]   images/s of 12 training steps per round
        .venv/bin/python benchmarks/compare.py target CONFIG [OPTIONS] complete runs: epochs, Top-1, seconds
-CONFIG: launch/configs/cifar10_cpu.yaml (takes hours) or launch/configs/digits_cpu.yaml. OPTIONS: see --help
+CONFIG: launch/configs/cifar10_cpu.yaml (takes hours) or launch/configs/digits_cpu.yaml. OPTIONS:
+see --help
 """
+
 import argparse
 import io
 import json
@@ -27,37 +31,63 @@ ROOT = Path(__file__).resolve().parent.parent
 PYTHON, TORCH_PYTHON = ROOT / '.venv/bin/python', ROOT / 'benchmarks/.venv/bin/python'
 HUGE_PAGES = {'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1'}  # the launchers also set this
 BOUND = {**HUGE_PAGES, 'OMP_PROC_BIND': 'close'}
-STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))  # of ResNet-50: channels, units and first stride
+# of ResNet-50: channels, units and first stride
+STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
 STEP_BATCH = 32
 NAME, TENSORFLOW = 'mlperf-rn50', 'tensorflow, huge pages'
-# Options and environment variables of each torch variant. BOUND is the fastest setting without additional libraries.
+# Options and environment variables of each torch variant. BOUND is the fastest setting without
+# additional libraries.
 SIDES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
-    'torch eager': ((), {}), 'torch compiled': (('--compile',), {}),
-    'torch eager, huge pages, bound': ((), BOUND), 'torch compiled, huge pages, bound': (('--compile',), BOUND)}
+    'torch eager': ((), {}),
+    'torch compiled': (('--compile',), {}),
+    'torch eager, huge pages, bound': ((), BOUND),
+    'torch compiled, huge pages, bound': (('--compile',), BOUND),
+}
 
 
 def run_json(command: Sequence[object], **variables: str) -> dict:
     """Run a program on 2 threads; return the JSON object that it prints."""
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, cwd=ROOT,
-                          env={**os.environ, 'OMP_NUM_THREADS': '2', **variables})
+    done = subprocess.run(
+        [str(c) for c in command],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, 'OMP_NUM_THREADS': '2', **variables},
+    )
     if done.returncode:
-        sys.exit(f'{" ".join(map(str, command))}: exit code {done.returncode}\n{done.stderr[-2000:]}')
-    return json.loads(done.stdout[done.stdout.index('{'):])
+        sys.exit(
+            f'{" ".join(map(str, command))}: exit code {done.returncode}\n{done.stderr[-2000:]}'
+        )
+    return json.loads(done.stdout[done.stdout.index('{') :])
 
 
 def bench(*arguments: object) -> dict:
     """Return the first row of the first table of `mlperf-rn50 bench`."""
-    command = [ROOT / 'launch/bind.sh', PYTHON, '-m', 'mlperf_rn50', 'bench', *arguments, '--format', 'json']
+    command = [
+        ROOT / 'launch/bind.sh',
+        PYTHON,
+        '-m',
+        'mlperf_rn50',
+        'bench',
+        *arguments,
+        '--format',
+        'json',
+    ]
     return run_json(command, **HUGE_PAGES)['tables'][0]['rows'][0]
 
 
 def torch_sides(run: Callable[..., dict], *arguments: object) -> dict[str, Callable[..., dict]]:
-    """Return, for each torch variant, a function that calls run with the options and variables of this variant."""
-    return {name: partial(run, *arguments, *options, **variables) for name, (options, variables) in SIDES.items()}
+    """Return, for each torch variant, a function that calls run with the options and variables of
+    this variant."""
+    return {
+        name: partial(run, *arguments, *options, **variables)
+        for name, (options, variables) in SIDES.items()
+    }
 
 
 def peer(*words: object, program: str = 'torch_peer.py', **variables: str) -> dict:
-    """Run a program of benchmarks/.venv, by default torch_peer.py, with these arguments; return its output."""
+    """Run a program of benchmarks/.venv, by default torch_peer.py, with these arguments; return its
+    output."""
     return run_json([TORCH_PYTHON, ROOT / 'benchmarks' / program, *words], **variables)
 
 
@@ -70,7 +100,16 @@ def read_metrics(run_dir: Path) -> list[dict]:
 def train(config: object, *options: object) -> list[dict]:
     """Train with launch/local.sh; return the records of metrics.jsonl."""
     with tempfile.TemporaryDirectory() as folder:
-        command = ['launch/local.sh', '--ranks-per-node', 1, '--config', config, '--run-dir', folder, *options]
+        command = [
+            'launch/local.sh',
+            '--ranks-per-node',
+            1,
+            '--config',
+            config,
+            '--run-dir',
+            folder,
+            *options,
+        ]
         done = subprocess.run([str(c) for c in command], cwd=ROOT, capture_output=True, text=True)
         lines = read_metrics(Path(folder))
     if lines[-1].get('status') not in ('converged', 'aborted'):
@@ -82,21 +121,29 @@ def train_program(config: Path, precision: str, seed: int) -> dict:
     """Train with mlperf-rn50; return time, epochs and the Top-1 of every epoch."""
     lines = train(config, '--run.seed', seed, '--train.precision', precision)
     end, top1 = lines[-1], [m['num_top1'] / m['num_images'] for m in lines if m['event'] == 'eval']
-    return {'time_to_train_s': end['time_to_train_s'], 'epochs': len(top1), 'top1': top1,
-            'is_converged': end['status'] == 'converged'}
+    return {
+        'time_to_train_s': end['time_to_train_s'],
+        'epochs': len(top1),
+        'top1': top1,
+        'is_converged': end['status'] == 'converged',
+    }
 
 
 def dump_arrays(folder: Path, out: Path) -> None:
-    """Write the decoded images and the labels of a prepared folder to {train,validation}_{images,labels}.npy."""
+    """Write the decoded images and the labels of a prepared folder to
+    {train,validation}_{images,labels}.npy."""
     import numpy as np
     from PIL import Image
 
     from mlperf_rn50.data.records import RecordFile
+
     out.mkdir(parents=True, exist_ok=True)
     for split in ('train', 'validation'):
         records = RecordFile(folder / f'{split}.rec')
         read = [records.read(i) for i in range(len(records))]
-        images = [np.asarray(Image.open(io.BytesIO(r.image.tobytes())).convert('RGB')) for r in read]
+        images = [
+            np.asarray(Image.open(io.BytesIO(r.image.tobytes())).convert('RGB')) for r in read
+        ]
         np.save(out / f'{split}_images.npy', np.stack(images))
         np.save(out / f'{split}_labels.npy', np.array([r.label for r in read]))
 
@@ -105,62 +152,122 @@ def load_recipe(config: Path) -> dict:
     from mlperf_rn50.cli.parsers import config_parser
     from mlperf_rn50.config import to_tree
     from mlperf_rn50.config_file import resolve_config
+
     return to_tree(resolve_config(config, [], config_parser()))
 
 
-def train_torch(config: Path, precision: str, *options: object, seed: int = 0, **variables: str) -> dict:
-    """Train a configuration with torch; with --steps among the options, time only that many steps."""
+def train_torch(
+    config: Path, precision: str, *options: object, seed: int = 0, **variables: str
+) -> dict:
+    """Train a configuration with torch; with --steps among the options, time only that many
+    steps."""
     recipe = load_recipe(config)
     data = ROOT / recipe['data']['dir']
     arrays = data.with_name(f'{data.name}_arrays')
     labels = arrays / 'validation_labels.npy'
     if not labels.exists() or labels.stat().st_mtime < (data / 'manifest.json').stat().st_mtime:
         dump_arrays(data, arrays)
-    return peer('train', '--precision', precision, '--recipe', json.dumps(recipe), '--folder', arrays, '--seed', seed,
-                *options, **variables)
+    return peer(
+        'train',
+        '--precision',
+        precision,
+        '--recipe',
+        json.dumps(recipe),
+        '--folder',
+        arrays,
+        '--seed',
+        seed,
+        *options,
+        **variables,
+    )
 
 
-def compare(title: str, sides: dict[str, Callable[[], dict]], rounds: int, target: float | None = None) -> None:
-    """Measure all sides in turn, `rounds` times; print medians and the ratio of the first side to the fastest other."""
+def compare(
+    title: str, sides: dict[str, Callable[[], dict]], rounds: int, target: float | None = None
+) -> None:
+    """Measure all sides in turn, `rounds` times; print medians and the ratio of the first side to
+    the fastest other."""
     rates: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds):
         for name, measure in sides.items():
             rates[name].append(measure()['images_per_s'])
-            print(f'round {number + 1}  {name:34s} {rates[name][-1]:10.2f}', file=sys.stderr, flush=True)
+            print(
+                f'round {number + 1}  {name:34s} {rates[name][-1]:10.2f}',
+                file=sys.stderr,
+                flush=True,
+            )
     medians = {name: statistics.median(values) for name, values in rates.items()}
     first, *others = medians.values()
     for name, median in medians.items():
-        print(f'{name:34s} median {median:10.2f}  of {" ".join(f"{v:.2f}" for v in rates[name])}  {first / median:.3f}')
-    print(f'{title}, images/s: ratio {first / max(others):.3f}{f", expected {target}" if target else ""}', flush=True)
+        print(
+            f'{name:34s} median {median:10.2f}  of {" ".join(f"{v:.2f}" for v in rates[name])}  '
+            f'{first / median:.3f}'
+        )
+    print(
+        f'{title}, images/s: ratio '
+        f'{first / max(others):.3f}{f", expected {target}" if target else ""}',
+        flush=True,
+    )
 
 
-def compare_targets(config: Path, precision: str, seeds: Sequence[int], names: Sequence[str]) -> None:
+def compare_targets(
+    config: Path, precision: str, seeds: Sequence[int], names: Sequence[str]
+) -> None:
     """Train each named side to the target with each seed; print the medians."""
-    sides = {NAME: partial(train_program, config, precision), **torch_sides(train_torch, config, precision)}
+    sides = {
+        NAME: partial(train_program, config, precision),
+        **torch_sides(train_torch, config, precision),
+    }
     results: dict[str, list[dict]] = {name: [] for name in names}
     for seed in seeds:
         for name in names:
             last = sides[name](seed=seed)
             results[name].append(last)
-            print(f'seed {seed}  {name:34s} {last["epochs"]} epochs, {last["time_to_train_s"]:7.1f} s, Top-1 '
-                  + ' '.join(f'{100 * t:.2f}' for t in last['top1']), file=sys.stderr, flush=True)
-    medians = {name: statistics.median(r['time_to_train_s'] if r['is_converged'] else math.inf for r in runs)
-               for name, runs in results.items()}
+            print(
+                f'seed {seed}  {name:34s} {last["epochs"]} epochs, {last["time_to_train_s"]:7.1f} '
+                's, Top-1 ' + ' '.join(f'{100 * t:.2f}' for t in last['top1']),
+                file=sys.stderr,
+                flush=True,
+            )
+    medians = {
+        name: statistics.median(
+            r['time_to_train_s'] if r['is_converged'] else math.inf for r in runs
+        )
+        for name, runs in results.items()
+    }
     for name, seconds in medians.items():
-        epochs = ', '.join(str(r['epochs']) if r['is_converged'] else 'not reached' for r in results[name])
+        epochs = ', '.join(
+            str(r['epochs']) if r['is_converged'] else 'not reached' for r in results[name]
+        )
         ratio = f'; ratio of {NAME} {medians[NAME] / seconds:.3f}' if NAME in medians else ''
         print(f'{name:34s} median {seconds:7.1f} s; epochs {epochs}{ratio}')
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('what', choices=['step', 'rate', 'target'])
     parser.add_argument('config', nargs='?', type=lambda p: Path(p).resolve())
     parser.add_argument('--precision', choices=['float32', 'bfloat16'], default='float32')
-    parser.add_argument('--rounds', type=int, default=3, help='measurements per side, for step and rate (default 3)')
-    parser.add_argument('--seeds', type=int, nargs='+', default=[0, 1, 2], help='of runs, for target (default 0 1 2)')
-    parser.add_argument('--sides', nargs='+', choices=[NAME, *SIDES, TENSORFLOW], default=[],
-                        help='mlperf-rn50 first (default: all, but for target only the torch sides with huge pages)')
+    parser.add_argument(
+        '--rounds', type=int, default=3, help='measurements per side, for step and rate (default 3)'
+    )
+    parser.add_argument(
+        '--seeds',
+        type=int,
+        nargs='+',
+        default=[0, 1, 2],
+        help='of runs, for target (default 0 1 2)',
+    )
+    parser.add_argument(
+        '--sides',
+        nargs='+',
+        choices=[NAME, *SIDES, TENSORFLOW],
+        default=[],
+        help='mlperf-rn50 first (default: all, but for target only the torch sides with huge '
+        'pages)',
+    )
     options = parser.parse_args()
     config, precision = options.config, options.precision
     if (options.what == 'step') != (config is None):
@@ -171,8 +278,12 @@ def main() -> None:
     if options.what == 'step':
         steps = ('--warmup-steps', 2, '--steps', 5)
         bench_options: tuple[object, ...] = ('--batch-sizes', STEP_BATCH, *steps)
-        sides = {**torch_sides(peer, 'step', '--precision', precision, *steps),
-                 TENSORFLOW: partial(peer, '--precision', precision, *steps, program='tensorflow_peer.py', **BOUND)}
+        sides = {
+            **torch_sides(peer, 'step', '--precision', precision, *steps),
+            TENSORFLOW: partial(
+                peer, '--precision', precision, *steps, program='tensorflow_peer.py', **BOUND
+            ),
+        }
     else:
         steps = ('--warmup-steps', 3, '--steps', 12)
         size = load_recipe(config)['train']['global_batch_size']
@@ -180,8 +291,11 @@ def main() -> None:
         sides = torch_sides(train_torch, config, precision, *steps)
     words = (*bench_options, '--precisions', precision)
     sides = {NAME: partial(bench, 'train', *words), **sides}
-    compare(f'{config.stem if config else "training step"}, {precision}',
-            {name: sides[name] for name in options.sides or sides}, options.rounds)
+    compare(
+        f'{config.stem if config else "training step"}, {precision}',
+        {name: sides[name] for name in options.sides or sides},
+        options.rounds,
+    )
 
 
 if __name__ == '__main__':

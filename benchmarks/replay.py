@@ -1,11 +1,14 @@
-"""Count the false alarms of `train`, and the faults that it detects, in published runs that reached their target.
+"""Count the false alarms of `train`, and the faults that it detects, in published runs that reached
+their target.
 
-As in `train`, each run is compared with other systems of the same or a similar recipe, but the spreads are from other
-rounds only. Faults start after a third of the schedule: the accuracy stops changing, or is 3 or 2 points too low.
+As in `train`, each run is compared with other systems of the same or a similar recipe, but the
+spreads are from other rounds only. Faults start after a third of the schedule: the accuracy stops
+changing, or is 3 or 2 points too low.
 
 Usage: python benchmarks/replay.py [FOLDER]    (FOLDER is a tree of published logs to compare with the packaged table of
 published systems; without FOLDER, the runs in the table are compared with each other)
 """
+
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -25,38 +28,53 @@ FAULTS = ('stuck', '3 points low', '2 points low')
 
 
 def with_recipe(known: RunSet) -> RunSet:
-    """Return a set with the recipe of the published set of the same name, because v0.5 logs lack parts of it."""
-    own = next((s for s in load_published() if s.name == known.name and s.round == known.round), known)
+    """Return a set with the recipe of the published set of the same name, because v0.5 logs lack
+    parts of it."""
+    own = next(
+        (s for s in load_published() if s.name == known.name and s.round == known.round), known
+    )
     return replace(known, unlogged=vars(own.recipe))
 
 
 def length_of(known: RunSet) -> float:
-    """Return the schedule's epochs; if unknown, STEP_SCHEDULE_EPOCHS for step decay or else the longest run's."""
+    """Return the schedule's epochs; if unknown, STEP_SCHEDULE_EPOCHS for step decay or else the
+    longest run's."""
     longest = max(r.curve[-1][0] for r in known.readable if r.curve)
-    return known.recipe.decay_epochs or (STEP_SCHEDULE_EPOCHS if known.recipe.decay == 'step' else longest)
+    return known.recipe.decay_epochs or (
+        STEP_SCHEDULE_EPOCHS if known.recipe.decay == 'step' else longest
+    )
 
 
 def faults(curve: Curve, length: float) -> dict[str, Curve]:
     """Return the unchanged curve as 'good', and a curve with each fault."""
     at = FAULT_AT * length
     stuck_at = next((a for e, a in curve if e >= at), 0.0)
-    return {'good': curve, 'stuck': [(e, stuck_at if e >= at else a) for e, a in curve],
-            '3 points low': [(e, a - 0.03 if e >= at else a) for e, a in curve],
-            '2 points low': [(e, a - 0.02 if e >= at else a) for e, a in curve]}
+    return {
+        'good': curve,
+        'stuck': [(e, stuck_at if e >= at else a) for e, a in curve],
+        '3 points low': [(e, a - 0.03 if e >= at else a) for e, a in curve],
+        '2 points low': [(e, a - 0.02 if e >= at else a) for e, a in curve],
+    }
 
 
 def alarm_at(bands: Mapping[int, Band], curve: Curve) -> int | None:
     """Return the epoch at which a run would be behind; None if never."""
-    return next((curve[i - 1][0] for i in range(1, len(curve) + 1) if is_behind(bands, curve[:i])), None)
+    return next(
+        (curve[i - 1][0] for i in range(1, len(curve) + 1) if is_behind(bands, curve[:i])), None
+    )
 
 
 def is_same_system(a: RunSet, b: RunSet) -> bool:
-    """Return whether two sets are from one system, because they have the same name or share a run."""
-    return a.name == b.name or {r.curve for r in a.readable} & {r.curve for r in b.readable} != set()
+    """Return whether two sets are from one system, because they have the same name or share a
+    run."""
+    return (
+        a.name == b.name or {r.curve for r in a.readable} & {r.curve for r in b.readable} != set()
+    )
 
 
 def reference_of(known: RunSet, run: Run) -> tuple[str, Reference]:
-    """Return a key of NAMES and the reference of a run: other systems or, if none fits, other runs of the same system.
+    """Return a key of NAMES and the reference of a run: other systems or, if none fits, other runs
+    of the same system.
 
     The spreads are from other rounds or, for step decay (only in v0.5), from all other systems.
     """
@@ -71,7 +89,8 @@ def reference_of(known: RunSet, run: Run) -> tuple[str, Reference]:
 
 @dataclass
 class Tally:
-    """Numbers of runs, and of runs flagged for each fault, and the latest detection as a fraction of the schedule."""
+    """Numbers of runs, and of runs flagged for each fault, and the latest detection as a fraction
+    of the schedule."""
 
     systems: set[str] = field(default_factory=set)
     runs: int = 0
@@ -98,8 +117,12 @@ def replay(sets: Sequence[RunSet]) -> dict[str, Tally]:
     return tallies
 
 
-NAMES = {'same': 'same recipe, other systems', 'like': 'similar recipe, other systems',
-         'own': 'own system, other runs', 'own, step': 'own system, other runs, step decay'}
+NAMES = {
+    'same': 'same recipe, other systems',
+    'like': 'similar recipe, other systems',
+    'own': 'own system, other runs',
+    'own, step': 'own system, other runs, step decay',
+}
 
 
 def main() -> int:
@@ -107,8 +130,11 @@ def main() -> int:
     if len(sys.argv) > 1:
         systems = load_run_sets([Path(p) for p in sys.argv[1:]])
         sets = [with_recipe(s) for s in systems if s.has_recipe and s.is_imagenet]
-    print('| compared with | sets | runs | false alarms | stuck found | 3 points low | 2 points low | latest, of the '
-          'schedule |')
+    print(
+        '| compared with | sets | runs | false alarms | stuck found | 3 points low | 2 points low '
+        '| latest, of the '
+        'schedule |'
+    )
     print('|---|---|---|---|---|---|---|---|')
     for how, t in sorted(replay(sets).items(), key=lambda pair: list(NAMES).index(pair[0])):
         shares = [f'{t.flagged[f]} ({t.flagged[f] / t.runs:.0%})' for f in ('good', *FAULTS)]

@@ -1,12 +1,14 @@
-"""Cost per rank on 64, 1,024 and 10,000 ranks, 8 on each node, with ImageNet's counts; no image is decoded.
+"""Cost per rank on 64, 1,024 and 10,000 ranks, 8 on each node, with ImageNet's counts; no image is
+decoded.
 
-Measures the thread that feeds DALI, per step and at the start of an epoch (order, random numbers, requests to the
-reading threads), the main thread in a training step (see python_step.py) and for the bytes read in an epoch by each
-host, and the time to open the data. Uses synthetic indexes for empty files of the right size. Then times what a rank
-computes for all 10,000: nodes, GPUs and sets of ranks once, the values of all ranks at evaluations, only on rank 0, and
-with shuffle=node the order of every epoch.
-Usage: .venv/bin/python benchmarks/scale.py [ROUNDS [EPOCHS]]
+Measures the thread that feeds DALI, per step and at the start of an epoch (order, random numbers,
+requests to the reading threads), the main thread in a training step (see python_step.py) and for
+the bytes read in an epoch by each host, and the time to open the data. Uses synthetic indexes for
+empty files of the right size. Then times what a rank computes for all 10,000: nodes, GPUs and sets
+of ranks once, the values of all ranks at evaluations, only on rank 0, and with shuffle=node the
+order of every epoch. Usage: .venv/bin/python benchmarks/scale.py [ROUNDS [EPOCHS]]
 """
+
 import json
 import statistics
 import sys
@@ -43,8 +45,9 @@ RANKS_PER_NODE, MANY_RANKS = 8, 10_000
 IMAGES_PER_RANK = {64: 256, 1024: 64, MANY_RANKS: 8}
 RECORD_BYTES = 115_000
 STEP_S = 0.05  # duration of a short step, in which other threads read data and draw random numbers
-ROUNDS, EPOCHS = (*map(int, sys.argv[1:]), *(3, 4)[len(sys.argv) - 1:])
-# The first bytes of a PNG image of 500x375 pixels. They contain the size, which is enough to choose a crop.
+ROUNDS, EPOCHS = (*map(int, sys.argv[1:]), *(3, 4)[len(sys.argv) - 1 :])
+# The first bytes of a PNG image of 500x375 pixels. They contain the size, which is enough to choose
+# a crop.
 IMAGE = np.frombuffer(b'\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\1\xf4\0\0\1\x77\x08\2\0\0\0', np.uint8)
 
 
@@ -65,39 +68,62 @@ def make_folder(folder: Path) -> None:
             f.truncate(int(lengths.sum()))
         np.save((folder / f'{name}.rec').with_suffix(INDEX), np.stack([starts, lengths]))
         splits[name] = {'num_images': num, 'rec_bytes': int(lengths.sum())}
-    dump_manifest(folder, {'format': MANIFEST_FORMAT, 'dataset': DATA.dataset, 'splits': splits,
-                           'classes': [f'n{i:08d}' for i in range(DATA.num_classes)]})
+    dump_manifest(
+        folder,
+        {
+            'format': MANIFEST_FORMAT,
+            'dataset': DATA.dataset,
+            'splits': splits,
+            'classes': [f'n{i:08d}' for i in range(DATA.num_classes)],
+        },
+    )
 
 
 def shard_of(num_ranks: int) -> Shard:
-    return Shard(DATA.num_train, num_ranks // 2, num_ranks, IMAGES_PER_RANK[num_ranks],
-                 nodes=tuple(r // RANKS_PER_NODE for r in range(num_ranks)))
+    return Shard(
+        DATA.num_train,
+        num_ranks // 2,
+        num_ranks,
+        IMAGES_PER_RANK[num_ranks],
+        nodes=tuple(r // RANKS_PER_NODE for r in range(num_ranks)),
+    )
 
 
 def feeding_ms(records: RecordFile, shard: Shard, seed: int) -> tuple[list[float], list[float]]:
-    """Return ms in the thread that feeds DALI for steps within epochs, and for the first steps of later epochs."""
+    """Return ms in the thread that feeds DALI for steps within epochs, and for the first steps of
+    later epochs."""
     requests, steps, starts = train_requests(DATA, shard, seed, 0), [], []
     source = _read_ahead(lambda: records, DATA, requests, DATA.prefetch_depth)
     next(source)  # the first step fills the queue
-    # The source is ahead of training, so the first steps of an epoch are requested during the previous epoch.
+    # The source is ahead of training, so the first steps of an epoch are requested during the
+    # previous epoch.
     ahead = DATA.prefetch_depth + DATA.read_threads + 1
     for step in range(ahead, ahead + EPOCHS * shard.steps_per_epoch):
         time.sleep(STEP_S)
         begin = time.perf_counter()
         next(source)
-        (steps if step % shard.steps_per_epoch else starts).append(1e3 * (time.perf_counter() - begin))
+        (steps if step % shard.steps_per_epoch else starts).append(
+            1e3 * (time.perf_counter() - begin)
+        )
     source.close()
     return steps, starts
 
 
 def report_ms(num_ranks: int) -> list[float]:
-    """Return ms of the main thread to report the bytes that each host read in an epoch, without the exchange."""
+    """Return ms of the main thread to report the bytes that each host read in an epoch, without the
+    exchange."""
     plan, times = make_plan(Config(train=TrainConfig(local_batch_size=1)), num_ranks), []
     with made_up_ranks(num_ranks):
         run = SimpleNamespace(
-            plan=plan, comm=open_comm('none'), trainer=SimpleNamespace(take_bytes=lambda: (1, 1)),
-            hosts=[RankPlace(f'n{r // RANKS_PER_NODE}', 0, RANKS_PER_NODE, '') for r in range(num_ranks)],
-            emit=lambda event: None)
+            plan=plan,
+            comm=open_comm('none'),
+            trainer=SimpleNamespace(take_bytes=lambda: (1, 1)),
+            hosts=[
+                RankPlace(f'n{r // RANKS_PER_NODE}', 0, RANKS_PER_NODE, '')
+                for r in range(num_ranks)
+            ],
+            emit=lambda event: None,
+        )
         for epoch in range(10):
             begin = time.thread_time()
             report_reads(run, epoch)
@@ -116,22 +142,32 @@ def many_ranks_ms() -> list[tuple[str, float]]:
     """Return ms for each computation over all ranks."""
     node_of = [r // RANKS_PER_NODE for r in range(MANY_RANKS)]
     hosts = [RankPlace(f'n{node}', 0, RANKS_PER_NODE, '') for node in node_of]
-    views = [View(f'n{node}', tuple(f'GPU-{node}-{i}' for i in range(RANKS_PER_NODE))) for node in node_of]
+    views = [
+        View(f'n{node}', tuple(f'GPU-{node}-{i}' for i in range(RANKS_PER_NODE)))
+        for node in node_of
+    ]
     places = [(f'n{node}', rank % RANKS_PER_NODE) for rank, node in enumerate(node_of)]
     names = ','.join(dict.fromkeys(name for name, _ in places))
     times = sum_times(np.random.default_rng(0).random((156, len(COLUMNS))), np.zeros(156))
-    ranks = [{'rank': rank, 'host': h.name, 'cores': '0-15', **times} for rank, h in enumerate(hosts)]
+    ranks = [
+        {'rank': rank, 'host': h.name, 'cores': '0-15', **times} for rank, h in enumerate(hosts)
+    ]
     texts = json.dumps(ranks)  # as HorovodComm.gather_object parses them
     digests = [{f'array{i}': i + (rank == i) for i in range(150)} for rank in range(MANY_RANKS)]
     shard = replace(shard_of(MANY_RANKS), rotation_epochs=10)
     rows = []
-    for name, work in (('hosts of the launcher', lambda: parse_hosts(names)), ('nodes', lambda: nodes_of(hosts)),
-                       ('GPUs', lambda: choose_gpus(views, 1)), ('sets of ranks', lambda: find_sets(MANY_RANKS, 1)),
-                       ('sets for shared GPUs', lambda: find_sets(MANY_RANKS, 2)),
-                       ('places of shared GPUs', lambda: check_places(places, 2)),
-                       ('parsed step times', lambda: json.loads(texts)), ('stragglers', lambda: find_stragglers(ranks)),
-                       ('ranks that differ', lambda: describe_divergence(digests, 0)),
-                       ('order of an epoch', lambda: epoch_order(shard, 0, 0))):
+    for name, work in (
+        ('hosts of the launcher', lambda: parse_hosts(names)),
+        ('nodes', lambda: nodes_of(hosts)),
+        ('GPUs', lambda: choose_gpus(views, 1)),
+        ('sets of ranks', lambda: find_sets(MANY_RANKS, 1)),
+        ('sets for shared GPUs', lambda: find_sets(MANY_RANKS, 2)),
+        ('places of shared GPUs', lambda: check_places(places, 2)),
+        ('parsed step times', lambda: json.loads(texts)),
+        ('stragglers', lambda: find_stragglers(ranks)),
+        ('ranks that differ', lambda: describe_divergence(digests, 0)),
+        ('order of an epoch', lambda: epoch_order(shard, 0, 0)),
+    ):
         begin = time.perf_counter()
         work()
         rows.append((name, 1e3 * (time.perf_counter() - begin)))
@@ -139,7 +175,10 @@ def many_ranks_ms() -> list[tuple[str, float]]:
 
 
 def print_row(name: str, values: list[float], limit: float) -> None:
-    print(f'{name:28s} {statistics.median(values):8.3f} ({max(values):.3f})   limit {limit}', flush=True)
+    print(
+        f'{name:28s} {statistics.median(values):8.3f} ({max(values):.3f})   limit {limit}',
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -158,7 +197,9 @@ def main() -> None:
             print_row('feeding, step, ms', steps, 1)
             print_row('feeding, epoch start, ms', starts, 20)
             print_row('bytes read by host, ms', report_ms(num_ranks), 20)
-            print_row('training step, Python, ms', step_times('float32', 8, num_ranks, ROUNDS)[0], 5)
+            print_row(
+                'training step, Python, ms', step_times('float32', 8, num_ranks, ROUNDS)[0], 5
+            )
     print(f'{MANY_RANKS:,} ranks on {MANY_RANKS // RANKS_PER_NODE:,} nodes   limit 2,000')
     for row, value_ms in many_ranks_ms():
         print(f'{row + ", ms":28s} {value_ms:8.1f}')

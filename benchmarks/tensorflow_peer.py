@@ -1,4 +1,6 @@
-"""Time training steps of TensorFlow with oneDNN on 2 threads; print one JSON line. Started by compare.py."""
+"""Time training steps of TensorFlow with oneDNN on 2 threads; print one JSON line. Started by
+compare.py."""
+
 import argparse
 import json
 import statistics
@@ -46,7 +48,9 @@ def main() -> None:
     options = parser.parse_args()
     tf.config.threading.set_intra_op_parallelism_threads(2)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    keras.mixed_precision.set_global_policy('mixed_bfloat16' if options.precision == 'bfloat16' else 'float32')
+    keras.mixed_precision.set_global_policy(
+        'mixed_bfloat16' if options.precision == 'bfloat16' else 'float32'
+    )
     net = make_network(1000)
     weights = [w.value for w in net.trainable_weights]
     velocities = [tf.Variable(tf.zeros_like(w)) for w in weights]
@@ -54,10 +58,17 @@ def main() -> None:
     @tf.function
     def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, net(x, training=True)))
+            loss = tf.reduce_mean(
+                tf.nn.sparse_softmax_cross_entropy_with_logits(y, net(x, training=True))
+            )
         for weight, velocity, gradient in zip(weights, velocities, tape.gradient(loss, weights)):
             tf.raw_ops.ResourceApplyKerasMomentum(
-                var=weight.handle, accum=velocity.handle, lr=RATE, grad=gradient + DECAY * weight, momentum=MOMENTUM)
+                var=weight.handle,
+                accum=velocity.handle,
+                lr=RATE,
+                grad=gradient + DECAY * weight,
+                momentum=MOMENTUM,
+            )
         return loss
 
     x, y = tf.random.uniform((STEP_BATCH, 224, 224, 3)), tf.range(STEP_BATCH)
@@ -66,7 +77,11 @@ def main() -> None:
         start = time.perf_counter()
         step(x, y).numpy()
         seconds.append(time.perf_counter() - start)
-    print(json.dumps({'images_per_s': STEP_BATCH / statistics.median(seconds[options.warmup_steps:])}))
+    print(
+        json.dumps(
+            {'images_per_s': STEP_BATCH / statistics.median(seconds[options.warmup_steps :])}
+        )
+    )
 
 
 if __name__ == '__main__':

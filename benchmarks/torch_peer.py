@@ -1,4 +1,6 @@
-"""Time training steps of PyTorch, or train with PyTorch to the target; print one JSON line. Started by compare.py."""
+"""Time training steps of PyTorch, or train with PyTorch to the target; print one JSON line. Started
+by compare.py."""
+
 import argparse
 import json
 import statistics
@@ -14,8 +16,13 @@ from torch import nn
 from torch.nn import functional
 
 
-def conv_norm(in_channels: int, channels: int, kernel: int, stride: int = 1, relu: bool = True) -> list[nn.Module]:
-    layers = [nn.Conv2d(in_channels, channels, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(channels)]
+def conv_norm(
+    in_channels: int, channels: int, kernel: int, stride: int = 1, relu: bool = True
+) -> list[nn.Module]:
+    layers = [
+        nn.Conv2d(in_channels, channels, kernel, stride, kernel // 2, bias=False),
+        nn.BatchNorm2d(channels),
+    ]
     return layers + [nn.ReLU(inplace=True)] * relu
 
 
@@ -25,10 +32,16 @@ class Unit(nn.Module):
     def __init__(self, in_channels: int, channels: int, stride: int, has_projection: bool):
         super().__init__()
         out_channels = 4 * channels
-        self.body = nn.Sequential(*conv_norm(in_channels, channels, 1), *conv_norm(channels, channels, 3, stride),
-                                  *conv_norm(channels, out_channels, 1, relu=False))
-        self.shortcut = nn.Sequential(*conv_norm(in_channels, out_channels, 1, stride, relu=False)) \
-            if has_projection else nn.Identity()
+        self.body = nn.Sequential(
+            *conv_norm(in_channels, channels, 1),
+            *conv_norm(channels, channels, 3, stride),
+            *conv_norm(channels, out_channels, 1, relu=False),
+        )
+        self.shortcut = (
+            nn.Sequential(*conv_norm(in_channels, out_channels, 1, stride, relu=False))
+            if has_projection
+            else nn.Identity()
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return functional.relu(self.body(x) + self.shortcut(x), inplace=True)
@@ -41,7 +54,9 @@ def make_network(num_classes: int, zero_gamma: bool = False) -> nn.Module:
         for i in range(num_units):
             layers.append(Unit(in_channels, channels, stride if i == 0 else 1, i == 0))
             in_channels = 4 * channels
-    net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(in_channels, num_classes))
+    net = nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(in_channels, num_classes)
+    )
     for m in net.modules():
         if isinstance(m, nn.Conv2d):
             nn.init.kaiming_normal_(m.weight, mode='fan_in')
@@ -68,11 +83,12 @@ def step(options: argparse.Namespace) -> dict:
         loss.backward()
         optimizer.step()
         seconds.append(time.perf_counter() - start)
-    return {'images_per_s': STEP_BATCH / statistics.median(seconds[options.warmup_steps:])}
+    return {'images_per_s': STEP_BATCH / statistics.median(seconds[options.warmup_steps :])}
 
 
 def load_split(folder: Path, split: str, side: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Load the output of compare.dump_arrays: float32 images of shape (n, 3, side, side) from 0 to 255, and labels."""
+    """Load the output of compare.dump_arrays: float32 images of shape (n, 3, side, side) from 0 to
+    255, and labels."""
     images = torch.tensor(np.load(folder / f'{split}_images.npy')).permute(0, 3, 1, 2).float()
     if images.shape[-1] != side:
         images = functional.interpolate(images, size=(side, side), mode='bilinear')
@@ -84,7 +100,9 @@ class Augmentation:
 
     def __init__(self, data: dict, num_train: int):
         self._data, self._padding = data, data['crop_padding'] if data['crop'] == 'padded' else 0
-        self._mean, self._std = (torch.tensor(data[key]).reshape(1, 3, 1, 1) for key in ('mean', 'std'))
+        self._mean, self._std = (
+            torch.tensor(data[key]).reshape(1, 3, 1, 1) for key in ('mean', 'std')
+        )
         self._is_first = torch.rand(num_train) < 0.5
 
     def normalise(self, images: torch.Tensor) -> torch.Tensor:
@@ -94,8 +112,12 @@ class Augmentation:
         images, n, side = images[chosen], len(chosen), images.shape[-1]
         if self._padding:
             padded = functional.pad(images, [self._padding] * 4)
-            rows, columns = (torch.randint(2 * self._padding + 1, (n, 1)) + torch.arange(side) for _ in range(2))
-            images = padded[torch.arange(n)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
+            rows, columns = (
+                torch.randint(2 * self._padding + 1, (n, 1)) + torch.arange(side) for _ in range(2)
+            )
+            images = padded[
+                torch.arange(n)[:, None, None], :, rows[:, :, None], columns[:, None, :]
+            ]
             images = images.permute(0, 3, 1, 2)
         if self._data['mirror'] == 'alternating':
             is_mirrored = self._is_first[chosen] ^ bool(epoch % 2)
@@ -115,9 +137,13 @@ def learning_rate(schedule: dict, step: int, steps_per_epoch: int) -> float:
 
 
 # Configuration keys of which only these values are supported.
-SUPPORTED = {'model': {'name': ['resnet50'], 'bn_momentum': [0.9], 'bn_epsilon': [1e-5]},
-             'optimizer': {'name': ['sgd'], 'decay_bn_and_bias': [False]}, 'schedule': {'decay': ['poly']},
-             'data': {'crop': ['none', 'padded']}, 'train': {'eval_period': [1], 'gradient_accumulation_steps': [1]}}
+SUPPORTED = {
+    'model': {'name': ['resnet50'], 'bn_momentum': [0.9], 'bn_epsilon': [1e-5]},
+    'optimizer': {'name': ['sgd'], 'decay_bn_and_bias': [False]},
+    'schedule': {'decay': ['poly']},
+    'data': {'crop': ['none', 'padded']},
+    'train': {'eval_period': [1], 'gradient_accumulation_steps': [1]},
+}
 
 
 class Training:
@@ -126,37 +152,63 @@ class Training:
     def __init__(self, recipe: dict, options: argparse.Namespace):
         self._recipe, sgd = recipe, recipe['optimizer']
         self.net = make_network(recipe['data']['num_classes'], recipe['model']['zero_gamma'])
-        # MXNet's momentum includes the learning rate. So torch's rate is 1, and the step's rate scales loss and decay.
-        groups = [{'params': [p for p in self.net.parameters() if (p.dim() > 1) == is_decayed],
-                   'is_decayed': is_decayed} for is_decayed in (True, False)]
-        self._optimizer = torch.optim.SGD(groups, 1.0, sgd['momentum'], nesterov=sgd['nesterov'], fused=True)
+        # MXNet's momentum includes the learning rate. So torch's rate is 1, and the step's rate
+        # scales loss and decay.
+        groups = [
+            {
+                'params': [p for p in self.net.parameters() if (p.dim() > 1) == is_decayed],
+                'is_decayed': is_decayed,
+            }
+            for is_decayed in (True, False)
+        ]
+        self._optimizer = torch.optim.SGD(
+            groups, 1.0, sgd['momentum'], nesterov=sgd['nesterov'], fused=True
+        )
         self._forward = torch.compile(self.net) if options.compile else self.net
-        self._autocast = partial(torch.autocast, 'cpu', torch.bfloat16, enabled=options.precision == 'bfloat16')
+        self._autocast = partial(
+            torch.autocast, 'cpu', torch.bfloat16, enabled=options.precision == 'bfloat16'
+        )
 
-    def loss(self, images: torch.Tensor, labels: torch.Tensor, is_valid: torch.Tensor) -> torch.Tensor:
+    def loss(
+        self, images: torch.Tensor, labels: torch.Tensor, is_valid: torch.Tensor
+    ) -> torch.Tensor:
         """Return the mean loss of the valid images."""
         with self._autocast():
-            losses = functional.cross_entropy(self._forward(images), labels, reduction='none',
-                                              label_smoothing=self._recipe['train']['label_smoothing'])
+            losses = functional.cross_entropy(
+                self._forward(images),
+                labels,
+                reduction='none',
+                label_smoothing=self._recipe['train']['label_smoothing'],
+            )
         return (losses * is_valid).sum() / is_valid.sum()
 
-    def step(self, images: torch.Tensor, labels: torch.Tensor, is_valid: torch.Tensor, lr: float) -> None:
+    def step(
+        self, images: torch.Tensor, labels: torch.Tensor, is_valid: torch.Tensor, lr: float
+    ) -> None:
         self._optimizer.zero_grad()
         (lr * self.loss(images, labels, is_valid)).backward()
         for group in self._optimizer.param_groups:
-            group['weight_decay'] = lr * self._recipe['optimizer']['weight_decay'] * group['is_decayed']
+            group['weight_decay'] = (
+                lr * self._recipe['optimizer']['weight_decay'] * group['is_decayed']
+            )
         self._optimizer.step()
 
     def num_correct(self, images: torch.Tensor, labels: torch.Tensor, augment: Augmentation) -> int:
         size = self._recipe['train']['eval_batch_size']
         self.net.eval()
         with torch.no_grad(), self._autocast():
-            return sum((self._forward(augment.normalise(x)).argmax(1) == y).sum().item()
-                       for x, y in zip(images.split(size), labels.split(size)))
+            return sum(
+                (self._forward(augment.normalise(x)).argmax(1) == y).sum().item()
+                for x, y in zip(images.split(size), labels.split(size))
+            )
 
     def try_out(self, run: Callable[[], None]) -> None:
-        """Run code that compiles or selects kernels at first use; restore the network afterwards."""
-        before, state = {name: value.clone() for name, value in self.net.state_dict().items()}, torch.get_rng_state()
+        """Run code that compiles or selects kernels at first use; restore the network
+        afterwards."""
+        before, state = (
+            {name: value.clone() for name, value in self.net.state_dict().items()},
+            torch.get_rng_state(),
+        )
         run()
         self.net.load_state_dict(before)
         self.net.zero_grad()
@@ -170,13 +222,23 @@ def train(options: argparse.Namespace) -> dict:
     """
     torch.manual_seed(options.seed)
     recipe = json.loads(options.recipe)
-    for section, name, values in ((s, n, v) for s, names in SUPPORTED.items() for n, v in names.items()):
+    for section, name, values in (
+        (s, n, v) for s, names in SUPPORTED.items() for n, v in names.items()
+    ):
         if recipe[section][name] not in values:
-            raise SystemExit(f'{section}.{name}: got {recipe[section][name]}, expected one of {values}')
+            raise SystemExit(
+                f'{section}.{name}: got {recipe[section][name]}, expected one of {values}'
+            )
     data, keys, schedule = recipe['data'], recipe['train'], recipe['schedule']
-    (x, y), validation = (load_split(Path(options.folder), split, data['image_size'])
-                          for split in ('train', 'validation'))
-    augment, training, size = Augmentation(data, len(y)), Training(recipe, options), keys['global_batch_size']
+    (x, y), validation = (
+        load_split(Path(options.folder), split, data['image_size'])
+        for split in ('train', 'validation')
+    )
+    augment, training, size = (
+        Augmentation(data, len(y)),
+        Training(recipe, options),
+        keys['global_batch_size'],
+    )
 
     def first_time() -> None:
         first = torch.arange(size) % len(y)
@@ -190,20 +252,28 @@ def train(options: argparse.Namespace) -> dict:
         training.net.train()
         order = torch.randperm(len(y))
         for step in range(steps):
-            # The last batch is padded with images of weight 0; the fraction of other images scales the rate.
+            # The last batch is padded with images of weight 0; the fraction of other images scales
+            # the rate.
             positions = step * size + torch.arange(size)
             chosen, is_valid = order[positions % len(y)], positions < len(y)
             lr = learning_rate(schedule, epoch * steps + step, steps) * is_valid.sum().item() / size
             training.step(augment(x, chosen, epoch), y[chosen], is_valid, lr)
             stamps.append(time.perf_counter())
             if options.steps and len(stamps) == options.warmup_steps + options.steps:
-                timed = stamps[options.warmup_steps:]
-                return {'images_per_s': size / statistics.median(b - a for a, b in zip(timed, timed[1:]))}
+                timed = stamps[options.warmup_steps :]
+                return {
+                    'images_per_s': size
+                    / statistics.median(b - a for a, b in zip(timed, timed[1:]))
+                }
         accuracies.append(training.num_correct(*validation, augment) / len(validation[1]))
         if accuracies[-1] >= keys['target_accuracy']:
             break
-    return {'time_to_train_s': time.perf_counter() - start, 'epochs': len(accuracies), 'top1': accuracies,
-            'is_converged': accuracies[-1] >= keys['target_accuracy']}
+    return {
+        'time_to_train_s': time.perf_counter() - start,
+        'epochs': len(accuracies),
+        'top1': accuracies,
+        'is_converged': accuracies[-1] >= keys['target_accuracy'],
+    }
 
 
 def main() -> None:
@@ -211,7 +281,9 @@ def main() -> None:
     parser.add_argument('what', choices=['step', 'train'])
     parser.add_argument('--precision', choices=['float32', 'bfloat16'], default='float32')
     parser.add_argument('--warmup-steps', type=int)
-    parser.add_argument('--steps', type=int, help='number of timed steps (default of train: all until the target)')
+    parser.add_argument(
+        '--steps', type=int, help='number of timed steps (default of train: all until the target)'
+    )
     parser.add_argument('--compile', action='store_true')
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--folder')

@@ -1,22 +1,27 @@
-"""Time per step that the step timer costs, always and while tracing, compared with a timer that does nothing.
+"""Time per step that the step timer costs, always and while tracing, compared with a timer that
+does nothing.
 
-Digits (32 images per rank, from files) and ResNet-50 at 224 px (16 images per rank, synthetic), each with 2 ranks and 8
-buckets. All measurements of a case use one trainer for all variants. Steps differ by more than the timer costs, so a
-thin ResNet-50 with as many layers, tensors and buckets, which takes a fraction of the time, shows the difference in
-microseconds. The timer does the same there; only its copies of two small gradients and a weight are smaller.
+Digits (32 images per rank, from files) and ResNet-50 at 224 px (16 images per rank, synthetic),
+each with 2 ranks and 8 buckets. All measurements of a case use one trainer for all variants. Steps
+differ by more than the timer costs, so a thin ResNet-50 with as many layers, tensors and buckets,
+which takes a fraction of the time, shows the difference in microseconds. The timer does the same
+there; only its copies of two small gradients and a weight are smaller.
 
-Difference and overhead: medians over rounds of the difference and ratio of wall times to those without timer, with the
-95 % bootstrap interval. A round has two short blocks of steps per variant, in random order and then in its reverse,
-which removes linear drift.
-Direct: CPU time of the timer's own work, in percent of a step as if all of it delayed the step. It is measured on the
-main thread (around each call, in the rounds), on the timer's thread (in the rounds), and on the threads of MXNet's
-engine (the operations that the timer pushes, alone, after the caches were filled with other data). Starting the clock
-at an epoch, the report at an evaluation and the look for a request of a trace (once per run.metrics_period_steps steps,
-on rank 0) are not part of these. A line below the table has their times, with a barrier of the ranks in each.
+Difference and overhead: medians over rounds of the difference and ratio of wall times to those
+without timer, with the 95 % bootstrap interval. A round has two short blocks of steps per variant,
+in random order and then in its reverse, which removes linear drift. Direct: CPU time of the timer's
+own work, in percent of a step as if all of it delayed the step. It is measured on the main thread
+(around each call, in the rounds), on the timer's thread (in the rounds), and on the threads of
+MXNet's engine (the operations that the timer pushes, alone, after the caches were filled with other
+data). Starting the clock at an epoch, the report at an evaluation and the look for a request of a
+trace (once per run.metrics_period_steps steps, on rank 0) are not part of these. A line below the
+table has their times, with a barrier of the ranks in each.
 
-Usage: .venv/bin/python benchmarks/trace.py [--seconds 600] [--cases thin,digits,resnet50] [--results FILE]
-With --results, rounds are added to those in FILE, so that a long measurement can be made in several parts.
+Usage: .venv/bin/python benchmarks/trace.py [--seconds 600] [--cases thin,digits,resnet50]
+[--results FILE] With --results, rounds are added to those in FILE, so that a long measurement can
+be made in several parts.
 """
+
 import argparse
 import json
 import random
@@ -34,7 +39,8 @@ import numpy as np
 from tabulate import tabulate
 
 ROOT = Path(__file__).resolve().parent.parent
-VARIANTS = {'no timer': None, 'always on': 0.005, 'tracing': 0.02}  # with the largest overhead allowed
+# with the largest overhead allowed
+VARIANTS = {'no timer': None, 'always on': 0.005, 'tracing': 0.02}
 CASES = {'thin': 4, 'digits': 2, 'resnet50': 1}  # with the number of steps in a block
 NUM_RANKS, NUM_BUCKETS = 2, 8
 SAMPLING_STEPS = 16  # the timer marks the buckets of one in so many steps
@@ -49,12 +55,16 @@ def config_of(case):
     from mlperf_rn50.data.options import DataConfig
     from mlperf_rn50.model import resnet
     from mlperf_rn50.train.options import TrainConfig
+
     data, num_images = DataConfig(synthetic=True), 16
     if case == 'thin':
         resnet.STAGE_CHANNELS = (16, 32, 64, 128)
         data, num_images = replace(data, image_size=32, resize_shorter=32, num_classes=10), 2
-    config = resolve_config(ROOT / 'launch/configs/digits_cpu.yaml', [], config_parser()) if case == 'digits' else \
-        Config(data=data, train=TrainConfig(local_batch_size=num_images))
+    config = (
+        resolve_config(ROOT / 'launch/configs/digits_cpu.yaml', [], config_parser())
+        if case == 'digits'
+        else Config(data=data, train=TrainConfig(local_batch_size=num_images))
+    )
     return replace(config, comm=replace(config.comm, num_buckets=NUM_BUCKETS))
 
 
@@ -62,12 +72,21 @@ def make_timers():
     """Return the timer of each variant; the one that traces keeps the times of all steps."""
     from mlperf_rn50.train.comm.step_timer import StepTimer
     from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
+
     heartbeat = Heartbeat()
     timers = [StepTimer(heartbeat.mark_exchange, heartbeat.record_step) for _ in range(2)]
     timers[1].start_trace(10**9)
-    nothing = SimpleNamespace(is_sampling=False, mark=lambda array: array, mark_data=lambda *_: None,
-                              mark_exchange=lambda *_: None, mark_update=lambda _: None, check=lambda: None,
-                              take_trace=lambda is_end: [], drain=lambda: None, start=lambda step: None)
+    nothing = SimpleNamespace(
+        is_sampling=False,
+        mark=lambda array: array,
+        mark_data=lambda *_: None,
+        mark_exchange=lambda *_: None,
+        mark_update=lambda _: None,
+        check=lambda: None,
+        take_trace=lambda is_end: [],
+        drain=lambda: None,
+        start=lambda step: None,
+    )
     return dict(zip(VARIANTS, (nothing, *timers), strict=True))
 
 
@@ -102,6 +121,7 @@ class Measurement:
         from mlperf_rn50.train.plan import make_plan
         from mlperf_rn50.train.trainer import Trainer
         from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
+
         leave_openmp_to_engine()
         self.wait = mx.nd.waitall
         config, self.comm, self.num_steps = config_of(case), open_comm('none'), CASES[case]
@@ -112,12 +132,20 @@ class Measurement:
         self.numbers, self.timers = count(), make_timers()
         own, heartbeat = {'rank': self.comm.rank, 'host': 'host', 'cores': '0'}, Heartbeat()
         self.folder = tempfile.TemporaryDirectory()
-        self.times = {v: RankTimes(self.comm, t, own, RunFolder(Path(self.folder.name), 0), heartbeat)
-                      for v, t in self.timers.items()}
+        self.times = {
+            v: RankTimes(self.comm, t, own, RunFolder(Path(self.folder.name), 0), heartbeat)
+            for v, t in self.timers.items()
+        }
 
     def run(self, variant, number):
-        """Take steps as the training loop does; return wall time, and CPU time of the main and the timer's thread."""
-        trainer, times, timer, pending = self.trainer, self.times[variant], Timed(self.timers[variant]), []
+        """Take steps as the training loop does; return wall time, and CPU time of the main and the
+        timer's thread."""
+        trainer, times, timer, pending = (
+            self.trainer,
+            self.times[variant],
+            Timed(self.timers[variant]),
+            [],
+        )
         trainer.settle()
         trainer.timer = times._timer = timer
         timer.start(next(self.numbers))
@@ -125,7 +153,11 @@ class Measurement:
         self.comm.barrier()
         start = time.perf_counter()
         for step in (next(self.numbers) for _ in range(number)):
-            pending.append(trainer.step(self.batches, step % self.plan.steps_per_epoch, self.plan.learning_rate(0)))
+            pending.append(
+                trainer.step(
+                    self.batches, step % self.plan.steps_per_epoch, self.plan.learning_rate(0)
+                )
+            )
             for _ in range(len(pending) - 2):
                 trainer.read(pending.pop(0))
             times.trace()
@@ -137,7 +169,8 @@ class Measurement:
         return np.array([wall_s, main_s, thread_cpu_s(timer.timer) - thread_s])
 
     def round(self, choose):
-        """Return the seconds per step of each variant: wall time, and CPU time of the main and the timer's thread."""
+        """Return the seconds per step of each variant: wall time, and CPU time of the main and the
+        timer's thread."""
         order = choose.sample(list(VARIANTS), len(VARIANTS))
         sums = dict.fromkeys(VARIANTS, 0)
         for variant in order + order[::-1]:
@@ -145,13 +178,17 @@ class Measurement:
         return {v: dict(zip(('wall', 'main', 'thread'), seconds)) for v, seconds in sums.items()}
 
     def engine(self):
-        """Return the CPU seconds per step of the operations that each variant's timer pushes to the engine."""
-        alone = [{v: self.engine_cpu_s(t) for v, t in self.timers.items()} for _ in range(NUM_ALONE)]
+        """Return the CPU seconds per step of the operations that each variant's timer pushes to the
+        engine."""
+        alone = [
+            {v: self.engine_cpu_s(t) for v, t in self.timers.items()} for _ in range(NUM_ALONE)
+        ]
         means = {v: statistics.mean(a[v] for a in alone) for v in VARIANTS}
         return {v: means[v] - means['no timer'] for v in VARIANTS}
 
     def engine_cpu_s(self, timer):
-        """Return the CPU seconds per step of other threads than main and timer's, for only the timer's operations."""
+        """Return the CPU seconds per step of other threads than main and timer's, for only the
+        timer's operations."""
         buckets, last = self.trainer.optimizer.buckets, self.trainer.optimizer.tensors[-1].grad
         other, cpu_s = np.empty(2**22), 0.0
         timer.start(next(self.numbers))
@@ -160,7 +197,9 @@ class Measurement:
             before = time.process_time() - time.thread_time() - thread_cpu_s(timer)
             timer.mark_data(time.monotonic())
             computed, is_sampled = timer.mark(last), timer.is_sampling
-            ready, done = ([timer.stamp(b.last) for b in buckets] if is_sampled else [] for _ in range(2))
+            ready, done = (
+                [timer.stamp(b.last) for b in buckets] if is_sampled else [] for _ in range(2)
+            )
             timer.mark_exchange(computed, timer.mark(last), ready if is_sampled else None, done)
             timer.mark_update(timer.mark(buckets[-1].tensors[-1].weight))
             self.trainer.timer = timer
@@ -169,10 +208,14 @@ class Measurement:
         return cpu_s / SAMPLING_STEPS
 
     def others(self):
-        """Return seconds: to start the clock at an epoch, to report at an evaluation, to look for a request."""
+        """Return seconds: to start the clock at an epoch, to report at an evaluation, to look for a
+        request."""
         times, seconds = self.times['always on'], []
-        for action in (lambda: self.timers['always on'].start(next(self.numbers)), lambda: times.report(0, 0.0, 0.0),
-                       times.find_request):
+        for action in (
+            lambda: self.timers['always on'].start(next(self.numbers)),
+            lambda: times.report(0, 0.0, 0.0),
+            times.find_request,
+        ):
             self.run('always on', 2)
             times._timer = self.timers['always on']
             self.comm.barrier()
@@ -192,6 +235,7 @@ def thread_cpu_s(timer):
 def measure(case, seconds):
     """Print rounds on rank 0, as JSON lines, until a time has passed."""
     import horovod.mxnet as hvd
+
     measurement = Measurement(case)
     choose = random.Random(measurement.comm.from_rank_0(time.time_ns))  # the same on all ranks
     for variant in VARIANTS:
@@ -210,31 +254,52 @@ def measure(case, seconds):
 
 def collect(case, seconds):
     """Return the lines that the ranks of a case print."""
-    command = [ROOT / 'launch/ranks.sh', NUM_RANKS, sys.executable, __file__, '--measure', case, '--seconds', seconds]
+    command = [
+        ROOT / 'launch/ranks.sh',
+        NUM_RANKS,
+        sys.executable,
+        __file__,
+        '--measure',
+        case,
+        '--seconds',
+        seconds,
+    ]
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, cwd=ROOT)
     if done.returncode:
         sys.exit(f'{case}: exit code {done.returncode}\n{done.stderr[-2000:]}')
-    return [line.removeprefix('line ') for line in done.stdout.splitlines() if line.startswith('line ')]
+    return [
+        line.removeprefix('line ') for line in done.stdout.splitlines() if line.startswith('line ')
+    ]
 
 
 def interval(values, text='{:+.2%}'):
     """Return the median of values with its 95 % bootstrap interval."""
     medians = [np.median(np.random.default_rng(k).choice(values, len(values))) for k in range(2000)]
-    middle, low, high = (text.format(x) for x in (np.median(values), *np.percentile(medians, [2.5, 97.5])))
+    middle, low, high = (
+        text.format(x) for x in (np.median(values), *np.percentile(medians, [2.5, 97.5]))
+    )
     return f'{middle} ({low} to {high})'
 
 
 def make_rows(case, lines):
     """Return the rows of the table for a case."""
     rows, first = [], next(iter(VARIANTS))
-    rounds, engine = [r for r in lines if first in r], [line['engine'] for line in lines if 'engine' in line]
+    rounds, engine = (
+        [r for r in lines if first in r],
+        [line['engine'] for line in lines if 'engine' in line],
+    )
     for variant, limit in VARIANTS.items():
         step_s = statistics.median(r[variant]['wall'] for r in rounds)
         row = [case, variant, len(rounds), f'{1000 * step_s:.1f}']
         if limit:
-            row.append(interval([1e6 * (r[variant]['wall'] - r[first]['wall']) for r in rounds], '{:.0f}'))
+            row.append(
+                interval([1e6 * (r[variant]['wall'] - r[first]['wall']) for r in rounds], '{:.0f}')
+            )
             row.append(interval([r[variant]['wall'] / r[first]['wall'] - 1 for r in rounds]))
-            parts = [statistics.mean(r[variant][key] - r[first][key] for r in rounds) for key in ('main', 'thread')]
+            parts = [
+                statistics.mean(r[variant][key] - r[first][key] for r in rounds)
+                for key in ('main', 'thread')
+            ]
             parts.append(statistics.mean(e[variant] for e in engine))
             row += [' + '.join(f'{1e6 * p:.0f}' for p in parts), f'{sum(parts) / step_s:.3%}']
             row.append(f'{limit:.1%}' if case != 'thin' else '')
@@ -243,7 +308,9 @@ def make_rows(case, lines):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('--seconds', type=float, default=600)
     parser.add_argument('--cases', default=','.join(CASES))
     parser.add_argument('--results', type=Path)
@@ -252,8 +319,11 @@ def main():
     if options.measure:
         return measure(options.measure, options.seconds)
     if not (ROOT / 'data/digits').exists():
-        subprocess.run([sys.executable, '-m', 'mlperf_rn50', 'prepare', 'digits', '--out', 'data/digits'], check=True,
-                       cwd=ROOT)
+        subprocess.run(
+            [sys.executable, '-m', 'mlperf_rn50', 'prepare', 'digits', '--out', 'data/digits'],
+            check=True,
+            cwd=ROOT,
+        )
     texts = [line for case in options.cases.split(',') for line in collect(case, options.seconds)]
     if options.results:
         with options.results.open('a') as file:
@@ -261,13 +331,30 @@ def main():
         texts = options.results.read_text().splitlines()
     lines = [json.loads(t) for t in texts]
     cases = {c: [line for line in lines if line['case'] == c] for c in CASES}
-    print(tabulate([row for c, found in cases.items() if found for row in make_rows(c, found)],
-                   ['case', 'timer', 'rounds', 'ms/step', 'difference, us (95 %)', 'overhead (95 %)',
-                    'direct, us: main + thread + engine', 'direct', 'target'], disable_numparse=True))
+    print(
+        tabulate(
+            [row for c, found in cases.items() if found for row in make_rows(c, found)],
+            [
+                'case',
+                'timer',
+                'rounds',
+                'ms/step',
+                'difference, us (95 %)',
+                'overhead (95 %)',
+                'direct, us: main + thread + engine',
+                'direct',
+                'target',
+            ],
+            disable_numparse=True,
+        )
+    )
     for case, found in cases.items():
         if others := [line['others'] for line in found if 'others' in line]:
             start, report, request = (f'{1000 * statistics.median(o):.1f} ms' for o in zip(*others))
-            print(f'{case}: start {start} per epoch, report {report} per evaluation, request {request} per message')
+            print(
+                f'{case}: start {start} per epoch, report {report} per evaluation, request '
+                f'{request} per message'
+            )
 
 
 if __name__ == '__main__':

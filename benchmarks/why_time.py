@@ -1,7 +1,9 @@
-"""Planted time faults, each of which `mlperf-rn50 why` must name with its share of the run, and healthy runs.
+"""Planted time faults, each of which `mlperf-rn50 why` must name with its share of the run, and
+healthy runs.
 
-Each run trains ResNet-18 on digits, drawn as JPEG images of about 25 kB, with two ranks. Each rank has its own host, a
-network namespace of this machine. Requires root, the packages of tests/install.sh, and control groups of version 1.
+Each run trains ResNet-18 on digits, drawn as JPEG images of about 25 kB, with two ranks. Each rank
+has its own host, a network namespace of this machine. Requires root, the packages of
+tests/install.sh, and control groups of version 1.
 
 decoding     CPU quota of 5 % for the threads of DALI
 disk         data on a loop device, read at 1.25 MB/s (blkio); the page cache of the data is emptied at each step
@@ -12,14 +14,16 @@ batch        2 images per rank instead of 32
 checkpoints  one every 4 steps, to a loop device that is written at 15 MB/s (blkio)
 evaluation   30 times as many validation images
 
-Shares do not come from the timer of the product. A program mounted over .venv/bin/mlperf-rn50 on the two hosts empties
-the engine of MXNet between the phases, so that the loop is never ahead of the device, and reads the clock, which both
-hosts share. The share is that of the run from run_start to run_stop of the log: waiting for images (decoding, disk),
-from the end of the faster backward pass to that of the slower one (slow_rank), from there to the end of the exchange
-(link), sleep (python), save_checkpoint (checkpoints), eval_start to eval_stop of the log (evaluation). For batch, it is
-the time from the end of the slower backward pass to the next step. Of two ranks, the slower one counts in each step. So
-the shares are valid on a busy machine, too.
+Shares do not come from the timer of the product. A program mounted over .venv/bin/mlperf-rn50 on
+the two hosts empties the engine of MXNet between the phases, so that the loop is never ahead of the
+device, and reads the clock, which both hosts share. The share is that of the run from run_start to
+run_stop of the log: waiting for images (decoding, disk), from the end of the faster backward pass
+to that of the slower one (slow_rank), from there to the end of the exchange (link), sleep (python),
+save_checkpoint (checkpoints), eval_start to eval_stop of the log (evaluation). For batch, it is the
+time from the end of the slower backward pass to the next step. Of two ranks, the slower one counts
+in each step. So the shares are valid on a busy machine, too.
 """
+
 import argparse
 import io
 import json
@@ -49,11 +53,19 @@ from mlperf_rn50.table import fit_columns  # noqa: E402
 CLI, BLKIO = ROOT / '.venv/bin/mlperf-rn50', '/sys/fs/cgroup/blkio/blkio.throttle'
 DECODING = Path(f'/sys/fs/cgroup/cpu/why_time_{os.getpid()}')
 EPOCHS, STEPS = 2, 24  # with 64 images per step
-SIZES = {'data': (768, 64), 'disk/data': (768, 64), 'few': (240, 64), 'many': (768, 1920)}  # training and validation
-OPTIONS = {'model.name': 'resnet18', 'data.image_size': 64, 'data.resize_shorter': 64, 'train.max_epochs': EPOCHS,
-           'train.target_accuracy': 1.0, 'checkpoint.period_epochs': 0}
+# training and validation
+SIZES = {'data': (768, 64), 'disk/data': (768, 64), 'few': (240, 64), 'many': (768, 1920)}
+OPTIONS = {
+    'model.name': 'resnet18',
+    'data.image_size': 64,
+    'data.resize_shorter': 64,
+    'train.max_epochs': EPOCHS,
+    'train.target_accuracy': 1.0,
+    'checkpoint.period_epochs': 0,
+}
 TOLERANCE = 0.03
-# The ranks append the stamps of each step to a file: begin, images asked for and arrived, backward and exchange ended.
+# The ranks append the stamps of each step to a file: begin, images asked for and arrived, backward
+# and exchange ended.
 PROGRAM = f"""#!{ROOT}/.venv/bin/python -E
 import os, sys, time
 from mlperf_rn50.cli import main, train
@@ -110,7 +122,8 @@ sys.exit(main())
 
 
 class Run(NamedTuple):
-    """Finished run: folder; seconds from run_start to run_stop, of evaluations, and of rank 0 in save_checkpoint.
+    """Finished run: folder; seconds from run_start to run_stop, of evaluations, and of rank 0 in
+    save_checkpoint.
 
     The others are clocks of (ranks, steps), if a fault was planted in the program.
     """
@@ -139,24 +152,49 @@ class Fault(NamedTuple):
 
 FAULTS = {
     'decoding': Fault('input', 'decoding', lambda run: (run.arrived - run.asked).max(0).sum()),
-    'disk': Fault('input', 'storage', lambda run: (run.arrived - run.asked).max(0).sum(), ('read', 1_250_000),
-                  'disk/data'),
+    'disk': Fault(
+        'input',
+        'storage',
+        lambda run: (run.arrived - run.asked).max(0).sum(),
+        ('read', 1_250_000),
+        'disk/data',
+    ),
     'slow_rank': Fault('slow_rank', None, lambda run: np.ptp(run.computed, 0).sum()),
-    'link': Fault('exchange', 'link', lambda run: (run.exchanged.max(0) - run.computed.max(0)).sum()),
+    'link': Fault(
+        'exchange', 'link', lambda run: (run.exchanged.max(0) - run.computed.max(0)).sum()
+    ),
     'python': Fault('python', None, lambda run: (run.asked - run.begun).sum(1).mean()),
-    'batch': Fault('batch', None, lambda run: (run.exchanged - run.computed.max(0)).max(0).sum() + (
-        run.asked[:, 1:] - run.exchanged[:, :-1]).max(0).sum(), data='few',
-        options={'train.global_batch_size': 4, 'train.max_epochs': 1}),
-    'checkpoints': Fault('checkpoints', None, lambda run: run.save_s, ('write', 15_000_000),
-                         options={'checkpoint.period_steps': 4}),
+    'batch': Fault(
+        'batch',
+        None,
+        lambda run: (
+            (run.exchanged - run.computed.max(0)).max(0).sum()
+            + (run.asked[:, 1:] - run.exchanged[:, :-1]).max(0).sum()
+        ),
+        data='few',
+        options={'train.global_batch_size': 4, 'train.max_epochs': 1},
+    ),
+    'checkpoints': Fault(
+        'checkpoints',
+        None,
+        lambda run: run.save_s,
+        ('write', 15_000_000),
+        options={'checkpoint.period_steps': 4},
+    ),
     'evaluation': Fault('evaluation', None, lambda run: run.eval_s, data='many'),
-    'healthy': Fault('healthy', None, lambda run: 0.0)}
+    'healthy': Fault('healthy', None, lambda run: 0.0),
+}
 
 
 def draw(sample: Sample, number: int) -> Sample:
     """Return a digit of 256 x 256 pixels with noise."""
-    pixels = np.asarray(Image.open(io.BytesIO(sample.read())).convert('RGB').resize((256, 256)), np.float32)
-    noisy, encoded = pixels + np.random.default_rng(number).normal(0, 20, pixels.shape), io.BytesIO()
+    pixels = np.asarray(
+        Image.open(io.BytesIO(sample.read())).convert('RGB').resize((256, 256)), np.float32
+    )
+    noisy, encoded = (
+        pixels + np.random.default_rng(number).normal(0, 20, pixels.shape),
+        io.BytesIO(),
+    )
     Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(encoded, 'JPEG', quality=80)
     return Sample(sample.label, f'{sample.name}-{number}', encoded.getvalue())
 
@@ -166,7 +204,10 @@ def prepare(folder: Path) -> None:
     train = [draw(sample, i) for i, sample in enumerate(whole.train[:num_train])]
     validation = [draw(whole.validation[i % len(whole.validation)], i) for i in range(num_val)]
     for name, (num_train, num_val) in SIZES.items():
-        pack(Dataset('digits', 'digits', whole.classes, train[:num_train], validation[:num_val]), folder / name)
+        pack(
+            Dataset('digits', 'digits', whole.classes, train[:num_train], validation[:num_val]),
+            folder / name,
+        )
 
 
 @contextmanager
@@ -177,7 +218,9 @@ def open_cluster(folder: Path) -> Iterator[Cluster]:
         DECODING.mkdir()
         cleanup.callback(DECODING.rmdir)
         (DECODING / 'cpu.cfs_quota_us').write_text('5000')  # in a period of 100,000
-        subprocess.run(['mkfs.ext4', '-q', folder / 'disk.img', '2G'], check=True, capture_output=True)
+        subprocess.run(
+            ['mkfs.ext4', '-q', folder / 'disk.img', '2G'], check=True, capture_output=True
+        )
         subprocess.run(['mount', '-o', 'loop', folder / 'disk.img', folder / 'disk'], check=True)
         cleanup.callback(subprocess.run, ['umount', '--lazy', folder / 'disk'], check=True)
         prepare(folder)
@@ -188,12 +231,16 @@ def open_cluster(folder: Path) -> Iterator[Cluster]:
 
 @contextmanager
 def planted(cluster: Cluster, kind: str) -> Iterator[None]:
-    """Plant a fault during the block. The disk is slow for all processes, because the kernel writes for the ranks."""
+    """Plant a fault during the block. The disk is slow for all processes, because the kernel writes
+    for the ranks."""
     (direction, bytes_per_s), program = FAULTS[kind].limit, cluster.folder / 'mlperf-rn50'
     program.write_text(PROGRAM.replace('KIND', kind).replace('FOLDER', str(cluster.folder)))
     program.chmod(0o755)
     number = (cluster.folder / 'disk').stat().st_dev
-    limit, device = Path(f'{BLKIO}.{direction}_bps_device'), f'{os.major(number)}:{os.minor(number)}'
+    limit, device = (
+        Path(f'{BLKIO}.{direction}_bps_device'),
+        f'{os.major(number)}:{os.minor(number)}',
+    )
     Path(f'/sys/dev/block/{device}/queue/read_ahead_kb').write_text('0')
     with ExitStack() as cleanup:
         if kind != 'healthy':
@@ -201,7 +248,9 @@ def planted(cluster: Cluster, kind: str) -> Iterator[None]:
         cleanup.callback(limit.write_text, f'{device} 0')
         limit.write_text(f'{device} {bytes_per_s}')
         for host in cluster.hosts if kind == 'link' else ():
-            host.call(*'tc qdisc add dev eth0 root tbf rate 300mbit burst 256kb latency 100ms'.split())
+            host.call(
+                *'tc qdisc add dev eth0 root tbf rate 300mbit burst 256kb latency 100ms'.split()
+            )
             cleanup.callback(host.call, *'tc qdisc del dev eth0 root'.split())
         cleanup.callback(cluster.reset)  # ends a run if this program is stopped
         yield
@@ -209,43 +258,83 @@ def planted(cluster: Cluster, kind: str) -> Iterator[None]:
 
 def train(cluster: Cluster, kind: str) -> Run:
     fault, folder = FAULTS[kind], Path(tempfile.mkdtemp(prefix=f'{kind}_', dir=cluster.folder))
-    keys = {**OPTIONS, 'data.dir': cluster.folder / fault.data, **fault.options,
-            **dict(zip(('data.num_train', 'data.num_val'), SIZES[fault.data]))}
+    keys = {
+        **OPTIONS,
+        'data.dir': cluster.folder / fault.data,
+        **fault.options,
+        **dict(zip(('data.num_train', 'data.num_val'), SIZES[fault.data])),
+    }
     words = ['--hosts', 'h1,h2', '--config', ROOT / 'launch/configs/digits_cpu.yaml', '--no-doctor']
     if kind == 'checkpoints':
         (folder / 'checkpoints').symlink_to(tempfile.mkdtemp(dir=cluster.folder / 'disk'))
     with planted(cluster, kind):
-        job = Job(cluster, 'mpirun.sh', [*words, *(f'--{key}={value}' for key, value in keys.items())], folder)
+        job = Job(
+            cluster,
+            'mpirun.sh',
+            [*words, *(f'--{key}={value}' for key, value in keys.items())],
+            folder,
+        )
         job.process.wait()
     assert 'aborted: the target was not reached' in job.output, job.output
-    times = {key: sum(e['time_ms'] / 1000 for e in log_events(folder) if e['key'] == key)
-             for key in ('run_start', 'run_stop', 'eval_start', 'eval_stop')}
-    notes = {p.name: np.loadtxt(p.rename(folder / p.name), ndmin=1) for p in cluster.folder.glob('*s_[01]')}
+    times = {
+        key: sum(e['time_ms'] / 1000 for e in log_events(folder) if e['key'] == key)
+        for key in ('run_start', 'run_stop', 'eval_start', 'eval_stop')
+    }
+    notes = {
+        p.name: np.loadtxt(p.rename(folder / p.name), ndmin=1)
+        for p in cluster.folder.glob('*s_[01]')
+    }
     num_steps = 60 if kind == 'batch' else STEPS  # the first ones are those of the warm-up
-    clocks = np.array([notes[name][-num_steps:] for name in ('notes_0', 'notes_1') if name in notes]
-                      or np.zeros((2, 1, 5)))
-    return Run(folder, times['run_stop'] - times['run_start'], times['eval_stop'] - times['eval_start'],
-               notes.get('saves_0', np.zeros(1)).sum(), *np.moveaxis(clocks, 2, 0))
+    clocks = np.array(
+        [notes[name][-num_steps:] for name in ('notes_0', 'notes_1') if name in notes]
+        or np.zeros((2, 1, 5))
+    )
+    return Run(
+        folder,
+        times['run_stop'] - times['run_start'],
+        times['eval_stop'] - times['eval_start'],
+        notes.get('saves_0', np.zeros(1)).sum(),
+        *np.moveaxis(clocks, 2, 0),
+    )
 
 
 def make_row(kind: str, run: Run) -> list[str]:
     fault = FAULTS[kind]
     share = fault.seconds(run) / run.wall_s
-    done = subprocess.run([CLI, 'why', run.folder, '--format', 'json'], stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        [CLI, 'why', run.folder, '--format', 'json'], stdout=subprocess.PIPE, text=True
+    )
     named = json.loads(done.stdout) if done.returncode == 0 else {}
-    is_ok = (named.get('verdict') == fault.verdict and fault.part in (None, named.get('part'))
-             and (kind != 'slow_rank' or named.get('rank') == 1)
-             and (kind == 'healthy' or abs(named['share'] - share) <= TOLERANCE))
+    is_ok = (
+        named.get('verdict') == fault.verdict
+        and fault.part in (None, named.get('part'))
+        and (kind != 'slow_rank' or named.get('rank') == 1)
+        and (kind == 'healthy' or abs(named['share'] - share) <= TOLERANCE)
+    )
     texts = [str(named[key]) for key in ('verdict', 'part', 'rank') if named.get(key) is not None]
-    return [kind, f'{run.wall_s:.1f}', f'{100 * share:.1f}', ' '.join(texts) or '-',
-            '-' if named.get('share') is None else f'{100 * named["share"]:.1f}', 'yes' if is_ok else 'no']
+    return [
+        kind,
+        f'{run.wall_s:.1f}',
+        f'{100 * share:.1f}',
+        ' '.join(texts) or '-',
+        '-' if named.get('share') is None else f'{100 * named["share"]:.1f}',
+        'yes' if is_ok else 'no',
+    ]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or '').partition('\n')[0])
-    parser.add_argument('--kinds', default=','.join(k for k in FAULTS if k != 'healthy'), help='default: %(default)s')
-    parser.add_argument('--rounds', type=int, default=3, help='runs per fault (default: %(default)s)')
-    parser.add_argument('--healthy', type=int, default=10, help='healthy runs (default: %(default)s)')
+    parser.add_argument(
+        '--kinds',
+        default=','.join(k for k in FAULTS if k != 'healthy'),
+        help='default: %(default)s',
+    )
+    parser.add_argument(
+        '--rounds', type=int, default=3, help='runs per fault (default: %(default)s)'
+    )
+    parser.add_argument(
+        '--healthy', type=int, default=10, help='healthy runs (default: %(default)s)'
+    )
     options, rows = parser.parse_args(), []
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # removes hosts and disk
     with tempfile.TemporaryDirectory() as folder, open_cluster(Path(folder)) as cluster:

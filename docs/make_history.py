@@ -1,8 +1,10 @@
-"""Print the page about all published rounds, made from the packaged table; with a FOLDER, write its two pictures there.
+"""Print the page about all published rounds, made from the packaged table; with a FOLDER, write its
+two pictures there.
 
 python docs/make_history.py > docs/history.md
 python docs/make_history.py docs/pictures
 """
+
 import sys
 from pathlib import Path
 
@@ -42,11 +44,18 @@ Efficiency is the speed-up divided by the ratio of accelerators, both relative t
 
 def sets_to_target():
     """Return the closed MXNet sets with a time to the target of 75.9 %."""
-    return [s for s in load_published() if s.minutes and s.target_accuracy == 0.759 and s.num_accelerators]
+    return [
+        s
+        for s in load_published()
+        if s.minutes and s.target_accuracy == 0.759 and s.num_accelerators
+    ]
 
 
 def table(head, rows):
-    return '\n'.join(f'| {" | ".join(map(str, row))} |' for row in [head, ['---'] * len(head), *rows]) + '\n'
+    return (
+        '\n'.join(f'| {" | ".join(map(str, row))} |' for row in [head, ['---'] * len(head), *rows])
+        + '\n'
+    )
 
 
 def best_recipes():
@@ -60,11 +69,31 @@ def epochs_table():
     rows = []
     for p in best_recipes():
         r, run_set = p.recipe, p.sets[-1]
-        rows.append([f'{r.global_batch_size:,}', f'{p.mean_epochs:.3g}', sizes.count(r.global_batch_size),
-                     f'{r.base_lr:g}', f'{r.warmup_epochs:g}', f'{r.decay_epochs:g}', f'{r.weight_decay:g}',
-                     f'{run_set.round} {run_set.org} {run_set.name}'])
-    return table(['batch', 'epochs', 'sets at this batch', 'learning rate', 'warm-up', 'schedule', 'weight decay',
-                  'for example'], rows)
+        rows.append(
+            [
+                f'{r.global_batch_size:,}',
+                f'{p.mean_epochs:.3g}',
+                sizes.count(r.global_batch_size),
+                f'{r.base_lr:g}',
+                f'{r.warmup_epochs:g}',
+                f'{r.decay_epochs:g}',
+                f'{r.weight_decay:g}',
+                f'{run_set.round} {run_set.org} {run_set.name}',
+            ]
+        )
+    return table(
+        [
+            'batch',
+            'epochs',
+            'sets at this batch',
+            'learning rate',
+            'warm-up',
+            'schedule',
+            'weight decay',
+            'for example',
+        ],
+        rows,
+    )
 
 
 def times_table():
@@ -84,16 +113,25 @@ def series_table():
     rows, shown = [], set(sets_to_target())
     for study in make_studies(load_table()):
         for series in study.series:
-            best = {s.num_nodes: s for s in reversed(series.run_sets) if s in shown}  # the fastest comes last
+            # the fastest comes last
+            best = {s.num_nodes: s for s in reversed(series.run_sets) if s in shown}
             if len(best) < 3:
                 continue
             found = [study.comparison_of[best[n]] for n in sorted(best)]
             base = series.baseline
-            rows.append([f'{base.org} {base.round}', base.accelerator, f'{base.units_per_node:g}',
-                         ', '.join(map(str, sorted(best))),
-                         ', '.join(f'{c.run_set.minutes:.2f}' for c in found),
-                         ', '.join(f'{100 * c.efficiency:.0f} %' for c in found)])
-    return table(['series', 'accelerator', 'per node', 'nodes', 'minutes', 'efficiency'], sorted(rows))
+            rows.append(
+                [
+                    f'{base.org} {base.round}',
+                    base.accelerator,
+                    f'{base.units_per_node:g}',
+                    ', '.join(map(str, sorted(best))),
+                    ', '.join(f'{c.run_set.minutes:.2f}' for c in found),
+                    ', '.join(f'{100 * c.efficiency:.0f} %' for c in found),
+                ]
+            )
+    return table(
+        ['series', 'accelerator', 'per node', 'nodes', 'minutes', 'efficiency'], sorted(rows)
+    )
 
 
 def write_pictures(folder):
@@ -108,8 +146,20 @@ def main():
     last = best_recipes()[-1]
     rounds = len({s.round for s in load_table()})
     head = HEAD.format(rounds=rounds, all=len(load_table()), mxnet=len(load_published()))
-    print('\n'.join([head, EPOCHS.format(most=last.mean_epochs, batch=last.recipe.global_batch_size), epochs_table(),
-                     TIMES, times_table(), SERIES, series_table()]), end='')
+    print(
+        '\n'.join(
+            [
+                head,
+                EPOCHS.format(most=last.mean_epochs, batch=last.recipe.global_batch_size),
+                epochs_table(),
+                TIMES,
+                times_table(),
+                SERIES,
+                series_table(),
+            ]
+        ),
+        end='',
+    )
 
 
 if __name__ == '__main__':

@@ -1,7 +1,9 @@
-"""Write docs/configuration.md from the dataclasses that mlperf_rn50/config.py combines. A test compares the two.
+"""Write docs/configuration.md from the dataclasses that mlperf_rn50/config.py combines. A test
+compares the two.
 
 Usage: python docs/make_reference.py > docs/configuration.md
 """
+
 import dataclasses
 import html
 from typing import Any
@@ -26,21 +28,41 @@ and the files `options.py` of `data/`, `model/` and `train/`."""
 
 def default_text(value: Any) -> str:
     """Return a default in YAML syntax, numbers with at most six digits."""
-    return f'[{", ".join(map(render_value, value))}]' if isinstance(value, tuple) else render_value(value)
+    return (
+        f'[{", ".join(map(render_value, value))}]'
+        if isinstance(value, tuple)
+        else render_value(value)
+    )
 
 
 def render_section(name: str, section: type) -> str:
     """Render heading, subject and a row per key of a section."""
     meanings = meanings_of(section)
-    rows = [f'| `{f.name}` | `{default_text(f.default)}` | {f.metadata.get("unit", "")} | {takes_text(f)} | '
-            f'{html.escape(meanings[f.name], quote=False)} |' for f in dataclasses.fields(section)]
-    return '\n'.join([f'## {name}', '', summary_of(section), '',
-                      '| key | default | unit | takes | meaning |', '|---|---|---|---|---|', *rows])
+    rows = [
+        f'| `{f.name}` | `{default_text(f.default)}` | {f.metadata.get("unit", "")} | '
+        f'{takes_text(f)} | '
+        f'{html.escape(meanings[f.name], quote=False)} |'
+        for f in dataclasses.fields(section)
+    ]
+    return '\n'.join(
+        [
+            f'## {name}',
+            '',
+            summary_of(section),
+            '',
+            '| key | default | unit | takes | meaning |',
+            '|---|---|---|---|---|',
+            *rows,
+        ]
+    )
 
 
 def render_reference() -> str:
     """Render the whole page."""
-    return '\n\n'.join([_HEAD, *(render_section(name, section) for name, section in SECTIONS.items())]) + '\n'
+    return (
+        '\n\n'.join([_HEAD, *(render_section(name, section) for name, section in SECTIONS.items())])
+        + '\n'
+    )
 
 
 if __name__ == '__main__':

@@ -2,6 +2,7 @@
 
 python docs/make_speeds.py --write    (replaces the page)
 """
+
 import re
 import sys
 from pathlib import Path
@@ -14,16 +15,27 @@ from mlperf_rn50.text import grouped
 
 PAGE = Path(__file__).parent / 'gpu.md'
 PLACE = re.compile(r'(?<=<!-- speeds -->\n).*(?=<!-- end of speeds -->)', re.DOTALL)
-LOW, HIGH = 0.9, 1.15  # bench train should be between these multiples of the lowest and the highest full speed
+# bench train should be between these multiples of the lowest and the highest full speed
+LOW, HIGH = 0.9, 1.15
 NUM_GPUS = 8  # of the sets whose times are shown
-HEAD = ['card', 'one-node systems', 'rounds', 'images per GPU', 'at full speed', 'with evaluation and start',
-        '`bench train` should print', f'shortest time on {NUM_GPUS} GPUs, minutes (scaled)']
+HEAD = [
+    'card',
+    'one-node systems',
+    'rounds',
+    'images per GPU',
+    'at full speed',
+    'with evaluation and start',
+    '`bench train` should print',
+    f'shortest time on {NUM_GPUS} GPUs, minutes (scaled)',
+]
 DRIVER_NAMES = {'H100 SXM': 'H100 SXM, H100 HBM3'}  # drivers name this card H100 80GB HBM3
 
 
 def form_of(run_set):
     """Return the form factor of a set's cards, '' if the logs do not name it."""
-    return next((form for form in ('PCIe', 'SXM') if form.casefold() in run_set.accelerator.casefold()), '')
+    return next(
+        (form for form in ('PCIe', 'SXM') if form.casefold() in run_set.accelerator.casefold()), ''
+    )
 
 
 def memory_of(run_set):
@@ -31,9 +43,12 @@ def memory_of(run_set):
 
 
 def by_card(run_sets):
-    """Return the sets of each card: by generation, form factor if it has two, and memory if that form has two."""
+    """Return the sets of each card: by generation, form factor if it has two, and memory if that
+    form has two."""
     found = {}
-    for name, sets in grouped(run_sets, lambda s: generation_of(s.accelerator).removeprefix('NVIDIA ')).items():
+    for name, sets in grouped(
+        run_sets, lambda s: generation_of(s.accelerator).removeprefix('NVIDIA ')
+    ).items():
         if {'PCIe', 'SXM'} <= set(map(form_of, sets)):
             for form in sorted(set(map(form_of, sets))):
                 alike = grouped((s for s in sets if form_of(s) == form), memory_of)
@@ -51,24 +66,49 @@ def span(values):
 
 def row_of(card, sets):
     speeds = [s.images_per_s / s.num_accelerators for s in sets]
-    whole = [s.train_samples * r.epochs_to_converge / r.time_to_train_s / s.num_accelerators
-             for s in sets for r in s.converged]
-    best = min((s for s in sets if s.num_accelerators == NUM_GPUS and s.target_accuracy == TARGET and s.score_minutes),
-               key=lambda s: s.score_minutes, default=None)
+    whole = [
+        s.train_samples * r.epochs_to_converge / r.time_to_train_s / s.num_accelerators
+        for s in sets
+        for r in s.converged
+    ]
+    best = min(
+        (
+            s
+            for s in sets
+            if s.num_accelerators == NUM_GPUS and s.target_accuracy == TARGET and s.score_minutes
+        ),
+        key=lambda s: s.score_minutes,
+        default=None,
+    )
     rounds = sorted({s.round for s in sets})
-    return [card, len(sets), rounds[0] if len(rounds) == 1 else f'{rounds[0]} to {rounds[-1]}',
-            span([s.global_batch_size / s.num_accelerators for s in sets]), span(speeds), span(whole),
-            span([LOW * min(speeds), HIGH * max(speeds)]),
-            f'{best.score_minutes:.2f} ({official_score_minutes(best):.2f})' if best else '-']
+    return [
+        card,
+        len(sets),
+        rounds[0] if len(rounds) == 1 else f'{rounds[0]} to {rounds[-1]}',
+        span([s.global_batch_size / s.num_accelerators for s in sets]),
+        span(speeds),
+        span(whole),
+        span([LOW * min(speeds), HIGH * max(speeds)]),
+        f'{best.score_minutes:.2f} ({official_score_minutes(best):.2f})' if best else '-',
+    ]
 
 
 def speeds_table():
     """Return the table of the closed-division sets on MXNet with one node and a known speed."""
-    sets = [s for s in load_published() if s.num_nodes == 1 and s.num_accelerators and s.accelerator and s.images_per_s]
-    rows = [HEAD, ['---'] * len(HEAD), *(row_of(card, members) for card, members in by_card(sets).items())]
+    sets = [
+        s
+        for s in load_published()
+        if s.num_nodes == 1 and s.num_accelerators and s.accelerator and s.images_per_s
+    ]
+    rows = [
+        HEAD,
+        ['---'] * len(HEAD),
+        *(row_of(card, members) for card, members in by_card(sets).items()),
+    ]
     rounds = sorted({s.round for s in load_table()})
-    return (f'{len(sets)} sets of MLPerf Training {rounds[0]} to {rounds[-1]}:\n\n'
-            + ''.join(f'| {" | ".join(map(str, row))} |\n' for row in rows))
+    return f'{len(sets)} sets of MLPerf Training {rounds[0]} to {rounds[-1]}:\n\n' + ''.join(
+        f'| {" | ".join(map(str, row))} |\n' for row in rows
+    )
 
 
 def main():

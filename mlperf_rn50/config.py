@@ -1,8 +1,10 @@
-"""Configuration: a tree of frozen dataclasses, filled from defaults, then the YAML file, then the command line.
+"""Configuration: a tree of frozen dataclasses, filled from defaults, then the YAML file, then the
+command line.
 
-Options of the components are in data/options.py, model/options.py and train/options.py; those of the run are here.
-Numbers derived from options (global batch, steps per epoch) are in train/plan.py.
+Options of the components are in data/options.py, model/options.py and train/options.py; those of
+the run are here. Numbers derived from options (global batch, steps per epoch) are in train/plan.py.
 """
+
 import json
 import math
 import unicodedata
@@ -14,16 +16,34 @@ from mlperf_rn50.bounds import ABOVE_0, FROM_0, Bounds, free_option, require
 from mlperf_rn50.data.options import IMAGENET, DataConfig, check_data
 from mlperf_rn50.model.options import ModelConfig, check_model
 from mlperf_rn50.train import options as train_options
-from mlperf_rn50.train.options import CheckpointConfig, CommConfig, OptimizerConfig, ScheduleConfig, TrainConfig
+from mlperf_rn50.train.options import (
+    CheckpointConfig,
+    CommConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
 
-# Values that the closed division requires. Only those of OPEN_ONLY are not visible in other events of the log.
-OPEN_ONLY: dict[str, Any] = {'data.sizes': (), 'data.eval_size': None, 'data.eval_flip': False, 'train.ema': None,
-                             'optimizer.last_layer_lr_factor': 1.0}
-_CLOSED = {'optimizer.nesterov': False, 'data.mirror': 'random', 'data.last_batch': 'wrap', 'train.init_weights': None,
-           **OPEN_ONLY}
+# Values that the closed division requires. Only those of OPEN_ONLY are not visible in other events
+# of the log.
+OPEN_ONLY: dict[str, Any] = {
+    'data.sizes': (),
+    'data.eval_size': None,
+    'data.eval_flip': False,
+    'train.ema': None,
+    'optimizer.last_layer_lr_factor': 1.0,
+}
+_CLOSED = {
+    'optimizer.nesterov': False,
+    'data.mirror': 'random',
+    'data.last_batch': 'wrap',
+    'train.init_weights': None,
+    **OPEN_ONLY,
+}
 _FIXED_SIZE = ('alexnet', 'vgg16', 'vgg19')  # networks whose dense layers fit images of one size
 _LEAST, _MOST = 1e-30, 1e30  # MXNet's operators take float32, which ends at 1.2e-38 and 3.4e38
-_UNPRINTED = ('Cc', 'Cs', 'Zl', 'Zp')  # Unicode categories of controls, surrogates, line and paragraph separators
+# Unicode categories of controls, surrogates, line and paragraph separators
+_UNPRINTED = ('Cc', 'Cs', 'Zl', 'Zp')
 
 
 @dataclass(frozen=True)
@@ -32,10 +52,13 @@ class RunConfig:
 
     Args:
         dir: run folder; its results are numbered and never overwritten.
-        seed: random seed for initial weights, image order and augmentation; null draws a new seed for each run.
+        seed: random seed for initial weights, image order and augmentation; null draws a new seed
+            for each run.
         num_nodes: expected number of nodes, checked at start; null disables the check.
-        ranks_per_node: expected number of ranks per node, checked at start; null disables the check.
-        ranks_per_device: number of consecutive ranks on a node that share a GPU or, without GPUs, a set of cores.
+        ranks_per_node: expected number of ranks per node, checked at start; null disables the
+            check.
+        ranks_per_device: number of consecutive ranks on a node that share a GPU or, without GPUs, a
+            set of cores.
         submission_org: name of the submitting organisation, for the log.
         submission_platform: name of the system, for the log.
         submission_division: division (open or closed), for the log.
@@ -44,12 +67,15 @@ class RunConfig:
         clear_caches: flush the page cache of every node before initialisation; needs root.
         log_v06: also write a log in the v0.6 format, result_<k>_v0.6.txt.
         metrics_period_steps: number of steps between two lines of metrics.jsonl.
-        telemetry: write the load of every node once a second to telemetry_<k>_<host>.jsonl; short: --telemetry true.
+        telemetry: write the load of every node once a second to telemetry_<k>_<host>.jsonl; short:
+            --telemetry true.
         trace: steps of which every rank writes the times of all phases and gradient buckets to
-            trace_<k>_<rank>.jsonl, as their number and the first one, such as 20@100; null means none.
-        tensorboard: also write losses, learning rates, norms and times for TensorBoard, in tensorboard/.
-        reference: run folders or published trees whose evaluations the run is compared with; [] selects published
-            run sets with the same recipe, on ImageNet only.
+            trace_<k>_<rank>.jsonl, as their number and the first one, such as 20@100; null means
+            none.
+        tensorboard: also write losses, learning rates, norms and times for TensorBoard, in
+            tensorboard/.
+        reference: run folders or published trees whose evaluations the run is compared with; []
+            selects published run sets with the same recipe, on ImageNet only.
         stop_when_behind: write a checkpoint and stop when the run falls behind its references.
     """
 
@@ -99,40 +125,60 @@ def with_size(config: Config, side: int) -> Config:
 
 
 def for_evaluation(config: Config) -> Config:
-    """Return a configuration whose data.image_size is that of evaluations, as for a network without data.sizes."""
+    """Return a configuration whose data.image_size is that of evaluations, as for a network without
+    data.sizes."""
     data = config.data
-    return replace(config, data=replace(data, sizes=(), image_size=data.eval_size or data.image_size, eval_size=None))
+    return replace(
+        config,
+        data=replace(data, sizes=(), image_size=data.eval_size or data.image_size, eval_size=None),
+    )
 
 
 def image_shape(config: Config) -> tuple[int, int, int]:
-    """Return the shape of a training image of the first epoch as network input, in the configured layout."""
+    """Return the shape of a training image of the first epoch as network input, in the configured
+    layout."""
     channels, side = 4 if config.data.pad_to_4_channels else 3, config.data.size_of()
     return (side, side, channels) if config.model.layout == 'NHWC' else (channels, side, side)
 
 
 def open_values(config: Config) -> dict[str, Any]:
-    """Return the values of a configuration for which the log has no event but OPEN_OPTIONS, by key."""
-    return {key: value for key, rule in OPEN_ONLY.items() if (value := attrgetter(key)(config)) != rule}
+    """Return the values of a configuration for which the log has no event but OPEN_OPTIONS, by
+    key."""
+    return {
+        key: value for key, rule in OPEN_ONLY.items() if (value := attrgetter(key)(config)) != rule
+    }
 
 
 def to_tree(config: Config) -> dict:
     """Return the configuration as plain dicts and lists, for YAML or JSON."""
-    return {name: {k: list(v) if isinstance(v, tuple) else v for k, v in vars(section).items()}
-            for name, section in vars(config).items()}
+    return {
+        name: {k: list(v) if isinstance(v, tuple) else v for k, v in vars(section).items()}
+        for name, section in vars(config).items()
+    }
 
 
 def render_yaml(config: Config, only_changed: bool = False) -> str:
-    """Return the configuration, or its values other than the defaults, as YAML text that load_yaml accepts."""
+    """Return the configuration, or its values other than the defaults, as YAML text that load_yaml
+    accepts."""
     import yaml  # imported late, because --help needs no packages
+
     tree, defaults = to_tree(config), to_tree(Config())
     if only_changed:
-        tree = {name: {k: v for k, v in values.items() if v != defaults[name][k]} for name, values in tree.items()}
-    return yaml.safe_dump({name: v for name, v in tree.items() if v}, sort_keys=False, default_flow_style=None,
-                          width=110)
+        tree = {
+            name: {k: v for k, v in values.items() if v != defaults[name][k]}
+            for name, values in tree.items()
+        }
+    return yaml.safe_dump(
+        {name: v for name, v in tree.items() if v},
+        sort_keys=False,
+        default_flow_style=None,
+        width=110,
+    )
 
 
 def render_value(value: Any) -> str:
-    """Return a value as text like YAML, but a float with at most six significant digits and a list without brackets."""
+    """Return a value as text like YAML, but a float with at most six significant digits and a list
+    without brackets."""
     if isinstance(value, (tuple, list)):
         return ' '.join(map(render_value, value))
     if value is None or isinstance(value, bool):
@@ -141,20 +187,31 @@ def render_value(value: Any) -> str:
 
 
 def _check_key(name: str, key: Field, value: Any) -> None:
-    """Raise ConfigError for a missing value, a number out of bounds or a text with control characters."""
+    """Raise ConfigError for a missing value, a number out of bounds or a text with control
+    characters."""
     bounds: Bounds | None = key.metadata.get('bounds')
-    require(value is not None or type(None) in get_args(key.type),
-            f'{name}: got null, expected a value; omit the key for its default')
+    require(
+        value is not None or type(None) in get_args(key.type),
+        f'{name}: got null, expected a value; omit the key for its default',
+    )
     for part in value if isinstance(value, tuple) else (value,):
         if isinstance(part, str):
-            require(not any(unicodedata.category(x) in _UNPRINTED for x in part),
-                     f'{name}: got {part!a}, expected text without control characters')
-        require(not isinstance(part, int) or abs(part) < _MAX_WHOLE,
-                 f'{name}: got a number with {len(str(part))} digits, expected at most 18')
-        require(bounds is None or part is None or (math.isfinite(part) and bounds.holds(part)),
-                 f'{name}: got {part}, expected {bounds and bounds.text}')
-        require(not isinstance(part, float) or part == 0 or _LEAST <= abs(part) <= _MOST,
-                 f'{name}: got {part}, expected 0 or a magnitude from {_LEAST:g} to {_MOST:g}')
+            require(
+                not any(unicodedata.category(x) in _UNPRINTED for x in part),
+                f'{name}: got {part!a}, expected text without control characters',
+            )
+        require(
+            not isinstance(part, int) or abs(part) < _MAX_WHOLE,
+            f'{name}: got a number with {len(str(part))} digits, expected at most 18',
+        )
+        require(
+            bounds is None or part is None or (math.isfinite(part) and bounds.holds(part)),
+            f'{name}: got {part}, expected {bounds and bounds.text}',
+        )
+        require(
+            not isinstance(part, float) or part == 0 or _LEAST <= abs(part) <= _MOST,
+            f'{name}: got {part}, expected 0 or a magnitude from {_LEAST:g} to {_MOST:g}',
+        )
 
 
 def check_values(c: Config) -> None:
@@ -171,18 +228,37 @@ def check_values(c: Config) -> None:
 def _check_together(c: Config) -> None:
     """Raise ConfigError for values in different sections that conflict."""
     t, d, is_open = c.train, c.data, c.run.submission_division == 'open'
-    require((c.run.ranks_per_node or c.run.ranks_per_device) % c.run.ranks_per_device == 0,
-            f'run.ranks_per_node: got {c.run.ranks_per_node}, expected a multiple of '
-            f'run.ranks_per_device={c.run.ranks_per_device}')
+    require(
+        (c.run.ranks_per_node or c.run.ranks_per_device) % c.run.ranks_per_device == 0,
+        f'run.ranks_per_node: got {c.run.ranks_per_node}, expected a multiple of '
+        f'run.ranks_per_device={c.run.ranks_per_device}',
+    )
     for key, rule in _CLOSED.items():
         value = attrgetter(key)(c)
-        require(is_open or value == rule, f'{key}: got {render_value(value)} in the closed division, expected '
-                                          f'{render_value(rule) or "[]"}, or run.submission_division=open')
-    require(c.model.name not in _FIXED_SIZE or {*d.sizes, d.eval_size or d.image_size} <= {d.image_size},
-            f'data.sizes, data.eval_size: got other sizes than image_size={d.image_size} for {c.model.name}, whose '
-            'dense layers fit one size; omit them')
-    require(t.device == 'gpu' or d.decoder == 'cpu',
-            'data.decoder: got mixed with train.device=cpu, expected cpu; nvJPEG needs train.device=gpu')
-    require(not c.run.stop_when_behind or bool(c.run.reference) or d.dataset == IMAGENET and not d.synthetic,
-            f'run.stop_when_behind: got true on {d.dataset}{", synthetic" if d.synthetic else ""} without a '
-            'reference, expected false, or run folders in run.reference; only ImageNet has published references')
+        require(
+            is_open or value == rule,
+            f'{key}: got {render_value(value)} in the closed division, expected '
+            f'{render_value(rule) or "[]"}, or run.submission_division=open',
+        )
+    require(
+        c.model.name not in _FIXED_SIZE
+        or {*d.sizes, d.eval_size or d.image_size} <= {d.image_size},
+        f'data.sizes, data.eval_size: got other sizes than image_size={d.image_size} for '
+        f'{c.model.name}, whose '
+        'dense layers fit one size; omit them',
+    )
+    require(
+        t.device == 'gpu' or d.decoder == 'cpu',
+        'data.decoder: got mixed with train.device=cpu, expected cpu; nvJPEG needs '
+        'train.device=gpu',
+    )
+    require(
+        not c.run.stop_when_behind
+        or bool(c.run.reference)
+        or d.dataset == IMAGENET
+        and not d.synthetic,
+        f'run.stop_when_behind: got true on {d.dataset}{", synthetic" if d.synthetic else ""} '
+        'without a '
+        'reference, expected false, or run folders in run.reference; only ImageNet has published '
+        'references',
+    )

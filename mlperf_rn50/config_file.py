@@ -1,4 +1,5 @@
 """Composition of a configuration from defaults, then the YAML file, then options."""
+
 from __future__ import annotations
 
 import itertools
@@ -33,10 +34,14 @@ _SHORT = (('run', 'telemetry'), ('train', 'init_weights'))  # keys that also hav
 def check_keys(tree: Any, where: str = '') -> None:
     """Raise ConfigError for the first unknown section or key of a parsed YAML tree."""
     if not isinstance(tree, dict):
-        raise ConfigError(f'{where or "the file"}: got {type(tree).__name__}, expected sections with keys')
+        raise ConfigError(
+            f'{where or "the file"}: got {type(tree).__name__}, expected sections with keys'
+        )
     for section, values in tree.items():
         if section not in SECTIONS:
-            raise ConfigError(f'{where}{section}: unknown section{nearest(str(section), list(SECTIONS))}')
+            raise ConfigError(
+                f'{where}{section}: unknown section{nearest(str(section), list(SECTIONS))}'
+            )
         if not isinstance(values, dict):
             raise ConfigError(f'{where}{section}: got {repr(values)[:80]}, expected keys')
         known = [f.name for f in fields(SECTIONS[section])]
@@ -48,11 +53,13 @@ def check_keys(tree: Any, where: str = '') -> None:
 class _Loader(yaml.SafeLoader):
     """Loader of plain values, which refuses everything that could need much time or memory.
 
-    In YAML 1.1, 010 is 8, 1:30 is 90, and no is false; here, these three are texts. Whatever is a number here is one in
-    YAML 1.1, too, so that PyYAML quotes texts of this form when it writes a file.
+    In YAML 1.1, 010 is 8, 1:30 is 90, and no is false; here, these three are texts. Whatever is a
+    number here is one in YAML 1.1, too, so that PyYAML quotes texts of this form when it writes a
+    file.
     """
 
-    yaml_implicit_resolvers: dict[str, list] = {}  # without dates, merge keys and the rest of YAML 1.1
+    # without dates, merge keys and the rest of YAML 1.1
+    yaml_implicit_resolvers: dict[str, list] = {}
     _depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
@@ -72,16 +79,22 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             name, line = str(key.value), key.start_mark.line + 1
             if name in lines:  # PyYAML would silently keep the last one
-                raise yaml.YAMLError(f'{name}: occurs on line {lines[name]} and again on line {line}, expected once')
+                raise yaml.YAMLError(
+                    f'{name}: occurs on line {lines[name]} and again on line {line}, expected once'
+                )
             lines[name] = line
         return super().construct_mapping(node, deep)
 
 
 for _tag, _pattern, _first in (
-        ('bool', 'true|True|TRUE|false|False|FALSE', 'tTfF'), ('int', '[-+]?(0|[1-9][0-9]*)', '-+0123456789'),
-        ('float', r'[-+]?[0-9]+\.[0-9]*([eE][-+][0-9]+)?|\.[0-9]+|[-+]?\.inf|\.nan', '-+.0123456789'),
-        ('null', '~|null|Null|NULL|', ['~', 'n', 'N', ''])):
-    _Loader.add_implicit_resolver(f'tag:yaml.org,2002:{_tag}', re.compile(f'({_pattern})$'), list(_first))
+    ('bool', 'true|True|TRUE|false|False|FALSE', 'tTfF'),
+    ('int', '[-+]?(0|[1-9][0-9]*)', '-+0123456789'),
+    ('float', r'[-+]?[0-9]+\.[0-9]*([eE][-+][0-9]+)?|\.[0-9]+|[-+]?\.inf|\.nan', '-+.0123456789'),
+    ('null', '~|null|Null|NULL|', ['~', 'n', 'N', '']),
+):
+    _Loader.add_implicit_resolver(
+        f'tag:yaml.org,2002:{_tag}', re.compile(f'({_pattern})$'), list(_first)
+    )
 
 
 def load_tree(path: Path, max_bytes: int = _MAX_BYTES) -> Any:
@@ -103,7 +116,8 @@ def override(tree: dict, values: Mapping[str, Any]) -> dict:
 
 
 def load_yaml(path: Path) -> dict:
-    """Return the tree of a configuration file. Raise ConfigError if it is unreadable or contains an unknown key."""
+    """Return the tree of a configuration file. Raise ConfigError if it is unreadable or contains an
+    unknown key."""
     tree = load_tree(path) or {}
     check_keys(tree, f'{path}: ')
     return tree
@@ -112,9 +126,14 @@ def load_yaml(path: Path) -> dict:
 def add_config_options(parser: jsonargparse.ArgumentParser) -> None:
     """Add an option for every key of the configuration."""
     from jsonargparse import _loaders_dumpers
+
     _loaders_dumpers.yaml_default_loader = _Loader  # type: ignore[assignment]  # set_loader leaves this one unchanged
-    parser.add_argument('--telemetry', metavar='BOOL', type=bool | None, help='short form of --run.telemetry')
-    parser.add_argument('--init-weights', metavar='PATH', type=str, help='short form of --train.init_weights')
+    parser.add_argument(
+        '--telemetry', metavar='BOOL', type=bool | None, help='short form of --run.telemetry'
+    )
+    parser.add_argument(
+        '--init-weights', metavar='PATH', type=str, help='short form of --train.init_weights'
+    )
     for name, section in SECTIONS.items():
         parser.add_class_arguments(section, name)
 
@@ -124,32 +143,41 @@ def _join_paths(argv: Sequence[str]) -> list[str]:
     for place, word in enumerate(argv):
         name, equals, value = word.partition('=')
         if name in _PATHS:
-            after = list(itertools.takewhile(lambda w: not w.startswith('-'), argv[place + 1:]))
+            after = list(itertools.takewhile(lambda w: not w.startswith('-'), argv[place + 1 :]))
             paths = [value] * bool(equals) + after
             if paths and not paths[0].startswith('['):
-                rest = argv[place + 1 + len(after):]
+                rest = argv[place + 1 + len(after) :]
                 return [*argv[:place], f'{name}={json.dumps(paths)}', *_join_paths(rest)]
     return list(argv)
 
 
 def _type_error(error: Exception, parser: jsonargparse.ArgumentParser) -> str:
-    """Return the parser's message in one line. For a wrong type: the key, the value found and the values expected."""
+    """Return the parser's message in one line. For a wrong type: the key, the value found and the
+    values expected."""
     text = ' '.join(str(error).split())
     found = re.fullmatch(r'Parser key "([\w.]+)".* value: (.*)', text)
     types = {a.dest: type_text(a._typehint) for a in parser._actions if hasattr(a, '_typehint')}
     if not found or found[1] not in types:
         return text
     article = 'a ' * (expected := types[found[1]]).startswith(('whole', 'number', 'list'))
-    return f'{"" if "." in found[1] else "--"}{found[1]}: got {short(found[2], 80)}, expected {article}{expected}'
+    return (
+        f'{"" if "." in found[1] else "--"}{found[1]}: got {short(found[2], 80)}, expected '
+        f'{article}{expected}'
+    )
 
 
-def parse_config_options(parser: jsonargparse.ArgumentParser, argv: Sequence[str],
-                         namespace: jsonargparse.Namespace | None = None) -> jsonargparse.Namespace:
-    """Parse a command line with configuration options. Raise ConfigError for an unknown option or a wrong type."""
+def parse_config_options(
+    parser: jsonargparse.ArgumentParser,
+    argv: Sequence[str],
+    namespace: jsonargparse.Namespace | None = None,
+) -> jsonargparse.Namespace:
+    """Parse a command line with configuration options. Raise ConfigError for an unknown option or a
+    wrong type."""
     try:
         words = [w if w.rpartition('=')[2] == '~' else expand(w) for w in argv]  # ~ alone is null
         return parser.parse_args(_join_paths(words), namespace=namespace)
-    except (ArgumentError, OverflowError) as e:  # OverflowError for an integer too large for a float
+    # OverflowError for an integer too large for a float
+    except (ArgumentError, OverflowError) as e:
         raise option_error(_type_error(e, parser), parser) from e
 
 
@@ -160,23 +188,37 @@ def _expanded(name: str, value: Any) -> Any:
     return expand(value, name) if isinstance(value, str) else value
 
 
-def resolve_config(yaml_path: Path | None, argv: Sequence[str], parser: jsonargparse.ArgumentParser) -> cfg.Config:
-    """Return the configuration from defaults, then the YAML file, then options. Raise ConfigError if it is invalid."""
+def resolve_config(
+    yaml_path: Path | None, argv: Sequence[str], parser: jsonargparse.ArgumentParser
+) -> cfg.Config:
+    """Return the configuration from defaults, then the YAML file, then options. Raise ConfigError
+    if it is invalid."""
     return resolve_tree(load_yaml(yaml_path) if yaml_path else {}, str(yaml_path), argv, parser)
 
 
 def _known_data(folder: Path) -> dict[str, Any]:
-    """Return the data keys that the manifest of a prepared folder determines; none if it is missing or damaged."""
-    with suppress(OSError, ValueError, LookupError, TypeError, MemoryError):  # training refuses a damaged one
+    """Return the data keys that the manifest of a prepared folder determines; none if it is missing
+    or damaged."""
+    # training refuses a damaged one
+    with suppress(OSError, ValueError, LookupError, TypeError, MemoryError):
         manifest = parse_json(read_text(folder / MANIFEST_NAME, MAX_MANIFEST_BYTES))
-        train, validation = (int(manifest['splits'][s]['num_images']) for s in ('train', 'validation'))
-        return {'dataset': str(manifest['dataset']), 'num_train': train, 'num_val': validation,
-                'num_classes': len(manifest['classes'])}
+        train, validation = (
+            int(manifest['splits'][s]['num_images']) for s in ('train', 'validation')
+        )
+        return {
+            'dataset': str(manifest['dataset']),
+            'num_train': train,
+            'num_val': validation,
+            'num_classes': len(manifest['classes']),
+        }
     return {}
 
 
-def resolve_tree(tree: dict, where: str, argv: Sequence[str], parser: jsonargparse.ArgumentParser) -> cfg.Config:
-    """Return the configuration of a file's tree, overridden by options; missing data sizes come from the manifest.
+def resolve_tree(
+    tree: dict, where: str, argv: Sequence[str], parser: jsonargparse.ArgumentParser
+) -> cfg.Config:
+    """Return the configuration of a file's tree, overridden by options; missing data sizes come
+    from the manifest.
 
     `where` names the file in messages.
     """
@@ -184,13 +226,19 @@ def resolve_tree(tree: dict, where: str, argv: Sequence[str], parser: jsonargpar
         options = parse_config_options(parser, argv, parser.parse_object(tree, defaults=True))
         if not options.data.synthetic:
             known = _known_data(Path(options.data.dir).expanduser()) | tree.get('data', {})
-            options = parse_config_options(parser, argv, parser.parse_object({**tree, 'data': known}, defaults=True))
-    except (ArgumentError, RecursionError, OverflowError) as e:  # OverflowError: integer too large for a float
+            options = parse_config_options(
+                parser, argv, parser.parse_object({**tree, 'data': known}, defaults=True)
+            )
+    # OverflowError: integer too large for a float
+    except (ArgumentError, RecursionError, OverflowError) as e:
         raise ConfigError(f'{where}: {_type_error(e, parser)[:500]}') from e
     for section, key in _SHORT:
         if options[key] is not None:
             options[section][key] = options[key]
-    values = {name: {k: _expanded(f'{name}.{k}: ', v) for k, v in vars(options[name]).items()} for name in SECTIONS}
+    values = {
+        name: {k: _expanded(f'{name}.{k}: ', v) for k, v in vars(options[name]).items()}
+        for name in SECTIONS
+    }
     result = cfg.Config(**{name: section(**values[name]) for name, section in SECTIONS.items()})
     cfg.check_values(result)
     return result

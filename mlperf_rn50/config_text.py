@@ -1,4 +1,6 @@
-"""Texts about the keys of the configuration, for --help, --print-config and docs/configuration.md."""
+"""Texts about the keys of the configuration, for --help, --print-config and
+docs/configuration.md."""
+
 import dataclasses
 import inspect
 import json
@@ -18,7 +20,10 @@ def summary_of(section: type) -> str:
 def meanings_of(section: type) -> dict[str, str]:
     """Return the meaning of each key, from the docstring of its section."""
     args = inspect.cleandoc(section.__doc__ or '').partition('Args:\n')[2]
-    return {name: ' '.join(text.split()) for name, text in re.findall(r'^ {4}(\w+): (.*(?:\n {8}.*)*)', args, re.M)}
+    return {
+        name: ' '.join(text.split())
+        for name, text in re.findall(r'^ {4}(\w+): (.*(?:\n {8}.*)*)', args, re.M)
+    }
 
 
 def type_text(type_: Any) -> str:
@@ -29,8 +34,11 @@ def type_text(type_: Any) -> str:
         parts = get_args(type_)
         return f'list of {"" if ... in parts else f"{len(parts)} "}{type_text(parts[0])}s'
     args = [a for a in get_args(type_) if a is not type(None)]
-    return f'{type_text(args[0]).replace(" or ", ", ")} or null' if args else {
-        bool: 'true or false', int: 'whole number', float: 'number', str: 'text'}[type_]
+    return (
+        f'{type_text(args[0]).replace(" or ", ", ")} or null'
+        if args
+        else {bool: 'true or false', int: 'whole number', float: 'number', str: 'text'}[type_]
+    )
 
 
 def takes_text(key: dataclasses.Field) -> str:
@@ -40,11 +48,22 @@ def takes_text(key: dataclasses.Field) -> str:
 
 
 def section_text(name: str, section: Any) -> str:
-    """Return the values of a section as YAML text that load_yaml accepts, with a comment for each key."""
+    """Return the values of a section as YAML text that load_yaml accepts, with a comment for each
+    key."""
     meanings, lines = meanings_of(type(section)), [f'# {summary_of(type(section))}', f'{name}:']
     for key in dataclasses.fields(section):
-        unit = f', in {unit}' if (unit := key.metadata.get('unit')) not in (None, '', 'fraction') else ''
-        lines += [*textwrap.wrap(f'{meanings[key.name].rstrip(".")} ({takes_text(key)}{unit})', _WIDTH,
-                                 initial_indent='  # ', subsequent_indent='  # '),
-                  f'  {key.name}: {json.dumps(getattr(section, key.name), ensure_ascii=False)}']
+        unit = (
+            f', in {unit}'
+            if (unit := key.metadata.get('unit')) not in (None, '', 'fraction')
+            else ''
+        )
+        lines += [
+            *textwrap.wrap(
+                f'{meanings[key.name].rstrip(".")} ({takes_text(key)}{unit})',
+                _WIDTH,
+                initial_indent='  # ',
+                subsequent_indent='  # ',
+            ),
+            f'  {key.name}: {json.dumps(getattr(section, key.name), ensure_ascii=False)}',
+        ]
     return '\n'.join(lines)

@@ -1,4 +1,6 @@
-"""Errors that a user can act on, and their exit codes. Any other exception is a bug and keeps its traceback."""
+"""Errors that a user can act on, and their exit codes. Any other exception is a bug and keeps its
+traceback."""
+
 import difflib
 import re
 from argparse import ArgumentParser
@@ -6,13 +8,21 @@ from collections.abc import Iterable, Sequence
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 EXIT_RESUMABLE = 75  # EX_TEMPFAIL of sysexits.h; the run can continue with --resume
-EXIT_AT_ONCE = 130  # as in shells; after a second stop request, or Ctrl-C in a command with nothing to finish
-# Exit code of a run by the status in its last record, which the launcher returns whatever code the ranks ended with.
-EXIT_CODES = {'converged': EXIT_OK, 'aborted': EXIT_FAILED, 'failed': EXIT_FAILED, 'interrupted': EXIT_RESUMABLE}
+# as in shells; after a second stop request, or Ctrl-C in a command with nothing to finish
+EXIT_AT_ONCE = 130
+# Exit code of a run by the status in its last record, which the launcher returns whatever code the
+# ranks ended with.
+EXIT_CODES = {
+    'converged': EXIT_OK,
+    'aborted': EXIT_FAILED,
+    'failed': EXIT_FAILED,
+    'interrupted': EXIT_RESUMABLE,
+}
 
 
 class UserError(Exception):
-    """An error described in one line: the name of the value, the value found, the value expected, and what to do."""
+    """An error described in one line: the name of the value, the value found, the value expected,
+    and what to do."""
 
     exit_code = EXIT_USAGE
     where = ''  # prefix of the message: rank, host, step and phase, once the run has started
@@ -53,31 +63,41 @@ class RankLost(UserError):
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
-    """Return the hint '; did you mean X?' for a misspelt or cut word, or '' if no known word is similar."""
+    """Return the hint '; did you mean X?' for a misspelt or cut word, or '' if no known word is
+    similar."""
     words = {k.casefold(): k for k in reversed(known)}
-    match = [k for k in reversed(words) if k.lstrip('-').startswith(word.casefold().lstrip('-') or '-')] or \
-        difflib.get_close_matches(word.casefold(), words, n=1)
+    match = [
+        k for k in reversed(words) if k.lstrip('-').startswith(word.casefold().lstrip('-') or '-')
+    ] or difflib.get_close_matches(word.casefold(), words, n=1)
     return f'; did you mean {words[match[0]]}?' if match else ''
 
 
 def option_error(message: str, parser: ArgumentParser, more: Iterable[str] = ()) -> ConfigError:
-    """Convert a parser's message to a one-line error with the nearest option, also of `more`, or an example."""
+    """Convert a parser's message to a one-line error with the nearest option, also of `more`, or an
+    example."""
     text, help_ = ' '.join(message.split()), f'; see {parser.prog} --help'
     if m := re.search(r'[Uu]nrecognized arguments: (\S+)', text):
         known = [*parser._option_string_actions, *more]
         if m[1].endswith(('.yaml', '.yml')) and '--config' in known:
             return ConfigError(f'{m[1]}: unexpected argument; did you mean --config {m[1]}?')
-        return ConfigError(f'{m[1]}: unknown option{nearest(m[1].partition("=")[0], known) or help_}')
+        return ConfigError(
+            f'{m[1]}: unknown option{nearest(m[1].partition("=")[0], known) or help_}'
+        )
     if m := re.search(r'the following arguments are required: (.+)', text):
         example = re.search(r'^  (\S+(?: \S+)*(?:\n {6}.+)*)', parser.epilog or '', re.MULTILINE)
-        return ConfigError(f'{", ".join(_usage_of(name, parser) for name in m[1].split(", "))}: missing'
-                           + (f'; for example: {" ".join(example[1].split())}' if example else '') + help_)
+        return ConfigError(
+            f'{", ".join(_usage_of(name, parser) for name in m[1].split(", "))}: missing'
+            + (f'; for example: {" ".join(example[1].split())}' if example else '')
+            + help_
+        )
     return ConfigError(text + help_)
 
 
 def _usage_of(name: str, parser: ArgumentParser) -> str:
     """Return an argument as a usage line shows it: an option with its value, or only the value."""
-    action = next((a for a in parser._actions if name in (*a.option_strings, a.metavar, a.dest)), None)
+    action = next(
+        (a for a in parser._actions if name in (*a.option_strings, a.metavar, a.dest)), None
+    )
     if not action:
         return name
     value = parser._get_formatter()._metavar_formatter(action, action.dest.upper())(1)[0]

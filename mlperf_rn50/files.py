@@ -1,4 +1,5 @@
 """Reading of untrusted files, and atomic writing."""
+
 import codecs
 import errno
 import hashlib
@@ -18,30 +19,42 @@ from mlperf_rn50.errors import ConfigError, StorageError
 MAX_LINE_BYTES = 1 << 21  # maximum length of a line in a log
 _BLOCK_BYTES = 1 << 24
 DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
-_KINDS = {stat.S_IFDIR: 'a folder', stat.S_IFIFO: 'a named pipe', stat.S_IFCHR: 'a device', stat.S_IFBLK: 'a device'}
+_KINDS = {
+    stat.S_IFDIR: 'a folder',
+    stat.S_IFIFO: 'a named pipe',
+    stat.S_IFCHR: 'a device',
+    stat.S_IFBLK: 'a device',
+}
 
 
 def temporary_of(path: Path, kind: str = '') -> Path:
-    """Return a hidden temporary path beside a file or folder. kind is an additional suffix, such as '.old'."""
+    """Return a hidden temporary path beside a file or folder. kind is an additional suffix, such as
+    '.old'."""
     return path.with_name(f'.{path.name}.{os.getpid()}{kind}.tmp')
 
 
 def temporaries_in(folder: Path, name: str = '*') -> list[Path]:
-    """Return the temporary files that killed writers left in a folder. `name` is a glob pattern for the final names."""
+    """Return the temporary files that killed writers left in a folder. `name` is a glob pattern for
+    the final names."""
     return sorted(folder.glob(f'.{name}.*.tmp'))
 
 
 def refuse_existing(paths: Iterable[Path], option: str = '--out') -> None:
-    """Raise ConfigError if a path exists, also as a link to nothing, because it may be of the user."""
+    """Raise ConfigError if a path exists, also as a link to nothing, because it may be of the
+    user."""
     if found := [path for path in paths if os.path.lexists(path)]:
         others = f' (and {len(found) - 1} more)' if len(found) > 1 else ''
-        raise ConfigError(f'{option}: {found[0]}{others} exists already and is not replaced; move it, or use a new '
-                          'name or folder')
+        raise ConfigError(
+            f'{option}: {found[0]}{others} exists already and is not replaced; move it, or use a '
+            'new '
+            'name or folder'
+        )
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a new file. After a block without error, it replaces the file or link at path, never the link's target."""
+    """Open a new file. After a block without error, it replaces the file or link at path, never the
+    link's target."""
     temporary = temporary_of(path)
     try:
         temporary.unlink(missing_ok=True)
@@ -56,7 +69,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file so that it always has either the old or the new content. A link is replaced by the file."""
+    """Write a file so that it always has either the old or the new content. A link is replaced by
+    the file."""
     with replacing(path) as f:
         f.write(content.encode() if isinstance(content, str) else content)
 
@@ -68,13 +82,17 @@ def dump_json(path: Path, content: dict[str, Any], indent: int = 2) -> None:
 
 
 def regular_file(path: str, flags: int) -> int:
-    """Open a regular file, as the opener of open(). Raise OSError for others, such as a pipe, which may block."""
+    """Open a regular file, as the opener of open(). Raise OSError for others, such as a pipe, which
+    may block."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise OSError(errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL,
-                      f'got {_KINDS.get(stat.S_IFMT(mode), "a special file")}, expected a file', path)
+        raise OSError(
+            errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL,
+            f'got {_KINDS.get(stat.S_IFMT(mode), "a special file")}, expected a file',
+            path,
+        )
     return descriptor
 
 
@@ -84,7 +102,8 @@ def open_regular(path: Path | str) -> BinaryIO:
 
 
 def no_link(path: str, flags: int) -> int:
-    """Open a file, as the opener of open(). Raise OSError for a link, which could lead out of a run folder."""
+    """Open a file, as the opener of open(). Raise OSError for a link, which could lead out of a run
+    folder."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o666)
     if os.fstat(descriptor).st_nlink > 1:
         os.close(descriptor)
@@ -92,8 +111,11 @@ def no_link(path: str, flags: int) -> int:
     return descriptor
 
 
-def walk(folder: Path, onerror: Callable[[OSError], object]) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Walk a folder like os.walk, then linked folders outside it once each. Works at any depth, without recursion."""
+def walk(
+    folder: Path, onerror: Callable[[OSError], object]
+) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Walk a folder like os.walk, then linked folders outside it once each. Works at any depth,
+    without recursion."""
     left, links, walked = [os.fspath(folder)], list[str](), [Path(os.path.realpath(folder))]
     while left or links:
         if not left:
@@ -128,7 +150,8 @@ def read_bytes(path: Path) -> bytes:
 
 
 def numbered_lines(path: Path, limit: int = MAX_LINE_BYTES) -> Iterator[tuple[int, bytes]]:
-    """Yield (number, line) for each line of a regular file, cut off after `limit` bytes. Raise OSError as open().
+    """Yield (number, line) for each line of a regular file, cut off after `limit` bytes. Raise
+    OSError as open().
 
     The first line has no byte order mark.
     """
@@ -143,9 +166,12 @@ def numbered_lines(path: Path, limit: int = MAX_LINE_BYTES) -> Iterator[tuple[in
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse untrusted JSON. Raise ValueError if it is malformed, which includes NaN, or nested too deeply."""
+    """Parse untrusted JSON. Raise ValueError if it is malformed, which includes NaN, or nested too
+    deeply."""
+
     def refuse(name: str) -> None:
         raise ValueError(f'got {name}, expected a number')
+
     try:
         return json.loads(text, parse_constant=refuse)
     except RecursionError as e:
@@ -176,10 +202,12 @@ class HashedFile(io.RawIOBase):
 
 
 class LineFile:
-    """A text file that grows by whole lines. It is unbuffered, so that no line is lost if the process is killed."""
+    """A text file that grows by whole lines. It is unbuffered, so that no line is lost if the
+    process is killed."""
 
     def __init__(self, path: Path, is_new: bool = False):
-        """Open or create a file and remove an incomplete last line. With is_new, an existing file is an error."""
+        """Open or create a file and remove an incomplete last line. With is_new, an existing file
+        is an error."""
         self._path = path
         try:
             self._file = open(path, 'x+b' if is_new else 'a+b', buffering=0, opener=no_link)
@@ -195,10 +223,13 @@ class LineFile:
 
     def write(self, line: str) -> None:
         """Append a line completely or not at all. Raise StorageError on failure."""
-        before, rest = os.fstat(self._file.fileno()).st_size, line.encode('utf-8', 'replace') + b'\n'
+        before, rest = (
+            os.fstat(self._file.fileno()).st_size,
+            line.encode('utf-8', 'replace') + b'\n',
+        )
         try:
             while rest:
-                rest = rest[self._file.write(rest):]
+                rest = rest[self._file.write(rest) :]
         except OSError as e:
             with suppress(OSError):
                 self._file.truncate(before)
@@ -211,7 +242,8 @@ class LineFile:
 
 
 class LineHandler(logging.Handler):
-    """Handler that writes each message to a LineFile at once and raises its errors, unlike the handlers of logging."""
+    """Handler that writes each message to a LineFile at once and raises its errors, unlike the
+    handlers of logging."""
 
     def __init__(self, path: Path, is_new: bool):
         super().__init__()
@@ -226,24 +258,35 @@ class LineHandler(logging.Handler):
 
 
 def describe_disk(path: Path) -> str:
-    """Describe the free space, or the lack of inodes, of the disk with a path, which need not exist."""
+    """Describe the free space, or the lack of inodes, of the disk with a path, which need not
+    exist."""
     try:
         mount = next(p for p in (path.resolve(), *path.resolve().parents) if os.path.ismount(p))
         free = os.statvfs(mount)
-        left = 'no inodes left; remove files' if free.f_files and not free.f_favail else \
-            f'{free.f_bavail * free.f_frsize} bytes free'
+        left = (
+            'no inodes left; remove files'
+            if free.f_files and not free.f_favail
+            else f'{free.f_bavail * free.f_frsize} bytes free'
+        )
         return f'the disk at {mount} has {left}'
     except OSError as e:
         return f'the disk does not respond ({e.strerror})'
 
 
 def storage_error(path: Path, error: OSError, what: str = '') -> StorageError:
-    """Return the error for a failed write of `what`, such as 'the weights', with the free disk space."""
+    """Return the error for a failed write of `what`, such as 'the weights', with the free disk
+    space."""
     if error.errno in (errno.ELOOP, errno.EMLINK):
         kind = 'symbolic' if error.errno == errno.ELOOP else 'hard'
-        return StorageError(f'{path}: got a {kind} link, expected a file of this run; replace the link with the file')
-    return StorageError(f'{path}: cannot write{" " * bool(what)}{what}: {error.strerror}; {describe_disk(path)}; free '
-                        'space or repair the disk, and resume from the last checkpoint')
+        return StorageError(
+            f'{path}: got a {kind} link, expected a file of this run; replace the link with the '
+            'file'
+        )
+    return StorageError(
+        f'{path}: cannot write{" " * bool(what)}{what}: {error.strerror}; {describe_disk(path)}; '
+        'free '
+        'space or repair the disk, and resume from the last checkpoint'
+    )
 
 
 @contextmanager
@@ -278,9 +321,11 @@ def sync_folder(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its parents where missing, and sync the entries of the new ones to disk."""
+    """Create a folder and its parents where missing, and sync the entries of the new ones to
+    disk."""
     if not path.is_dir():
         make_folder(path.parent)
         path.mkdir(exist_ok=True)
-        with suppress(OSError):  # a parent without read permission, or a file system that cannot sync folders
+        # a parent without read permission, or a file system that cannot sync folders
+        with suppress(OSError):
             sync_folder(path.parent)

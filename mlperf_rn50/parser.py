@@ -1,4 +1,5 @@
 """Argument parser of all commands and launch scripts."""
+
 import os
 import re
 import textwrap
@@ -10,16 +11,25 @@ from mlperf_rn50.errors import ConfigError, option_error
 
 
 def expand(text: str, name: str = '') -> str:
-    """Expand ~ at the start of an argument or of the value in --option=value; refuse a variable such as $HOME.
+    """Expand ~ at the start of an argument or of the value in --option=value; refuse a variable
+    such as $HOME.
 
     A value that is the path of an existing file remains unchanged. name: start of the message.
     """
-    head, value = re.fullmatch(r'(--[^=]*=)?(.*)', text, re.DOTALL).groups('')  # type: ignore[union-attr]
+    head, value = re.fullmatch(
+        r'(--[^=]*='
+        r')?(.*)',
+        text,
+        re.DOTALL,
+    ).groups('')  # type: ignore[union-attr]
     if os.path.lexists(value):
         return text
     if m := re.search(r'\$(\{)?[A-Za-z_]\w*(?(1)\})', value, re.ASCII):
-        raise ConfigError(f'{name}{text}: got the variable {m[0]}, expected its value; a shell replaces variables, '
-                          'but not within single quotes or in a file')
+        raise ConfigError(
+            f'{name}{text}: got the variable {m[0]}, expected its value; a shell replaces '
+            'variables, '
+            'but not within single quotes or in a file'
+        )
     return head + os.path.expanduser(value)
 
 
@@ -29,16 +39,24 @@ class _HelpFormatter(HelpFormatter):
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         wrap = partial(textwrap.fill, width=width, break_long_words=False, break_on_hyphens=False)
         blocks = [b.splitlines() if '\n ' in b else [b] for b in text.split('\n\n')]
-        return '\n\n'.join('\n'.join(wrap(line, subsequent_indent=14 * ' ' * (line[:1] == ' ')) for line in lines)
-                           for lines in blocks)
+        return '\n\n'.join(
+            '\n'.join(wrap(line, subsequent_indent=14 * ' ' * (line[:1] == ' ')) for line in lines)
+            for lines in blocks
+        )
 
 
 class Parser(ArgumentParser):
     """A parser that raises ConfigError, accepts no abbreviations and wraps its help."""
 
     def __init__(self, prog: str, description: str, epilog: str = '', **more: Any):
-        super().__init__(prog, description=description, epilog=epilog, allow_abbrev=False,
-                         formatter_class=_HelpFormatter, **more)
+        super().__init__(
+            prog,
+            description=description,
+            epilog=epilog,
+            allow_abbrev=False,
+            formatter_class=_HelpFormatter,
+            **more,
+        )
 
     def error(self, message: str) -> NoReturn:
         raise option_error(message.removeprefix('argument '), self)

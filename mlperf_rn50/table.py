@@ -1,4 +1,5 @@
 """Tables for every output format, with a sort value and the source log lines in each cell. Pure."""
+
 import math
 import textwrap
 from collections.abc import Sequence
@@ -46,7 +47,10 @@ class Table:
     def are_numbers(self) -> list[bool]:
         """For each column, True if it contains only numbers and '-'."""
         rows = self.whole_rows
-        return [all(row[i].value is not None or row[i].text == '-' for row in rows) for i in range(len(self.head))]
+        return [
+            all(row[i].value is not None or row[i].text == '-' for row in rows)
+            for i in range(len(self.head))
+        ]
 
 
 def number_cell(value: float | None, form: str = ',.0f', refs: tuple[Ref, ...] = ()) -> Cell:
@@ -65,19 +69,34 @@ def percent_cell(value: float | None, form: str = '.0f', refs: tuple[Ref, ...] =
     return Cell('-' if value is None else percent(value, form), value, refs)
 
 
-def fit_columns(head: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None,
-                minor: Sequence[str] = (), sides: Sequence[str] = (), table_format: str = 'simple') -> str:
-    """Return a table of texts as text that fits a terminal, with the number of omitted columns below it.
+def fit_columns(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    width: int | None = None,
+    minor: Sequence[str] = (),
+    sides: Sequence[str] = (),
+    table_format: str = 'simple',
+) -> str:
+    """Return a table of texts as text that fits a terminal, with the number of omitted columns
+    below it.
 
     Args:
-        width: columns of the terminal; None omits nothing. Texts longer than a third of it are cut in the middle.
-        minor: columns that are omitted first, the last first; then others are, from the right. The first two remain.
+        width: columns of the terminal; None omits nothing. Texts longer than a third of it are cut
+            in the middle.
+        minor: columns that are omitted first, the last first; then others are, from the right. The
+            first two remain.
         sides: 'left' or 'right' for each column.
     """
+
     def render() -> str:
         shown, *body = zip(*(columns[i] for i in kept))
-        return tabulate(body, shown, table_format, disable_numparse=True,
-                        colalign=[sides[i] for i in kept] if sides else None)
+        return tabulate(
+            body,
+            shown,
+            table_format,
+            disable_numparse=True,
+            colalign=[sides[i] for i in kept] if sides else None,
+        )
 
     columns: list[Sequence[str]] = [*zip(head, *rows)]
     kept = list(range(len(head)))
@@ -93,6 +112,12 @@ def fit_columns(head: Sequence[str], rows: Sequence[Sequence[str]], width: int |
 
 
 def wrap_line(text: str, width: int | None, indent: str = '') -> str:
-    """Wrap a line to a width in characters, or return it unchanged if width is None. indent begins further lines."""
-    return text if width is None else textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False,
-                                                    break_on_hyphens=False)
+    """Wrap a line to a width in characters, or return it unchanged if width is None. indent begins
+    further lines."""
+    return (
+        text
+        if width is None
+        else textwrap.fill(
+            text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+    )

@@ -1,4 +1,5 @@
 """Formatting of counts, lists, times, shares and amounts for messages and tables. Pure."""
+
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -15,7 +16,8 @@ def plural(count: int, name: str) -> str:
 
 
 def apart(names: Sequence[object]) -> list[str]:
-    """Return names as text. Those that look alike, because only their Unicode normalisation differs, have escapes."""
+    """Return names as text. Those that look alike, because only their Unicode normalisation
+    differs, have escapes."""
     look = partial(unicodedata.normalize, 'NFC')
     counts = Counter(map(look, {*map(str, names)}))
     return [ascii(name)[1:-1] if counts[look(name)] > 1 else name for name in map(str, names)]
@@ -49,20 +51,24 @@ def grouped(items: Iterable[_T], key: Callable[[_T], _K]) -> dict[_K, list[_T]]:
 
 def short(text: str, most: int) -> str:
     """Truncate a text to at most `most` characters."""
-    return text if len(text) <= most else text[:most - 1] + '…'
+    return text if len(text) <= most else text[: most - 1] + '…'
 
 
 def cut_names(names: Sequence[str], most: int) -> list[str]:
-    """Cut names in their middle to at most `most` characters, or to as many more as keep different names different."""
+    """Cut names in their middle to at most `most` characters, or to as many more as keep different
+    names different."""
     while True:
-        cut = [n if len(n) <= most else f'{n[:most // 2]}…{n[most // 2 + 1 - most:]}' for n in names]
+        cut = [
+            n if len(n) <= most else f'{n[: most // 2]}…{n[most // 2 + 1 - most :]}' for n in names
+        ]
         if len(set(cut)) == len(set(names)):
             return cut
         most += 1
 
 
 def printable(text: str) -> str:
-    """Replace control characters in text of a log, because a log is not trusted and must not control a terminal."""
+    """Replace control characters in text of a log, because a log is not trusted and must not
+    control a terminal."""
     return text if text.isprintable() else ''.join(c if c.isprintable() else '?' for c in text)
 
 

@@ -1,4 +1,5 @@
 """Imports of a file, determined without importing it."""
+
 import ast
 from collections.abc import Iterator
 from functools import cache
@@ -7,15 +8,20 @@ from pathlib import Path
 from helpers import ROOT
 
 TRAINING = {'mxnet', 'nvidia', 'horovod'}
-# Commands that import MXNet, DALI or Horovod if a test runs them in the test process (helpers.call).
+# Commands that import MXNet, DALI or Horovod if a test runs them in the test process
+# (helpers.call).
 _COMMANDS = {'bench', 'classify', 'evaluate', 'export', 'prepare', 'train'}
 
 
 def _nodes(node: ast.AST, is_whole: bool) -> Iterator[ast.AST]:
-    """Yield all nodes below a node, or only nodes that run on import (outside functions and `if TYPE_CHECKING`)."""
+    """Yield all nodes below a node, or only nodes that run on import (outside functions and `if
+    TYPE_CHECKING`)."""
     for child in ast.iter_child_nodes(node):
-        is_left_out = (isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) or
-                       isinstance(child, ast.If) and 'TYPE_CHECKING' in ast.unparse(child.test))
+        is_left_out = (
+            isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+            or isinstance(child, ast.If)
+            and 'TYPE_CHECKING' in ast.unparse(child.test)
+        )
         if is_whole or not is_left_out:
             yield child
             yield from _nodes(child, is_whole)
@@ -23,7 +29,8 @@ def _nodes(node: ast.AST, is_whole: bool) -> Iterator[ast.AST]:
 
 @cache
 def imports(path: Path, is_whole: bool = True) -> frozenset[str]:
-    """Return the modules imported anywhere in a file, or when it is imported; `from a import b` gives a and a.b."""
+    """Return the modules imported anywhere in a file, or when it is imported; `from a import b`
+    gives a and a.b."""
     modules: set[str] = set()
     for node in _nodes(ast.parse(path.read_text()), is_whole):
         if isinstance(node, ast.Import):
@@ -34,7 +41,8 @@ def imports(path: Path, is_whole: bool = True) -> frozenset[str]:
 
 
 def files_of(module: str) -> Iterator[Path]:
-    """Yield the files that run when a module of this checkout is imported, parent packages included."""
+    """Yield the files that run when a module of this checkout is imported, parent packages
+    included."""
     parts = module.split('.')
     for base in (ROOT, ROOT / 'tests'):
         for length in range(1, len(parts) + 1):
@@ -57,9 +65,14 @@ def closure(modules: frozenset[str]) -> set[str]:
 @cache
 def needs_training_packages(path: Path) -> bool:
     """Return True if a test file may import MXNet, DALI or Horovod into the test process."""
-    strings = {n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)}
+    strings = {
+        n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)
+    }
     if 'helpers.call' in imports(path) and strings & _COMMANDS:
         return True
-    # Imports within fixtures do not count; the tests that use such a fixture import the same modules.
-    modules = imports(path).union(*(imports(p, is_whole=False) for p in path.parent.glob('conftest.py')))
+    # Imports within fixtures do not count; the tests that use such a fixture import the same
+    # modules.
+    modules = imports(path).union(
+        *(imports(p, is_whole=False) for p in path.parent.glob('conftest.py'))
+    )
     return any(m.split('.')[0] in TRAINING for m in closure(modules))

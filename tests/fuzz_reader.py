@@ -1,4 +1,6 @@
-"""Coverage-guided fuzzer of the log reader: python tests/fuzz_reader.py [libFuzzer options] [CORPUS]"""
+"""Coverage-guided fuzzer of the log reader: python tests/fuzz_reader.py [libFuzzer options]
+[CORPUS]"""
+
 import os
 import sys
 import tempfile
@@ -9,7 +11,9 @@ import atheris
 with atheris.instrument_imports(include=['mlperf_rn50']):
     from invariants import check_report, check_run
 
-FILE = Path(tempfile.mkdtemp(dir='/dev/shm' if os.path.isdir('/dev/shm') else None)) / 'result_0.txt'
+FILE = (
+    Path(tempfile.mkdtemp(dir='/dev/shm' if os.path.isdir('/dev/shm') else None)) / 'result_0.txt'
+)
 
 
 def fuzz(data: bytes) -> None:

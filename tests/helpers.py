@@ -1,4 +1,5 @@
 """Helpers to run programs, write files and wait."""
+
 import contextlib
 import ctypes
 import functools
@@ -26,7 +27,8 @@ ROOT = Path(__file__).parent.parent
 HANG_LIMIT_S = 900
 PUBLISHED = ROOT.parent / 'shared/published'  # for tests marked needs_published
 HISTORY = ROOT.parent / 'shared/history'  # for tests marked needs_history
-MPIJOB_SCHEMA = ROOT.parent / 'shared/reference/mpijob-crd.yaml'  # for tests marked needs_mpijob_schema
+# for tests marked needs_mpijob_schema
+MPIJOB_SCHEMA = ROOT.parent / 'shared/reference/mpijob-crd.yaml'
 _COPY = tempfile.TemporaryDirectory(prefix='shipped-logs-')
 CLI = [sys.executable, '-m', 'mlperf_rn50']
 # Flags of processors, in /proc/cpuinfo.
@@ -45,8 +47,11 @@ class Terminal(io.StringIO):
 @functools.cache
 def shipped_logs() -> Path:
     """Return a copy of the logs under version control, without the runs of a user in logs/."""
-    listed = subprocess.run(['git', '-c', 'safe.directory=*', '-C', ROOT, 'ls-files', '-z', 'logs'],
-                            capture_output=True, text=True)
+    listed = subprocess.run(
+        ['git', '-c', 'safe.directory=*', '-C', ROOT, 'ls-files', '-z', 'logs'],
+        capture_output=True,
+        text=True,
+    )
     if listed.returncode:  # not a checkout, such as an unpacked archive
         return ROOT / 'logs'
     for name in filter(None, listed.stdout.split('\0')):
@@ -64,13 +69,19 @@ def untimed(failures):
 
 def run(command, *, timeout=HANG_LIMIT_S, **keys) -> subprocess.CompletedProcess:
     """Run a command to completion and capture its output as text."""
-    return subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=timeout, **keys)
+    return subprocess.run(
+        [str(c) for c in command], capture_output=True, text=True, timeout=timeout, **keys
+    )
 
 
 def git(folder: Path, *words: object) -> str:
-    """Run git in a folder without the settings of the user, such as signatures; return its output."""
+    """Run git in a folder without the settings of the user, such as signatures; return its
+    output."""
     settings = {'GIT_CONFIG_GLOBAL': os.devnull, 'GIT_CONFIG_SYSTEM': os.devnull}
-    done = run(['git', '-C', folder, '-c', 'user.name=x', '-c', 'user.email=x', *words], env={**os.environ, **settings})
+    done = run(
+        ['git', '-C', folder, '-c', 'user.name=x', '-c', 'user.email=x', *words],
+        env={**os.environ, **settings},
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -86,6 +97,7 @@ def return_memory() -> None:
 def address_of(array) -> int:
     """Return the address of an MXNet array on a CPU."""
     import mxnet as mx  # helpers.py is also for tests without MXNet
+
     pointer = ctypes.c_void_p()
     mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer))
     return pointer.value
@@ -95,7 +107,10 @@ def address_of(array) -> int:
 def own_signals() -> Iterator[None]:
     """Restore signal handlers and the signal mask at the end of the block."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    handlers = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, signal.SIGUSR2, signal.SIGCHLD)}
+    handlers = {
+        number: signal.getsignal(number)
+        for number in (*STOP_SIGNALS, signal.SIGUSR2, signal.SIGCHLD)
+    }
     try:
         yield
     finally:
@@ -122,8 +137,11 @@ def call(*arguments) -> subprocess.CompletedProcess:
 
 def cpuinfo(flags: str) -> str:
     """Return the text of /proc/cpuinfo for two processors, of which only the first is an EPYC."""
-    entry = ('processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t: 1\nmodel name\t: EPYC\n'
-             f'flags\t: {flags}\n')
+    entry = (
+        'processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t: 1\nmodel name\t: '
+        'EPYC\n'
+        f'flags\t: {flags}\n'
+    )
     return f'{entry}\n{entry.replace("EPYC", "other")}'
 
 
@@ -138,12 +156,14 @@ def write_files(folder: Path, files, mode: int = 0o644) -> None:
 
 def deny(monkeypatch, end: str, *functions: str) -> None:
     """Make functions of os refuse paths that end with a text, as for a user who is not root."""
+
     def refuse(allowed, path, *rest, **keys):
         if not str(path).endswith(end):
             return allowed(path, *rest, **keys)
         if allowed is access:
             return False
         raise PermissionError(13, 'Permission denied', str(path))
+
     access = os.access
     for name in functions:
         monkeypatch.setattr(os, name, partial(refuse, getattr(os, name)))

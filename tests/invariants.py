@@ -1,4 +1,5 @@
 """Invariants of the Run and the reports that any file yields."""
+
 import math
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,9 @@ def check_run(path: Path):
     except UserError as e:
         assert str(path) in str(e) and '\n' not in str(e)
         return None
-    assert len(run.evaluations) <= 10_000 and len(run.segments) <= 10_000 and len(run.findings) <= 200
+    assert (
+        len(run.evaluations) <= 10_000 and len(run.segments) <= 10_000 and len(run.findings) <= 200
+    )
     assert all(0 <= e.accuracy <= 1 for e in run.evaluations)
     assert [e.epoch for e in run.evaluations] == sorted({e.epoch for e in run.evaluations})
     for value in (run.time_to_train_s, run.init_s):
@@ -37,8 +40,13 @@ def check_run(path: Path):
     else:
         assert run.epochs_to_converge is None
     parts = parts_of(run)
-    assert parts is None or isinstance(parts, Parts) and parts.on_clock_s == pytest.approx(run.time_to_train_s) and min(
-        parts.first_s, parts.training_s, parts.evaluation_s, parts.other_s) >= -1e-6 * run.time_to_train_s
+    assert (
+        parts is None
+        or isinstance(parts, Parts)
+        and parts.on_clock_s == pytest.approx(run.time_to_train_s)
+        and min(parts.first_s, parts.training_s, parts.evaluation_s, parts.other_s)
+        >= -1e-6 * run.time_to_train_s
+    )
     return run
 
 

@@ -1,4 +1,5 @@
 """Studies of folders, run sets from a recipe and curves, and run sets with changed facts."""
+
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,20 +19,45 @@ def studies_of(*paths: Path, baseline: str | None = None) -> list[Study]:
 
 def study_of(*paths: Path, baseline: str | None = None) -> Study:
     """Return the only study of the logs under some paths."""
-    study, = studies_of(*paths, baseline=baseline)
+    (study,) = studies_of(*paths, baseline=baseline)
     return study
 
 
-def made_set(name: str, recipe: Recipe, runs: Sequence[tuple[str, float, Sequence[tuple[int, float]]]],
-             times: RunTimes | None = None, **facts) -> RunSet:
+def made_set(
+    name: str,
+    recipe: Recipe,
+    runs: Sequence[tuple[str, float, Sequence[tuple[int, float]]]],
+    times: RunTimes | None = None,
+    **facts,
+) -> RunSet:
     """Return a set of runs with status, seconds and curve (epochs trained, Top-1 as a fraction)."""
-    facts = {'round': 'v0.7', 'org': 'us', 'train_samples': 1000, 'global_batch_size': recipe.global_batch_size} | facts
-    return RunSet(name, Path('/runs', name), Path('/runs'), tuple(
-        Run(Path(f'result_{k}.txt'), status=status, time_to_train_s=time_s,
-            epochs_to_converge=curve[-1][0] if status == 'converged' else None,
-            evaluations=[Evaluation(epoch, accuracy, 0, None, None, None) for epoch, accuracy in curve],
-            is_imagenet='dataset' not in facts, **facts)
-        for k, (status, time_s, curve) in enumerate(runs)), unlogged=vars(recipe), given_times=times)
+    facts = {
+        'round': 'v0.7',
+        'org': 'us',
+        'train_samples': 1000,
+        'global_batch_size': recipe.global_batch_size,
+    } | facts
+    return RunSet(
+        name,
+        Path('/runs', name),
+        Path('/runs'),
+        tuple(
+            Run(
+                Path(f'result_{k}.txt'),
+                status=status,
+                time_to_train_s=time_s,
+                epochs_to_converge=curve[-1][0] if status == 'converged' else None,
+                evaluations=[
+                    Evaluation(epoch, accuracy, 0, None, None, None) for epoch, accuracy in curve
+                ],
+                is_imagenet='dataset' not in facts,
+                **facts,
+            )
+            for k, (status, time_s, curve) in enumerate(runs)
+        ),
+        unlogged=vars(recipe),
+        given_times=times,
+    )
 
 
 def changed(system: RunSet, **facts) -> RunSet:
@@ -41,4 +67,7 @@ def changed(system: RunSet, **facts) -> RunSet:
 
 def refused(system: RunSet, reason: str) -> RunSet:
     """Return a system whose runs are refused as a set."""
-    return replace(changed(system, status='failed', epochs_to_converge=None, time_to_train_s=None), refusal=reason)
+    return replace(
+        changed(system, status='failed', epochs_to_converge=None, time_to_train_s=None),
+        refusal=reason,
+    )

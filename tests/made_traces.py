@@ -1,14 +1,22 @@
 """Traced steps with known times."""
+
 from mlperf_rn50.runfolder.jsonl import append
 from mlperf_rn50.runfolder.records import StepSpans
 
 
 def step(number, at=0.0, slow=0.0, **changes):
-    """Return a step of 100 ms whose backward pass ends `slow` seconds after 60 ms; a bucket is ready 20 ms before."""
+    """Return a step of 100 ms whose backward pass ends `slow` seconds after 60 ms; a bucket is
+    ready 20 ms before."""
     computed = at + 0.06 + slow
-    keys = {'start_s': at, 'asked_s': at + 0.01, 'arrived_s': at + 0.03, 'computed_s': computed,
-            'exchanged_s': at + 0.09, 'updated_s': at + 0.1,
-            'buckets': [(computed - 0.02, at + 0.085), (computed, at + 0.09)]}
+    keys = {
+        'start_s': at,
+        'asked_s': at + 0.01,
+        'arrived_s': at + 0.03,
+        'computed_s': computed,
+        'exchanged_s': at + 0.09,
+        'updated_s': at + 0.1,
+        'buckets': [(computed - 0.02, at + 0.085), (computed, at + 0.09)],
+    }
     return StepSpans(number, **{**keys, **changes})
 
 

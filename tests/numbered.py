@@ -1,4 +1,5 @@
 """Encoded images, and prepared data sets of numbered images."""
+
 import io
 import tarfile
 from dataclasses import replace
@@ -24,11 +25,32 @@ def encoded(kind, image=RGB, **keys) -> bytes:
 
 def make_config(folder, images, num_val=1, **data) -> Config:
     """Prepare a data set whose i-th training image has label i, so that labels identify samples."""
-    samples, num_classes, side = from_pixels(images, range(len(images)), ''), max(2, len(images)), len(images[0])
-    pack(Dataset('numbered', 'test', [str(i) for i in range(num_classes)], samples, samples[:num_val]), folder)
-    keys = dict(dir=str(folder), dataset='numbered', num_train=len(images), num_val=num_val, num_classes=num_classes,
-                image_size=side, resize_shorter=side, crop='none', mirror_probability=0.0, mean=(0.0, 0.0, 0.0),
-                std=(1.0, 1.0, 1.0), num_threads=1, read_threads=2)
+    samples, num_classes, side = (
+        from_pixels(images, range(len(images)), ''),
+        max(2, len(images)),
+        len(images[0]),
+    )
+    pack(
+        Dataset(
+            'numbered', 'test', [str(i) for i in range(num_classes)], samples, samples[:num_val]
+        ),
+        folder,
+    )
+    keys = dict(
+        dir=str(folder),
+        dataset='numbered',
+        num_train=len(images),
+        num_val=num_val,
+        num_classes=num_classes,
+        image_size=side,
+        resize_shorter=side,
+        crop='none',
+        mirror_probability=0.0,
+        mean=(0.0, 0.0, 0.0),
+        std=(1.0, 1.0, 1.0),
+        num_threads=1,
+        read_threads=2,
+    )
     return Config(data=DataConfig(**{**keys, **data}))
 
 
@@ -45,9 +67,12 @@ def ramp(n):
 def write_records(path, payloads, labels, keys, sample_ids):
     """Write a .rec and its .idx with MXNet; return the path."""
     import mxnet as mx  # numbered.py is also for tests without MXNet
+
     record = mx.recordio.MXIndexedRecordIO(str(path.with_suffix('.idx')), str(path), 'w')
     for payload, label, key, sample_id in zip(payloads, labels, keys, sample_ids):
-        record.write_idx(key, mx.recordio.pack(mx.recordio.IRHeader(0, label, sample_id, 0), payload))
+        record.write_idx(
+            key, mx.recordio.pack(mx.recordio.IRHeader(0, label, sample_id, 0), payload)
+        )
     record.close()
     return path
 

@@ -1,4 +1,5 @@
 """Progress bar of commands that read or draw for a long time."""
+
 import sys
 from collections.abc import Iterable
 from typing import TypeVar
@@ -11,4 +12,5 @@ def track(items: Iterable[_T], total: int, name: str) -> Iterable[_T]:
     if sys.stderr is None or not sys.stderr.isatty():
         return items
     from rich import console, progress  # slow to import
+
     return progress.track(items, name, total, console=console.Console(stderr=True), transient=True)

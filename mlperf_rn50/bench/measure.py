@@ -1,4 +1,6 @@
-"""Shared parts of all benches: session, timing, peaks, machine description and output of results."""
+"""Shared parts of all benches: session, timing, peaks, machine description and output of
+results."""
+
 import json
 import os
 import statistics
@@ -66,7 +68,7 @@ class BenchSession:
             start = time.perf_counter()
             action()
             seconds.append(time.perf_counter() - start)
-        return spread_of(seconds[self.num_warmup:])
+        return spread_of(seconds[self.num_warmup :])
 
 
 def peak_memory_bytes(device_id: int | None) -> int:
@@ -88,7 +90,8 @@ def parse_list(option: str, text: str, known: Sequence[str] | None = None) -> li
 
 
 def parse_numbers(option: str, text: str) -> list[int]:
-    """Return the numbers of a list such as '8,16'. Raise ConfigError unless all are whole and above 0."""
+    """Return the numbers of a list such as '8,16'. Raise ConfigError unless all are whole and above
+    0."""
     words = parse_list(option, text)
     for word in words:
         if not word.isdecimal() or int(word) < 1:
@@ -98,15 +101,23 @@ def parse_numbers(option: str, text: str) -> list[int]:
 
 def describe_machine(num_hosts: int) -> dict:
     """Return hardware, versions and settings of the measurement."""
-    host, keys = host_facts(), ('hostname', 'cpu', 'cpu_cores', 'processor', 'gpus', 'memory_bytes', 'os')
-    return {**{key: host[key] for key in keys}, 'num_hosts': num_hosts,
-            'omp_threads_per_rank': omp_threads(os.environ.get('OMP_NUM_THREADS', '')),
-            'packages': package_versions(), **git_commit()}
+    host, keys = (
+        host_facts(),
+        ('hostname', 'cpu', 'cpu_cores', 'processor', 'gpus', 'memory_bytes', 'os'),
+    )
+    return {
+        **{key: host[key] for key in keys},
+        'num_hosts': num_hosts,
+        'omp_threads_per_rank': omp_threads(os.environ.get('OMP_NUM_THREADS', '')),
+        'packages': package_versions(),
+        **git_commit(),
+    }
 
 
 @dataclass(frozen=True)
 class ResultTable:
-    """A table of results. Columns are (JSON key, heading, format). A value of None is printed as -."""
+    """A table of results. Columns are (JSON key, heading, format). A value of None is printed as
+    -."""
 
     title: str
     columns: tuple[tuple[str, str, str], ...]
@@ -117,20 +128,46 @@ class ResultTable:
 def render_tables(machine: dict, tables: Sequence[ResultTable]) -> str:
     packages = machine['packages']
     mxnet = next((f'{n} {v}' for n, v in packages.items() if n.startswith('mxnet')), 'no MXNet')
-    description = ', '.join([f'{machine["cpu"]} ({machine["processor"]["uses"]})', f'{machine["cpu_cores"]} cores',
-                             *machine['gpus'], f'{machine["omp_threads_per_rank"]} threads per rank',
-                             plural(machine['num_hosts'], 'host')])
+    description = ', '.join(
+        [
+            f'{machine["cpu"]} ({machine["processor"]["uses"]})',
+            f'{machine["cpu_cores"]} cores',
+            *machine['gpus'],
+            f'{machine["omp_threads_per_rank"]} threads per rank',
+            plural(machine['num_hosts'], 'host'),
+        ]
+    )
     lines = [f'{description}; mlperf-rn50 {packages["mlperf-rn50"]}, {mxnet}']
     for table in tables:
-        body = [[printable(v) if isinstance(v := row[key], str) else number_cell(v, form).text
-                 for key, _, form in table.columns] for row in table.rows]
-        lines += ['', table.title, tabulate(body, [heading for _, heading, _ in table.columns], disable_numparse=True,
-                                            colalign=['left' if f == 's' else 'right' for *_, f in table.columns])]
+        body = [
+            [
+                printable(v) if isinstance(v := row[key], str) else number_cell(v, form).text
+                for key, _, form in table.columns
+            ]
+            for row in table.rows
+        ]
+        lines += [
+            '',
+            table.title,
+            tabulate(
+                body,
+                [heading for _, heading, _ in table.columns],
+                disable_numparse=True,
+                colalign=['left' if f == 's' else 'right' for *_, f in table.columns],
+            ),
+        ]
         lines += [table.note] * bool(table.note)
     return '\n'.join(lines)
 
 
 def render_results_json(kind: str, machine: dict, tables: Sequence[ResultTable]) -> str:
     """Return the machine and all tables with title, note and rows as JSON."""
-    return json.dumps({'format': f'mlperf-rn50 bench {kind} 1', 'version': mlperf_rn50.__version__, 'machine': machine,
-                       'tables': [{'title': t.title, 'note': t.note, 'rows': t.rows} for t in tables]}, indent=1)
+    return json.dumps(
+        {
+            'format': f'mlperf-rn50 bench {kind} 1',
+            'version': mlperf_rn50.__version__,
+            'machine': machine,
+            'tables': [{'title': t.title, 'note': t.note, 'rows': t.rows} for t in tables],
+        },
+        indent=1,
+    )

@@ -1,4 +1,6 @@
-"""`why --probe`: causes of a missed accuracy, measured on a run's last weights and its images, in minutes on a CPU."""
+"""`why --probe`: causes of a missed accuracy, measured on a run's last weights and its images, in
+minutes on a CPU."""
+
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
@@ -24,50 +26,86 @@ from mlperf_rn50.train.plan import make_plan
 
 _SIZE, _MOST_RECORDS = 50, 150_000  # images of a forward pass; records that are read per split
 _MOST, _MOST_PIXELS = 2000, 25e6  # classified images per split, and their pixels
-_RENEWING = 40  # batches after which 1 % of the old statistics of BatchNorm are left with momentum 0.9
+# batches after which 1 % of the old statistics of BatchNorm are left with momentum 0.9
+_RENEWING = 40
 _EARLY = 0.1  # part of the schedule before which a network is not judged
 
 
-def judge_order(read: Mapping[int, int], shard: Shard, seed: int, records: RecordFile,
-                labels: np.ndarray) -> Iterator[Cause]:
-    """Compare the order of labels, and the bytes read by epoch, with what seed and number of ranks determine."""
+def judge_order(
+    read: Mapping[int, int], shard: Shard, seed: int, records: RecordFile, labels: np.ndarray
+) -> Iterator[Cause]:
+    """Compare the order of labels, and the bytes read by epoch, with what seed and number of ranks
+    determine."""
     orders, num = [epoch_order(shard, seed, epoch) for epoch in range(3)], len(labels)
-    same, usual = (np.diff(labels[orders[0]]) == 0).sum(), num * ((np.bincount(labels) / num) ** 2).sum()
+    same, usual = (
+        (np.diff(labels[orders[0]]) == 0).sum(),
+        num * ((np.bincount(labels) / num) ** 2).sum(),
+    )
     most = usual + SIGMAS * (same + usual) ** 0.5
-    yield weigh('shuffle', f'images of {num:,} that follow one of their class', same, most=most, strength=5.0)
+    yield weigh(
+        'shuffle',
+        f'images of {num:,} that follow one of their class',
+        same,
+        most=most,
+        strength=5.0,
+    )
     for epoch, expected in enumerate(map(records.num_bytes, orders), 1):
-        got, is_stored = read.get(epoch, expected), records.num_bytes(np.resize(np.arange(num), shard.num_positions))
+        got, is_stored = (
+            read.get(epoch, expected),
+            records.num_bytes(np.resize(np.arange(num), shard.num_positions)),
+        )
         name, how = ('shuffle', ' in stored order') if got == is_stored else ('equal_shards', '')
-        yield Cause(name, 5.0 * (got != expected), f'bytes of images{how} read in epoch {epoch}', f'{got:,}',
-                    f'{expected:,}')
+        yield Cause(
+            name,
+            5.0 * (got != expected),
+            f'bytes of images{how} read in epoch {epoch}',
+            f'{got:,}',
+            f'{expected:,}',
+        )
 
 
-def change_images(images: np.ndarray, train: np.ndarray, data: DataConfig) -> dict[tuple[str, str], np.ndarray]:
-    """Return normalised images as they are after mistakes in their channels, pixels or normalisation."""
-    (m, s), (n, t) = ((part.mean((0, 2, 3), keepdims=True), part.std((0, 2, 3), keepdims=True))
-                      for part in (images, train))
+def change_images(
+    images: np.ndarray, train: np.ndarray, data: DataConfig
+) -> dict[tuple[str, str], np.ndarray]:
+    """Return normalised images as they are after mistakes in their channels, pixels or
+    normalisation."""
+    (m, s), (n, t) = (
+        (part.mean((0, 2, 3), keepdims=True), part.std((0, 2, 3), keepdims=True))
+        for part in (images, train)
+    )
     mean, std = (np.array(v, np.float32).reshape(1, 3, 1, 1) for v in (data.mean, data.std))
     raw = images * std + mean
-    return {('channel_order', 'blue before red'): (raw[:, ::-1] - mean) / std,
-            ('orientation', 'images upside down'): images[:, :, ::-1],
-            ('orientation', 'transposed images'): images.swapaxes(2, 3),
-            ('orientation', 'mirrored images'): images[..., ::-1],
-            **{('orientation', f'images turned by {90 * k} degrees'): np.rot90(images, k, (2, 3)) for k in (1, 2, 3)},
-            ('normalisation', 'inverted images'): (255 - raw - mean) / std,
-            ('normalisation', 'mean and deviation of training images'): (images - m) / s * t + n,
-            ('normalisation', 'twice the values'): 2 * images,
-            ('normalisation', 'half the values'): images / 2,
-            ('value_range', 'values from 0 to 255'): raw,
-            ('value_range', 'values from 0 to 1'): raw / 255,
-            ('value_range', '255 times the values'): (255 * raw - mean) / std}
+    return {
+        ('channel_order', 'blue before red'): (raw[:, ::-1] - mean) / std,
+        ('orientation', 'images upside down'): images[:, :, ::-1],
+        ('orientation', 'transposed images'): images.swapaxes(2, 3),
+        ('orientation', 'mirrored images'): images[..., ::-1],
+        **{
+            ('orientation', f'images turned by {90 * k} degrees'): np.rot90(images, k, (2, 3))
+            for k in (1, 2, 3)
+        },
+        ('normalisation', 'inverted images'): (255 - raw - mean) / std,
+        ('normalisation', 'mean and deviation of training images'): (images - m) / s * t + n,
+        ('normalisation', 'twice the values'): 2 * images,
+        ('normalisation', 'half the values'): images / 2,
+        ('value_range', 'values from 0 to 255'): raw,
+        ('value_range', 'values from 0 to 1'): raw / 255,
+        ('value_range', '255 times the values'): (255 * raw - mean) / std,
+    }
 
 
 def _classify(net: Forward, images: np.ndarray) -> np.ndarray:
-    return np.concatenate([net(mx.nd.array(images[i:i + _SIZE])).asnumpy() for i in range(0, len(images), _SIZE)])
+    return np.concatenate(
+        [net(mx.nd.array(images[i : i + _SIZE])).asnumpy() for i in range(0, len(images), _SIZE)]
+    )
 
 
 def _images(net: Forward, batches: Iterable[Batch]) -> Images:
-    parts = [(b.images[:b.num_valid].asnumpy(), b.labels[:b.num_valid].asnumpy()) for b in batches if b.num_valid]
+    parts = [
+        (b.images[: b.num_valid].asnumpy(), b.labels[: b.num_valid].asnumpy())
+        for b in batches
+        if b.num_valid
+    ]
     images, labels = (np.concatenate(part) for part in zip(*parts))
     return Images(images, labels, _classify(net, images))
 
@@ -81,45 +119,83 @@ def _renew_statistics(net: mx.gluon.HybridBlock, images: np.ndarray) -> None:
 
 
 def probe(run: WhyRun) -> tuple[list[Cause], str]:
-    """Return the figures that weights and images show, accused or not, and of which weights they are.
+    """Return the figures that weights and images show, accused or not, and of which weights they
+    are.
 
     Raise UserError if weights or images are unusable.
     """
     original, folder, log = run.config, run.folder, run.log
     if not original or not log or not log.num_ranks:
-        raise DataError(f'{folder.config}: expected a readable configuration, and a log with the number of ranks')
+        raise DataError(
+            f'{folder.config}: expected a readable configuration, and a log with the number of '
+            'ranks'
+        )
     description, arrays = load_weights(find_weights(folder.weights, LAST))
-    config, arrays = portable(replace(original, model=replace(original.model, bn_momentum=0.9)), arrays)
+    config, arrays = portable(
+        replace(original, model=replace(original.model, bn_momentum=0.9)), arrays
+    )
     data, seed = config.data, config.run.seed or 0
-    most = min(_MOST, int(_MOST_PIXELS / data.image_size ** 2))
+    most = min(_MOST, int(_MOST_PIXELS / data.image_size**2))
     trained, renewing = (restore_model(config, mx.cpu(), arrays, str(folder.dir)) for _ in range(2))
     net, renewed = (with_mirror(n, config) for n in (trained, renewing))
-    train, validation = (_images(net, eval_batches(config, Shard(n, 0, -(-n // most), _SIZE), None, split)())
-                         for split, n in (('train', data.num_train), ('validation', data.num_val)))
+    train, validation = (
+        _images(net, eval_batches(config, Shard(n, 0, -(-n // most), _SIZE), None, split)())
+        for split, n in (('train', data.num_train), ('validation', data.num_val))
+    )
     batches = train_batches(config, Shard(data.num_train, 0, 1, _SIZE), 0, 0, None)
     augmented = _images(net, islice(batches, -(-min(most, data.num_train) // _SIZE)))
     _renew_statistics(renewing, augmented.images)
     changed = change_images(validation.images, train.images, data)
     after = {key: _classify(net, images) for key, images in changed.items()}
-    sound, sound_train = (part._replace(logits=_classify(renewed, part.images)) for part in (validation, train))
+    sound, sound_train = (
+        part._replace(logits=_classify(renewed, part.images)) for part in (validation, train)
+    )
     after['batch_norm', 'recomputed statistics of BatchNorm'] = sound.logits
     initial = build_model(config, mx.cpu(), seed, is_plain=True).collect_params()
     records = [find_split(data, split)() for split in ('train', 'validation')]
-    scanned, others = ([(hash(r.image.tobytes()), r.label) for r in map(
-        part.read, range(0, len(part), -(-len(part) // _MOST_RECORDS)))] for part in records)
+    scanned, others = (
+        [
+            (hash(r.image.tobytes()), r.label)
+            for r in map(part.read, range(0, len(part), -(-len(part) // _MOST_RECORDS)))
+        ]
+        for part in records
+    )
     num_epochs = max(config.schedule.decay_epochs, config.train.max_epochs or 0)
     is_early = description.epoch < _EARLY * num_epochs
     found = [
-        *evidence.judge_predictions(train, augmented, validation, after, sound_train=sound_train, sound=sound,
-                                    logged=description.top1, is_early=is_early),
-        *evidence.judge_detail(*(evidence.measure_detail(part.images, data.mean, data.std)
-                                 for part in (train, validation))),
+        *evidence.judge_predictions(
+            train,
+            augmented,
+            validation,
+            after,
+            sound_train=sound_train,
+            sound=sound,
+            logged=description.top1,
+            is_early=is_early,
+        ),
+        *evidence.judge_detail(
+            *(
+                evidence.measure_detail(part.images, data.mean, data.std)
+                for part in (train, validation)
+            )
+        ),
         *evidence.judge_records(scanned, others, data.num_classes),
         *evidence.when_trained(
-            is_early, evidence.judge_weights({n: p.data().asnumpy() for n, p in initial.items()}, arrays))]
+            is_early,
+            evidence.judge_weights({n: p.data().asnumpy() for n, p in initial.items()}, arrays),
+        ),
+    ]
     if data.shuffle == 'global' and len(scanned) == data.num_train and not run.last(ResumedRecord):
-        read = {r.epoch: sum(r.record_bytes.values()) for r in run.all(EpochRecord) if not data.record_cache_mib}
+        read = {
+            r.epoch: sum(r.record_bytes.values())
+            for r in run.all(EpochRecord)
+            if not data.record_cache_mib
+        }
         shard = make_plan(original, log.num_ranks).train_shard()
-        found += judge_order(read, shard, seed, records[0], np.array([label for _, label in scanned]))
-    return evidence.settle(found), (f'Probed: weights of epoch {description.epoch} of {num_epochs:g}, with Top-1 '
-                           f'{percent(validation.top1)} on {len(validation.labels):,} validation images.')
+        found += judge_order(
+            read, shard, seed, records[0], np.array([label for _, label in scanned])
+        )
+    return evidence.settle(found), (
+        f'Probed: weights of epoch {description.epoch} of {num_epochs:g}, with Top-1 '
+        f'{percent(validation.top1)} on {len(validation.labels):,} validation images.'
+    )

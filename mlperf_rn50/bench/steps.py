@@ -1,9 +1,11 @@
-"""`bench train`: speed of the training code for combinations of networks, precisions, inputs, batches and ranks.
+"""`bench train`: speed of the training code for combinations of networks, precisions, inputs,
+batches and ranks.
 
-`bench allreduce`: time and bandwidth of the gradient exchange of these steps alone.
-Sources: tf_cnn_benchmarks' short test, which takes the mean of 100 steps after 10 warm-up steps; nccl-tests,
+`bench allreduce`: time and bandwidth of the gradient exchange of these steps alone. Sources:
+tf_cnn_benchmarks' short test, which takes the mean of 100 steps after 10 warm-up steps; nccl-tests,
 PERFORMANCE.md. S bytes in t s on n ranks: algorithm bandwidth S / t, bus S / t x 2 (n - 1) / n.
 """
+
 import gc
 from collections import deque
 from collections.abc import Iterator
@@ -46,31 +48,56 @@ class Case:
     num_ranks: int
 
 
-def make_cases(models: list[str], precisions: list[str], sources: list[str], batch_sizes: list[int],
-               rank_counts: list[int]) -> list[Case]:
-    """Return all cases, those with bfloat16 last, because bfloat16 changes the operators for the whole process."""
-    return [Case(m, p, s, b, n) for p in sorted(precisions, key=lambda p: p == 'bfloat16') for m in models
-            for s in sources for b in batch_sizes for n in rank_counts]
+def make_cases(
+    models: list[str],
+    precisions: list[str],
+    sources: list[str],
+    batch_sizes: list[int],
+    rank_counts: list[int],
+) -> list[Case]:
+    """Return all cases, those with bfloat16 last, because bfloat16 changes the operators for the
+    whole process."""
+    return [
+        Case(m, p, s, b, n)
+        for p in sorted(precisions, key=lambda p: p == 'bfloat16')
+        for m in models
+        for s in sources
+        for b in batch_sizes
+        for n in rank_counts
+    ]
 
 
 def case_config(config: Config, case: Case) -> Config:
-    """Return the configuration of a case. Synthetic images have a configured size or the network's design size."""
+    """Return the configuration of a case. Synthetic images have a configured size or the network's
+    design size."""
     is_synthetic = case.source == 'synthetic'
     data = replace(config.data, synthetic=is_synthetic, sizes=())
     if is_synthetic and data.image_size == DataConfig.image_size:
         side = image_size_of(case.model)
         data = replace(data, image_size=side, resize_shorter=max(data.resize_shorter, side))
-    train = replace(config.train, precision=case.precision,  # type: ignore[arg-type]
-                    local_batch_size=case.local_batch_size, global_batch_size=None)
+    train = replace(
+        config.train,
+        precision=case.precision,  # type: ignore[arg-type]
+        local_batch_size=case.local_batch_size,
+        global_batch_size=None,
+    )
     model = replace(config.model, name=case.model)  # type: ignore[arg-type]
-    result = replace(config, data=data, train=train, model=model,
-                     run=replace(config.run, num_nodes=None, ranks_per_node=None))
+    result = replace(
+        config,
+        data=data,
+        train=train,
+        model=model,
+        run=replace(config.run, num_nodes=None, ranks_per_node=None),
+    )
     check_values(result)
     return with_layout(result)
 
 
-def time_steps(trainer: Trainer, batches: Iterator[Batch], plan: Plan, session: BenchSession) -> list[float]:
-    """Return each step's seconds after warm-up. As in training, Python is STEPS_AHEAD steps ahead of the device."""
+def time_steps(
+    trainer: Trainer, batches: Iterator[Batch], plan: Plan, session: BenchSession
+) -> list[float]:
+    """Return each step's seconds after warm-up. As in training, Python is STEPS_AHEAD steps ahead
+    of the device."""
     num_steps = session.num_warmup + session.num
     pulses, stamps = deque[PendingStep](), [perf_counter()]
     for step in range(num_steps):
@@ -88,13 +115,17 @@ def time_steps(trainer: Trainer, batches: Iterator[Batch], plan: Plan, session: 
     return [b - a for a, b in zip(stamps, stamps[1:])]
 
 
-def split_step(trainer: Trainer, batches: Iterator[Batch], plan: Plan, step: int) -> dict[str, float]:
-    """Return the seconds of each part of one step. Without overlap, their sum exceeds the time of a normal step."""
+def split_step(
+    trainer: Trainer, batches: Iterator[Batch], plan: Plan, step: int
+) -> dict[str, float]:
+    """Return the seconds of each part of one step. Without overlap, their sum exceeds the time of a
+    normal step."""
     stamps = [perf_counter()]
 
     def done() -> None:
         nd.waitall()
         stamps.append(perf_counter())
+
     batch = next(batches)
     done()
     step_in_epoch = step % plan.steps_per_epoch
@@ -110,29 +141,46 @@ def split_step(trainer: Trainer, batches: Iterator[Batch], plan: Plan, step: int
 
 
 def measure_case(session: BenchSession, case: Case) -> Row:
-    """Measure a case on its ranks. Return a row with the times of this rank and the maximum memory of all ranks."""
+    """Measure a case on its ranks. Return a row with the times of this rank and the maximum memory
+    of all ranks."""
     config, comm, device_id = session.config, session.comm, session.device_id
     plan = make_plan(config, comm.world_size)
-    with suppress(OSError):  # resets peak_memory_bytes; if this fails, the peak includes earlier cases
+    # resets peak_memory_bytes; if this fails, the peak includes earlier cases
+    with suppress(OSError):
         Path('/proc/self/clear_refs').write_text('5')
     trainer = Trainer(plan, comm, 0, device_id)
     trainer.broadcast()
     batches = train_batches(config, plan.train_shard(comm.rank), 0, 0, device_id)
     seconds = spread_of(time_steps(trainer, batches, plan, session))
-    splits = [split_step(trainer, batches, plan, step) for step in range(min(session.num, _NUM_SPLIT_STEPS))]
+    splits = [
+        split_step(trainer, batches, plan, step)
+        for step in range(min(session.num, _NUM_SPLIT_STEPS))
+    ]
     memory = max(comm.gather_object(round(measure.peak_memory_bytes(device_id) / 2**20)))
     peak = measure_peak(config.train.precision, session.context)
     flops = 3 * count_flops(trainer.net, image_shape(config)) * plan.local_batch_size
     return {
-        'model': case.model, 'precision': case.precision, 'input': case.source, 'image_size': config.data.image_size,
-        'local_batch_size': case.local_batch_size, 'num_ranks': comm.world_size,
-        'num_hosts': comm.sum([comm.local_rank == 0])[0], 'num_steps': seconds.num,
-        'images_per_s': plan.global_batch_size / seconds.median_s, 'step_ms': 1000 * seconds.median_s,
-        'step_low_ms': 1000 * seconds.low_s, 'step_high_ms': 1000 * seconds.high_s, 'spread': seconds.relative,
+        'model': case.model,
+        'precision': case.precision,
+        'input': case.source,
+        'image_size': config.data.image_size,
+        'local_batch_size': case.local_batch_size,
+        'num_ranks': comm.world_size,
+        'num_hosts': comm.sum([comm.local_rank == 0])[0],
+        'num_steps': seconds.num,
+        'images_per_s': plan.global_batch_size / seconds.median_s,
+        'step_ms': 1000 * seconds.median_s,
+        'step_low_ms': 1000 * seconds.low_s,
+        'step_high_ms': 1000 * seconds.high_s,
+        'spread': seconds.relative,
         **{f'{part}_ms': 1000 * spread_of([s[part] for s in splits]).median_s for part in PARTS},
-        'num_parameters': count_parameters(trainer.net), 'gflop_per_step': flops / 1e9,
-        'gflops': flops / seconds.median_s / 1e9, 'peak_gflops': peak / 1e9,
-        'share_of_peak': flops / seconds.median_s / peak, 'memory_mib': memory}
+        'num_parameters': count_parameters(trainer.net),
+        'gflop_per_step': flops / 1e9,
+        'gflops': flops / seconds.median_s / 1e9,
+        'peak_gflops': peak / 1e9,
+        'share_of_peak': flops / seconds.median_s / peak,
+        'memory_mib': memory,
+    }
 
 
 def bench_steps(session: BenchSession, cases: list[Case]) -> list[ResultTable]:
@@ -140,8 +188,11 @@ def bench_steps(session: BenchSession, cases: list[Case]) -> list[ResultTable]:
     comm = session.comm
     for case in cases:
         if case.num_ranks > comm.world_size:
-            raise ConfigError(f'--ranks: got {case.num_ranks}, expected at most {comm.world_size}; start more with a '
-                              f'launcher, such as launch/ranks.sh {case.num_ranks} mlperf-rn50 bench train …')
+            raise ConfigError(
+                f'--ranks: got {case.num_ranks}, expected at most {comm.world_size}; start more '
+                'with a '
+                f'launcher, such as launch/ranks.sh {case.num_ranks} mlperf-rn50 bench train …'
+            )
     configs = [case_config(session.config, case) for case in cases]
     rows = []
     for case, config in zip(cases, configs):
@@ -154,65 +205,114 @@ def bench_steps(session: BenchSession, cases: list[Case]) -> list[ResultTable]:
 
 
 def _steps_table(rows: list[Row]) -> ResultTable:
-    return ResultTable('Training steps', (
-        ('model', 'model', 's'), ('precision', 'precision', 's'), ('input', 'input', 's'),
-        ('image_size', 'pixels', 'd'), ('local_batch_size', 'batch', 'd'), ('num_ranks', 'ranks', 'd'),
-        ('num_hosts', 'hosts', 'd'), ('num_steps', 'n', 'd'), ('images_per_s', 'images/s', ',.1f'),
-        ('step_ms', 'ms/step', ',.1f'), ('spread', '±', '.1%'),
-        *((f'{p}_ms', p.replace('_', '-'), ',.1f') for p in PARTS),
-        ('gflops', 'GFLOP/s', ',.0f'), ('share_of_peak', 'of peak', '.0%'), ('memory_mib', 'MiB', ',d')), rows,
-        'batch, MiB, GFLOP/s: per rank. ms/step: median of n steps, ± half the interquartile range. Columns data to '
-        'update: ms of each part, without overlap. GFLOP/s: two FLOPs per multiply-add of convolutions and dense '
-        'layers, backward counted twice. Peak: the fastest of 12 matrix products.')
+    return ResultTable(
+        'Training steps',
+        (
+            ('model', 'model', 's'),
+            ('precision', 'precision', 's'),
+            ('input', 'input', 's'),
+            ('image_size', 'pixels', 'd'),
+            ('local_batch_size', 'batch', 'd'),
+            ('num_ranks', 'ranks', 'd'),
+            ('num_hosts', 'hosts', 'd'),
+            ('num_steps', 'n', 'd'),
+            ('images_per_s', 'images/s', ',.1f'),
+            ('step_ms', 'ms/step', ',.1f'),
+            ('spread', '±', '.1%'),
+            *((f'{p}_ms', p.replace('_', '-'), ',.1f') for p in PARTS),
+            ('gflops', 'GFLOP/s', ',.0f'),
+            ('share_of_peak', 'of peak', '.0%'),
+            ('memory_mib', 'MiB', ',d'),
+        ),
+        rows,
+        'batch, MiB, GFLOP/s: per rank. ms/step: median of n steps, ± half the interquartile '
+        'range. Columns data to '
+        'update: ms of each part, without overlap. GFLOP/s: two FLOPs per multiply-add of '
+        'convolutions and dense '
+        'layers, backward counted twice. Peak: the fastest of 12 matrix products.',
+    )
 
 
 def _scaling_tables(rows: list[Row]) -> list[ResultTable]:
     """Return a scaling table for each case measured with different numbers of ranks."""
-    cases = grouped(sorted(rows, key=itemgetter('num_ranks')),
-                    itemgetter('model', 'precision', 'input', 'local_batch_size'))
-    return [ResultTable(
-        f'Scaling efficiency: {case[0]}, {case[1]}, {case[2]}, {case[3]} images per rank',
-        (('num_ranks', 'ranks', 'd'), ('num_hosts', 'hosts', 'd'), ('ideal', 'ideal images/s', ',.1f'),
-         ('real', 'real images/s', ',.1f'), ('efficiency', 'efficiency', '.0%')), scaling_rows(same))
-        for case, same in cases.items() if len(same) > 1]
+    cases = grouped(
+        sorted(rows, key=itemgetter('num_ranks')),
+        itemgetter('model', 'precision', 'input', 'local_batch_size'),
+    )
+    return [
+        ResultTable(
+            f'Scaling efficiency: {case[0]}, {case[1]}, {case[2]}, {case[3]} images per rank',
+            (
+                ('num_ranks', 'ranks', 'd'),
+                ('num_hosts', 'hosts', 'd'),
+                ('ideal', 'ideal images/s', ',.1f'),
+                ('real', 'real images/s', ',.1f'),
+                ('efficiency', 'efficiency', '.0%'),
+            ),
+            scaling_rows(same),
+        )
+        for case, same in cases.items()
+        if len(same) > 1
+    ]
 
 
 def scaling_rows(rows: list[Row]) -> list[Row]:
-    """Return real and ideal throughput by number of ranks. Ideal is the first row's throughput, scaled linearly."""
+    """Return real and ideal throughput by number of ranks. Ideal is the first row's throughput,
+    scaled linearly."""
     each = rows[0]['images_per_s'] / rows[0]['num_ranks']
-    return [{'num_ranks': r['num_ranks'], 'num_hosts': r['num_hosts'], 'ideal': each * r['num_ranks'],
-             'real': r['images_per_s'], 'efficiency': r['images_per_s'] / (each * r['num_ranks'])} for r in rows]
+    return [
+        {
+            'num_ranks': r['num_ranks'],
+            'num_hosts': r['num_hosts'],
+            'ideal': each * r['num_ranks'],
+            'real': r['images_per_s'],
+            'efficiency': r['images_per_s'] / (each * r['num_ranks']),
+        }
+        for r in rows
+    ]
 
 
 def bus_bandwidth(num_bytes: int, seconds: float, num_ranks: int) -> float:
-    """Return the bytes per second over each rank's link, which are comparable between different numbers of ranks."""
+    """Return the bytes per second over each rank's link, which are comparable between different
+    numbers of ranks."""
     return num_bytes / seconds * 2 * (num_ranks - 1) / num_ranks
 
 
 def predict_s(rows: list[Row], num_bytes: int) -> float:
-    """Return the predicted seconds for a size, interpolated between rows. Larger sizes use the last row's bandwidth."""
+    """Return the predicted seconds for a size, interpolated between rows. Larger sizes use the last
+    row's bandwidth."""
     sizes, seconds = [r['bytes'] for r in rows], [r['time_ms'] / 1000 for r in rows]
     return float(np.interp(num_bytes, sizes, seconds)) * max(1.0, num_bytes / sizes[-1])
 
 
 def _time(session: BenchSession, arrays: list[nd.NDArray]) -> dict[str, float]:
     """Time the exchange of some arrays. Return columns for a result row."""
+
     def exchange() -> None:
         session.comm.average_gradients(arrays)
         for array in arrays:  # waitall() does not wait for Horovod's stream
             wait_for(array)
+
     session.comm.barrier()
     seconds, num_bytes = session.time(exchange), sum(4 * a.size for a in arrays)
-    return {'bytes': num_bytes, 'time_ms': 1000 * seconds.median_s, 'spread': seconds.relative, 'num': seconds.num,
-            'bus_gb_per_s': bus_bandwidth(num_bytes, seconds.median_s, session.comm.world_size) / 1e9}
+    return {
+        'bytes': num_bytes,
+        'time_ms': 1000 * seconds.median_s,
+        'spread': seconds.relative,
+        'num': seconds.num,
+        'bus_gb_per_s': bus_bandwidth(num_bytes, seconds.median_s, session.comm.world_size) / 1e9,
+    }
 
 
 def bench_exchange(session: BenchSession, case: Case) -> list[ResultTable]:
-    """Time messages of several sizes, and a network's gradients and training step. Return tables only on rank 0."""
+    """Time messages of several sizes, and a network's gradients and training step. Return tables
+    only on rank 0."""
     comm = session.comm
     if comm.world_size < 2:
-        raise ConfigError('ranks: got 1, expected 2 or more; start them with a launcher, such as '
-                          'launch/ranks.sh 2 mlperf-rn50 bench allreduce')
+        raise ConfigError(
+            'ranks: got 1, expected 2 or more; start them with a launcher, such as '
+            'launch/ranks.sh 2 mlperf-rn50 bench allreduce'
+        )
     sizes = [_time(session, [nd.zeros((size // 4,), session.context)]) for size in SIZES]
     rows = [{**row, 'algorithm_gb_per_s': row['bytes'] / row['time_ms'] / 1e6} for row in sizes]
     session = replace(session, config=case_config(session.config, case))
@@ -220,22 +320,57 @@ def bench_exchange(session: BenchSession, case: Case) -> list[ResultTable]:
     grads = [nd.zeros(p.shape, session.context) for p in params if p.grad_req != 'null']
     measured, step_ms = _time(session, grads), measure_case(session, case)['step_ms']
     predicted_ms = 1000 * predict_s(rows, int(measured['bytes']))
-    gradients = {'model': case.model, 'num_gradients': len(grads), 'predicted_ms': predicted_ms, **measured,
-                 'step_ms': step_ms, 'predicted_share': predicted_ms / step_ms,
-                 'measured_share': measured['time_ms'] / step_ms, 'local_batch_size': case.local_batch_size,
-                 'num_ranks': comm.world_size, 'num_hosts': comm.sum([comm.local_rank == 0])[0]}
+    gradients = {
+        'model': case.model,
+        'num_gradients': len(grads),
+        'predicted_ms': predicted_ms,
+        **measured,
+        'step_ms': step_ms,
+        'predicted_share': predicted_ms / step_ms,
+        'measured_share': measured['time_ms'] / step_ms,
+        'local_batch_size': case.local_batch_size,
+        'num_ranks': comm.world_size,
+        'num_hosts': comm.sum([comm.local_rank == 0])[0],
+    }
     if comm.rank:
         return []
     num_sharing = sharing_of(session.config)
-    first = f' The {num_sharing} ranks of each GPU first sum their gradients in host memory.' if num_sharing > 1 else ''
+    first = (
+        f' The {num_sharing} ranks of each GPU first sum their gradients in host memory.'
+        if num_sharing > 1
+        else ''
+    )
     return [
-        ResultTable(f'All-reduce over {comm.world_size} ranks', (
-            ('bytes', 'bytes', ',d'), ('num', 'n', 'd'), ('time_ms', 'ms', ',.3f'), ('spread', '±', '.0%'),
-            ('algorithm_gb_per_s', 'algorithm GB/s', '.3f'), ('bus_gb_per_s', 'bus GB/s', '.3f')), rows,
-            f'float32, summed in place like gradients; times of rank 0.{first}'),
-        ResultTable('The gradients of a step', (
-            ('model', 'model', 's'), ('num_gradients', 'tensors', 'd'), ('bytes', 'bytes', ',d'),
-            ('predicted_ms', 'predicted ms', ',.1f'), ('time_ms', 'measured ms', ',.1f'), ('spread', '±', '.0%'),
-            ('bus_gb_per_s', 'bus GB/s', '.3f'), ('local_batch_size', 'batch', 'd'), ('step_ms', 'step, ms', ',.1f'),
-            ('predicted_share', 'predicted share', '.1%'), ('measured_share', 'measured share', '.1%')), [gradients],
-            'Predicted times are interpolated from the sizes above. Shares are of the step time, without overlap.')]
+        ResultTable(
+            f'All-reduce over {comm.world_size} ranks',
+            (
+                ('bytes', 'bytes', ',d'),
+                ('num', 'n', 'd'),
+                ('time_ms', 'ms', ',.3f'),
+                ('spread', '±', '.0%'),
+                ('algorithm_gb_per_s', 'algorithm GB/s', '.3f'),
+                ('bus_gb_per_s', 'bus GB/s', '.3f'),
+            ),
+            rows,
+            f'float32, summed in place like gradients; times of rank 0.{first}',
+        ),
+        ResultTable(
+            'The gradients of a step',
+            (
+                ('model', 'model', 's'),
+                ('num_gradients', 'tensors', 'd'),
+                ('bytes', 'bytes', ',d'),
+                ('predicted_ms', 'predicted ms', ',.1f'),
+                ('time_ms', 'measured ms', ',.1f'),
+                ('spread', '±', '.0%'),
+                ('bus_gb_per_s', 'bus GB/s', '.3f'),
+                ('local_batch_size', 'batch', 'd'),
+                ('step_ms', 'step, ms', ',.1f'),
+                ('predicted_share', 'predicted share', '.1%'),
+                ('measured_share', 'measured share', '.1%'),
+            ),
+            [gradients],
+            'Predicted times are interpolated from the sizes above. Shares are of the step time, '
+            'without overlap.',
+        ),
+    ]

@@ -1,14 +1,18 @@
-"""Command line. Each command is a module of this folder; main() prints the error of a failed command.
+"""Command line. Each command is a module of this folder; main() prints the error of a failed
+command.
 
-The docstring of a module is the help of its command; its first line is the summary in the list of commands. The module
-has make_parser() or add_options(parser), and run(argv), which returns the exit code. Shared code is in the modules
-parsers, ranks, terminal and weights.
+The docstring of a module is the help of its command; its first line is the summary in the list of
+commands. The module has make_parser() or add_options(parser), and run(argv), which returns the exit
+code. Shared code is in the modules parsers, ranks, terminal and weights.
 """
+
 # ruff: noqa: E402
 import signal
 
-# Until main() handles Ctrl-C, the imports would print a traceback; the default action ends the process silently.
-if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as under nohup
+# Until main() handles Ctrl-C, the imports would print a traceback; the default action ends the
+# process silently.
+# else it is ignored, as under nohup
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 import importlib
 import io
@@ -25,10 +29,25 @@ from typing import NoReturn, TextIO
 
 from mlperf_rn50.cli.parsers import config_help, config_parser
 from mlperf_rn50.cli.terminal import has_colour, paint
-from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, ConfigError, RankLost, RunFailed, UserError, nearest
+from mlperf_rn50.errors import (
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_USAGE,
+    ConfigError,
+    RankLost,
+    RunFailed,
+    UserError,
+    nearest,
+)
 from mlperf_rn50.files import DISK_FAULTS
 from mlperf_rn50.parser import Parser
-from mlperf_rn50.system.launcher_env import launched_rank, launched_size, print_stderr, rank_name, settle_variables
+from mlperf_rn50.system.launcher_env import (
+    launched_rank,
+    launched_size,
+    print_stderr,
+    rank_name,
+    settle_variables,
+)
 from mlperf_rn50.system.out_of_memory import explain_error
 from mlperf_rn50.system.signals import (
     END_SIGNALS,
@@ -44,8 +63,25 @@ from mlperf_rn50.text import first_paragraph, printable
 if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-COMMANDS = ('bench', 'check', 'classify', 'completion', 'doctor', 'evaluate', 'export', 'launch', 'package', 'predict',
-            'prepare', 'recipe', 'report', 'sweep', 'train', 'watch', 'why')
+COMMANDS = (
+    'bench',
+    'check',
+    'classify',
+    'completion',
+    'doctor',
+    'evaluate',
+    'export',
+    'launch',
+    'package',
+    'predict',
+    'prepare',
+    'recipe',
+    'report',
+    'sweep',
+    'train',
+    'watch',
+    'why',
+)
 # Commands whose packages read no variables of MXNet, except for why --probe.
 _READERS = ('check', 'completion', 'package', 'predict', 'recipe', 'report', 'watch', 'why')
 _DESCRIPTION = 'MLPerf time-to-accuracy runner for ResNet-50 v1.5 on MXNet Gluon.'
@@ -60,16 +96,28 @@ For the options of a command, run mlperf-rn50 COMMAND --help.
 
 exit codes: 0 success, 1 failed run or check, 2 invalid arguments or input, 75 interrupted and resumable,
 130 ended at once"""
-# Import and display names of optional packages, by extra. Horovod has no extra, as pip builds it without MXNet support.
+# Import and display names of optional packages, by extra. Horovod has no extra, as pip builds it
+# without MXNet support.
 EXTRAS = {
-    'cpu': {'mxnet': 'MXNet', 'nvidia': 'DALI', 'PIL': 'Pillow', 'docstring_parser': 'docstring-parser',
-            'imagesize': 'imagesize', 'jsonargparse': 'jsonargparse', 'mlperf_compliance': 'mlperf-compliance',
-            'numpy': 'NumPy', 'psutil': 'psutil', 'pynvml': 'nvidia-ml-py', 'tensorboardX': 'tensorboardX',
-            'tqdm': 'tqdm'},
+    'cpu': {
+        'mxnet': 'MXNet',
+        'nvidia': 'DALI',
+        'PIL': 'Pillow',
+        'docstring_parser': 'docstring-parser',
+        'imagesize': 'imagesize',
+        'jsonargparse': 'jsonargparse',
+        'mlperf_compliance': 'mlperf-compliance',
+        'numpy': 'NumPy',
+        'psutil': 'psutil',
+        'pynvml': 'nvidia-ml-py',
+        'tensorboardX': 'tensorboardX',
+        'tqdm': 'tqdm',
+    },
     'check': {'mlperf_logging': 'mlperf-logging'},
     'demo': {'sklearn': 'scikit-learn'},
     'export': {'onnx': 'ONNX', 'onnxruntime': 'ONNX Runtime'},
-    '': {'horovod': 'Horovod'}}
+    '': {'horovod': 'Horovod'},
+}
 
 
 def _command(name: str) -> ModuleType:
@@ -81,13 +129,21 @@ def _summary(name: str) -> str:
 
 
 class _MainParser(Parser):
-    """Parser of the arguments before the command. Only its help imports all commands, in order to list them."""
+    """Parser of the arguments before the command. Only its help imports all commands, in order to
+    list them."""
 
     def __init__(self) -> None:
-        super().__init__('mlperf-rn50', _DESCRIPTION, _EPILOG,
-                         usage='mlperf-rn50 [--version] [--debug] COMMAND [OPTIONS...]')
-        self.add_argument('--version', action='store_true',
-                          help='print the versions of the program and its packages, and the processor')
+        super().__init__(
+            'mlperf-rn50',
+            _DESCRIPTION,
+            _EPILOG,
+            usage='mlperf-rn50 [--version] [--debug] COMMAND [OPTIONS...]',
+        )
+        self.add_argument(
+            '--version',
+            action='store_true',
+            help='print the versions of the program and its packages, and the processor',
+        )
         self.add_argument('--debug', action='store_true', help='show the traceback of an error')
 
     def format_help(self) -> str:
@@ -97,15 +153,19 @@ class _MainParser(Parser):
 
 
 def whole_parser() -> ArgumentParser:
-    """Return a parser with all commands and their options; commands whose packages are missing have no options."""
+    """Return a parser with all commands and their options; commands whose packages are missing have
+    no options."""
     parser = _MainParser()
     commands = parser.add_subparsers(metavar='COMMAND', parser_class=ArgumentParser)
     for name in COMMANDS:
         commands.add_parser(name, help=_summary(name))
         with suppress(ModuleNotFoundError):
             command = _command(name)
-            commands._name_parser_map[name] = config_parser(name, command.add_options) if hasattr(
-                command, 'add_options') else command.make_parser()
+            commands._name_parser_map[name] = (
+                config_parser(name, command.add_options)
+                if hasattr(command, 'add_options')
+                else command.make_parser()
+            )
     return parser
 
 
@@ -117,16 +177,19 @@ def _run(argv: Sequence[str]) -> int:
     parser = _MainParser()
     if parser.parse_args(argv[:place]).version:
         from mlperf_rn50.system.environment import render_stack
+
         print(render_stack())
         return EXIT_OK
     if place == len(argv):
         parser.print_help(sys.stderr)
         return EXIT_USAGE
     if argv[place] not in COMMANDS:
-        raise ConfigError(f'{argv[place]}: unknown command{nearest(argv[place], COMMANDS)}; expected one of '
-                          f'{", ".join(COMMANDS)}')
+        raise ConfigError(
+            f'{argv[place]}: unknown command{nearest(argv[place], COMMANDS)}; expected one of '
+            f'{", ".join(COMMANDS)}'
+        )
     try:
-        command, words = _command(argv[place]), argv[place + 1:]
+        command, words = _command(argv[place]), argv[place + 1 :]
         if hasattr(command, 'add_options') and {'-h', '--help'} & {*words}:
             print(config_help(argv[place], command, words), end='')
             return EXIT_OK
@@ -140,23 +203,29 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def explain_missing(error: ModuleNotFoundError) -> UserError | None:
-    """Return an error that explains how to install a package; None for a module not in EXTRAS, which is a bug."""
+    """Return an error that explains how to install a package; None for a module not in EXTRAS,
+    which is a bug."""
     module = (error.name or '').partition('.')[0]
     for extra, packages in EXTRAS.items():
         if module in packages:
-            pip = f" or pip install '.[{extra}]'" if extra not in ('', 'cpu') else ''  # training also needs Horovod
-            return UserError(f'{packages[module]} is not installed; in the checkout, run launch/setup.sh{pip}')
+            # training also needs Horovod
+            pip = f" or pip install '.[{extra}]'" if extra not in ('', 'cpu') else ''
+            return UserError(
+                f'{packages[module]} is not installed; in the checkout, run launch/setup.sh{pip}'
+            )
     return None
 
 
 def _drop(stream: TextIO) -> None:
-    """Redirect a stream to /dev/null, so that the interpreter does not try to write the rest when it exits."""
+    """Redirect a stream to /dev/null, so that the interpreter does not try to write the rest when
+    it exits."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _print_error(error: UserError) -> None:
-    """Print an error on one line. Higher ranks wait longer, so that the lowest prints first; its exit ends them."""
+    """Print an error on one line. Higher ranks wait longer, so that the lowest prints first; its
+    exit ends them."""
     try:
         rank = launched_rank()
     except UserError:  # the rank itself may be invalid
@@ -172,7 +241,8 @@ def _print_error(error: UserError) -> None:
 
 
 def _leave(code: int) -> int:
-    """Return the exit code; if there are other ranks, exit at once, because Horovod's shutdown would wait for them."""
+    """Return the exit code; if there are other ranks, exit at once, because Horovod's shutdown
+    would wait for them."""
     if 'horovod.mxnet' in sys.modules and launched_size() is not None:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -181,7 +251,8 @@ def _leave(code: int) -> int:
 
 
 def _die_of_pipe() -> NoReturn:
-    """Exit silently by SIGPIPE, as programs do when their reader, such as head, has closed the pipe."""
+    """Exit silently by SIGPIPE, as programs do when their reader, such as head, has closed the
+    pipe."""
     _drop(sys.stdout)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPIPE])
@@ -195,9 +266,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # the terminal encoding may lack characters
             stream.reconfigure(errors='backslashreplace')
-    if os.path.expanduser('~') == '~':  # without HOME and an entry in /etc/passwd; matplotlib requires a home folder
+    # without HOME and an entry in /etc/passwd; matplotlib requires a home folder
+    if os.path.expanduser('~') == '~':
         os.environ['HOME'] = os.devnull
-    # matplotlib warns if it cannot write to the home folder, or takes long to build a list of fonts.
+    # matplotlib warns if it cannot write to the home folder, or takes long to build a list of
+    # fonts.
     logging.getLogger('matplotlib').setLevel(logging.ERROR)
     try:
         try:
@@ -218,7 +291,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: list[str]) -> int:
-    """Run a command, print its error and return its exit code; raise OSError if the output cannot be written."""
+    """Run a command, print its error and return its exit code; raise OSError if the output cannot
+    be written."""
     # Signals that the launcher blocked stay blocked until the run handles stop requests.
     catch(interrupt, END_SIGNALS, unblock=False)
     sys.unraisablehook = report_lost
@@ -232,7 +306,8 @@ def _main(argv: list[str]) -> int:
     except Exception as e:
         if has_interrupt(e):  # a package failed to clean up after Ctrl-C
             end_at_once()
-        is_disk_fault = isinstance(e, OSError) and e.errno in DISK_FAULTS and e.filename is None  # output has no name
+        # output has no name
+        is_disk_fault = isinstance(e, OSError) and e.errno in DISK_FAULTS and e.filename is None
         if is_disk_fault or isinstance(e, BrokenPipeError):
             raise
         explanation = explain_error(e)

@@ -5,13 +5,15 @@ examples:
   mlperf-rn50 check logs/digits_five --ruleset v4.0 --division open
   mlperf-rn50 check result_*.txt --ruleset v0.5 --format json
 
-The round of a log is the one in the name of a folder, such as v0.7, or the oldest one whose rules the log passes. The
-official checkers judge the logs. One of the five logs of a set may fail, unless it contradicts itself. Logs of other
-benchmarks are skipped and counted.
+The round of a log is the one in the name of a folder, such as v0.7, or the oldest one whose rules
+the log passes. The official checkers judge the logs. One of the five logs of a set may fail, unless
+it contradicts itself. Logs of other benchmarks are skipped and counted.
 
-exit codes: 0 all logs pass the rules of their round, even if they cannot be submitted, such as a run on digits,
-1 a log or set fails or one of several logs is unreadable, 2 usage error, no log, or one unreadable log
+exit codes: 0 all logs pass the rules of their round, even if they cannot be submitted, such as a
+run on digits, 1 a log or set fails or one of several logs is unreadable, 2 usage error, no log, or
+one unreadable log
 """
+
 import json
 import sys
 from collections.abc import Sequence
@@ -26,11 +28,24 @@ from mlperf_rn50.parser import Parser
 
 def make_parser() -> Parser:
     parser = command_parser('check', __doc__)
-    parser.add_argument('files', nargs='+', metavar='FILE', help='result_<k>.txt, or folder that contains such logs')
-    parser.add_argument('--ruleset', type=parse_round, choices=ROUNDS, metavar='ROUND',
-                        help=f'{", ".join(ROUNDS)} (default: all rounds whose line format the log contains)')
-    parser.add_argument('--division', choices=DIVISIONS, help='division whose rules apply (default: that of the log)')
-    parser.add_argument('--format', choices=['text', 'json'], default='text', help='output format (default: text)')
+    parser.add_argument(
+        'files', nargs='+', metavar='FILE', help='result_<k>.txt, or folder that contains such logs'
+    )
+    parser.add_argument(
+        '--ruleset',
+        type=parse_round,
+        choices=ROUNDS,
+        metavar='ROUND',
+        help=f'{", ".join(ROUNDS)} (default: all rounds whose line format the log contains)',
+    )
+    parser.add_argument(
+        '--division',
+        choices=DIVISIONS,
+        help='division whose rules apply (default: that of the log)',
+    )
+    parser.add_argument(
+        '--format', choices=['text', 'json'], default='text', help='output format (default: text)'
+    )
     return parser
 
 
@@ -39,16 +54,29 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.analysis.sets.load import Rules, describe_others, load_logs
     from mlperf_rn50.analysis.sets.verdict import make_verdicts, render_verdicts, verdicts_as_json
     from mlperf_rn50.mllog.check.judge import logs_as_json
+
     rules = Rules([ROUNDS[options.ruleset]] if options.ruleset else None, options.division)
     run_sets, others = load_logs([Path(f) for f in options.files], rules)
     verdicts = make_verdicts(run_sets)
     is_passed = not any(v.run_set.judgement.violations for v in verdicts)
     if options.format == 'json':
         logs = [log for v in verdicts for log in v.logs]
-        print(json.dumps({**logs_as_json(logs), 'sets': verdicts_as_json(verdicts),
-                          'num_other_benchmarks': len(others)}, indent=1))
+        print(
+            json.dumps(
+                {
+                    **logs_as_json(logs),
+                    'sets': verdicts_as_json(verdicts),
+                    'num_other_benchmarks': len(others),
+                },
+                indent=1,
+            )
+        )
         return EXIT_OK if is_passed else EXIT_FAILED
     first, _, rest = render_verdicts(verdicts).partition('\n')
-    print(paint(first, 'green' if is_passed else 'red') if has_colour(sys.stdout) else first, rest,
-          *[f'  {describe_others(others)}'] * bool(others), sep='\n')
+    print(
+        paint(first, 'green' if is_passed else 'red') if has_colour(sys.stdout) else first,
+        rest,
+        *[f'  {describe_others(others)}'] * bool(others),
+        sep='\n',
+    )
     return EXIT_OK if is_passed else EXIT_FAILED

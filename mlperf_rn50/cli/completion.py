@@ -1,4 +1,5 @@
-"""Print a shell completion script for commands, options, values and files, in bash also of published sets.
+"""Print a shell completion script for commands, options, values and files, in bash also of
+published sets.
 
 examples:
   mlperf-rn50 completion bash > ~/.local/share/bash-completion/completions/mlperf-rn50
@@ -6,8 +7,10 @@ examples:
   mlperf-rn50 completion fish > ~/.config/fish/completions/mlperf-rn50.fish
   source <(mlperf-rn50 completion bash)                  (only in this shell, also for launch/*.sh)
 
-The folder of the file must exist. The script matches this version of the program; print it again after an update.
+The folder of the file must exist. The script matches this version of the program; print it again
+after an update.
 """
+
 from argparse import SUPPRESS, ArgumentParser, _SubParsersAction
 from collections.abc import Sequence
 
@@ -20,7 +23,8 @@ from mlperf_rn50.parser import Parser
 _FOLDERS = {'DIR', 'run.dir', 'data.dir'}
 _FILES = {'FILE', 'PATH', 'IMAGE', 'RUN', 'RUNS', 'RUN|WEIGHTS', 'train.init_weights', 'TREE'}
 _KEYS = {'KEY', 'KEYS'}
-_PUBLISHED = {'paths': '_mlperf_rn50_file_or_published', 'sources': '_mlperf_rn50_file_or_system'}  # functions by key
+# functions by key
+_PUBLISHED = {'paths': '_mlperf_rn50_file_or_published', 'sources': '_mlperf_rn50_file_or_system'}
 _BASH = """
 _mlperf_rn50_names='{names}'
 _mlperf_rn50_next() {{ # WORD NAMES, each after a space; prints the next parts, or the first that differ
@@ -52,7 +56,9 @@ complete -o bashdefault -F _mlperf_script {{,./}}launch/{{local,docker,mpirun,ho
 
 def make_parser() -> Parser:
     parser = command_parser('completion', __doc__)
-    parser.add_argument('shell', choices=['bash', 'zsh', 'fish'], help='shell that reads the script')
+    parser.add_argument(
+        'shell', choices=['bash', 'zsh', 'fish'], help='shell that reads the script'
+    )
     return parser
 
 
@@ -62,6 +68,7 @@ def run(argv: Sequence[str]) -> int:
 
     from mlperf_rn50.analysis.sets.published import published_names
     from mlperf_rn50.cli import whole_parser
+
     parser = whole_parser()
     _complete_values(parser)
     print(shtab.complete(parser, options.shell))
@@ -76,6 +83,7 @@ def _complete_values(parser: ArgumentParser) -> None:
     import shtab
 
     from mlperf_rn50.config import KEYS, SECTIONS
+
     for action in parser._actions:
         names = {action.metavar, action.dest}
         if isinstance(action, _SubParsersAction):

@@ -1,13 +1,15 @@
-"""Evaluate saved weights exactly, on any number of ranks, and list the most frequent class confusions.
+"""Evaluate saved weights exactly, on any number of ranks, and list the most frequent class
+confusions.
 
 examples:
-  mlperf-rn50 evaluate logs/digits_cpu
-  launch/ranks.sh 2 mlperf-rn50 evaluate logs/digits_cpu --which last --confusions 20
-  mlperf-rn50 evaluate weights/best.npz --data.dir data/digits --train.eval_batch_size 100 --format json
+  mlperf-rn50 evaluate logs/digits_cpu launch/ranks.sh 2 mlperf-rn50 evaluate logs/digits_cpu
+  --which last --confusions 20 mlperf-rn50 evaluate weights/best.npz --data.dir data/digits
+  --train.eval_batch_size 100 --format json
 
-The configuration is stored with the weights; options override its keys. The exit code is 1 if Top-1 differs from the
-log of the run.
+The configuration is stored with the weights; options override its keys. The exit code is 1 if Top-1
+differs from the log of the run.
 """
+
 from __future__ import annotations
 
 import json
@@ -30,8 +32,15 @@ if TYPE_CHECKING:
 
 def add_options(parser: Any) -> None:
     add = parser.add_argument
-    # Optional here, because the parser also reads the configuration of the weights; run() requires it.
-    add('path', nargs='?', metavar='RUN|WEIGHTS', type=str, help='run folder (its newest run), weights folder, or .npz')
+    # Optional here, because the parser also reads the configuration of the weights; run() requires
+    # it.
+    add(
+        'path',
+        nargs='?',
+        metavar='RUN|WEIGHTS',
+        type=str,
+        help='run folder (its newest run), weights folder, or .npz',
+    )
     add('--which', choices=['best', 'last'], default='best', help='saved network of the run')
     add('--confusions', metavar='N', type=int, default=10, help='number of confusions in the list')
     add('--format', choices=['table', 'json'], default='table', help='output format')
@@ -41,6 +50,7 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.cli.ranks import in_rank
     from mlperf_rn50.config_file import parse_config_options
     from mlperf_rn50.system.processor import check_precision, find_processor
+
     parser = config_parser('evaluate', add_options)
     options = parse_config_options(parser, argv)
     if not options.path:
@@ -53,7 +63,9 @@ def run(argv: Sequence[str]) -> int:
     return in_rank(lambda heartbeat: _evaluate(config, weights, options, heartbeat), config)
 
 
-def _evaluate(config: Config, weights: SavedWeights, options: Namespace, heartbeat: Heartbeat) -> int:
+def _evaluate(
+    config: Config, weights: SavedWeights, options: Namespace, heartbeat: Heartbeat
+) -> int:
     from mlperf_rn50.cli.ranks import open_ranks
     from mlperf_rn50.data.batches import device_context, eval_batches
     from mlperf_rn50.data.records import class_names
@@ -63,13 +75,16 @@ def _evaluate(config: Config, weights: SavedWeights, options: Namespace, heartbe
     from mlperf_rn50.system.processor import leave_openmp_to_engine
     from mlperf_rn50.train.comm.device import device_id_of
     from mlperf_rn50.train.evaluate import ConfusionMatrix, evaluate, with_mirror
+
     heartbeat.beat('start-up')
     comm = open_ranks(config, heartbeat)
     data, device_id = config.data, device_id_of(config, comm)
     context = device_context(device_id)
     leave_openmp_to_engine()
     if not data.synthetic and class_names(data) != list(weights.description.classes):
-        raise DataError(f'data.dir: got other classes in {data.dir} than those of {weights.path}; set data.dir')
+        raise DataError(
+            f'data.dir: got other classes in {data.dir} than those of {weights.path}; set data.dir'
+        )
     size = min(config.train.eval_batch_size or 1, -(-data.num_val // comm.world_size))
     batches = eval_batches(config, Shard(data.num_val, comm.rank, comm.world_size, size), device_id)
     trained = restore_model(config, context, weights.arrays, str(weights.path))
@@ -79,8 +94,11 @@ def _evaluate(config: Config, weights: SavedWeights, options: Namespace, heartbe
     accuracy = evaluate(net, batches(), data.num_val, comm, heartbeat.beat, matrix.add)
     matrix.sum(comm)
     if matrix.counts.trace() != accuracy.num_top1:
-        raise RunFailed(f'evaluation: the confusion matrix has {matrix.counts.trace()} correct images, expected '
-                        f'{accuracy.num_top1} as counted for Top-1')
+        raise RunFailed(
+            f'evaluation: the confusion matrix has {matrix.counts.trace()} correct images, '
+            'expected '
+            f'{accuracy.num_top1} as counted for Top-1'
+        )
     logged = _logged_top1(weights) if _is_as_trained(config, weights) else None
     if comm.rank == 0:
         confusions = matrix.largest(options.confusions, weights.description.classes)
@@ -92,19 +110,27 @@ def _evaluate(config: Config, weights: SavedWeights, options: Namespace, heartbe
 def _is_as_trained(config: Config, weights: SavedWeights) -> bool:
     """Return whether the run's own evaluations used the same images and arithmetic."""
     from mlperf_rn50.data.records import data_digest
+
     tree, description = to_tree(for_evaluation(config)), weights.description
     # Synthetic images depend on the number of ranks.
     if config.data.synthetic or description.data_sha256 not in ('', data_digest(config.data)):
         return False
-    saved = {**description.tree(), 'data': {'eval_flip': False, **description.data}}  # 0.6.0 had no eval_flip
-    keys = {'model': set(saved['model']), 'data': set(saved['data']) - {'dir'}, 'train': {'precision', 'device'}}
+    # 0.6.0 had no eval_flip
+    saved = {**description.tree(), 'data': {'eval_flip': False, **description.data}}
+    keys = {
+        'model': set(saved['model']),
+        'data': set(saved['data']) - {'dir'},
+        'train': {'precision', 'device'},
+    }
     return all(tree[s][k] == saved[s][k] for s, names in keys.items() for k in names)
 
 
 def _logged_top1(weights: SavedWeights) -> float | None:
-    """Return Top-1 of the weights from the log of their run, or from their description if the log lacks it."""
+    """Return Top-1 of the weights from the log of their run, or from their description if the log
+    lacks it."""
     from mlperf_rn50.mllog.read.reader import read_run
     from mlperf_rn50.runfolder.names import RunFolder, folder_index
+
     folder, description = weights.path.absolute().parent, weights.description
     log, accuracies = RunFolder(folder.parent, folder_index(folder)).result, []
     if folder.name.startswith('weights') and log.is_file():
@@ -112,30 +138,68 @@ def _logged_top1(weights: SavedWeights) -> float | None:
     return accuracies[-1] if accuracies else description.top1
 
 
-def _render(config: Config, weights: SavedWeights, accuracy: Accuracy, logged: float | None,
-            confusions: list[Confusion], output_format: str) -> str:
+def _render(
+    config: Config,
+    weights: SavedWeights,
+    accuracy: Accuracy,
+    logged: float | None,
+    confusions: list[Confusion],
+    output_format: str,
+) -> str:
     if output_format == 'json':
-        return json.dumps({
-            'weights': str(weights.path), 'epoch': weights.description.epoch, 'dataset': config.data.dataset,
-            'is_imagenet': config.data.dataset == IMAGENET, 'is_synthetic': config.data.synthetic, **asdict(accuracy),
-            'top1': accuracy.top1, 'top5': accuracy.top5, 'logged_top1': logged,
-            'is_as_logged': None if logged is None else logged == accuracy.top1,
-            'confusions': [asdict(c) for c in confusions]}, indent=1)
+        return json.dumps(
+            {
+                'weights': str(weights.path),
+                'epoch': weights.description.epoch,
+                'dataset': config.data.dataset,
+                'is_imagenet': config.data.dataset == IMAGENET,
+                'is_synthetic': config.data.synthetic,
+                **asdict(accuracy),
+                'top1': accuracy.top1,
+                'top5': accuracy.top5,
+                'logged_top1': logged,
+                'is_as_logged': None if logged is None else logged == accuracy.top1,
+                'confusions': [asdict(c) for c in confusions],
+            },
+            indent=1,
+        )
     from tabulate import tabulate
 
     from mlperf_rn50.text import printable
     from mlperf_rn50.train.evaluate import data_label
-    comparison = 'not compared: the run has no evaluation of these weights with these images and this precision'
+
+    comparison = (
+        'not compared: the run has no evaluation of these weights with these images and '
+        'this precision'
+    )
     if logged is not None:
-        comparison = f'{100 * logged:.2f} %, ' + ('the same' if logged == accuracy.top1 else 'NOT THE SAME')
+        comparison = f'{100 * logged:.2f} %, ' + (
+            'the same' if logged == accuracy.top1 else 'NOT THE SAME'
+        )
     of_all = f'of {accuracy.num_images:,} images of {printable(data_label(config.data))}'
-    lines = [f'weights      {printable(str(weights))}',
-             f'Top-1        {100 * accuracy.top1:.2f} %, {accuracy.num_top1:,} {of_all}',
-             f'Top-5        {100 * accuracy.top5:.2f} %, {accuracy.num_top5:,} {of_all}',
-             f'in the log   {comparison}']
+    lines = [
+        f'weights      {printable(str(weights))}',
+        f'Top-1        {100 * accuracy.top1:.2f} %, {accuracy.num_top1:,} {of_all}',
+        f'Top-5        {100 * accuracy.top5:.2f} %, {accuracy.num_top5:,} {of_all}',
+        f'in the log   {comparison}',
+    ]
     if confusions:
-        rows = [[printable(c.true_class), printable(c.taken_for), c.num_images, f'{100 * c.share:.1f} %']
-                for c in confusions]
-        lines += ['', tabulate(rows, ['class', 'taken for', 'images', 'of the class'], disable_numparse=True,
-                               colalign=('left', 'left', 'right', 'right'))]
+        rows = [
+            [
+                printable(c.true_class),
+                printable(c.taken_for),
+                c.num_images,
+                f'{100 * c.share:.1f} %',
+            ]
+            for c in confusions
+        ]
+        lines += [
+            '',
+            tabulate(
+                rows,
+                ['class', 'taken for', 'images', 'of the class'],
+                disable_numparse=True,
+                colalign=('left', 'left', 'right', 'right'),
+            ),
+        ]
     return '\n'.join(lines)

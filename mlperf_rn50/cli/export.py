@@ -4,9 +4,11 @@ examples:
   mlperf-rn50 export logs/digits_cpu --format onnx --out exported
   mlperf-rn50 export weights/best.npz --format gluon --out exported --data.dir data/digits
 
-The exported network is float32 and takes normalised images (batch, 3, side, side); its .json file describes the
-normalisation. The files are loaded again and must compute the same logits on validation images.
+The exported network is float32 and takes normalised images (batch, 3, side, side); its .json file
+describes the normalisation. The files are loaded again and must compute the same logits on
+validation images.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -29,11 +31,21 @@ _NUM_IMAGES = 64
 def make_parser() -> Parser:
     parser = command_parser('export', __doc__)
     add_weights_options(parser)
-    parser.add_argument('--format', choices=['onnx', 'gluon'], required=True,
-                        help='file format: onnx, or gluon for mxnet.gluon.SymbolBlock.imports')
-    parser.add_argument('--out', metavar='DIR', default='.', help='output folder (default: the current folder)')
-    parser.add_argument('--data.dir', metavar='DIR', dest='data_dir',
-                        help='folder of the validation images (default: the data folder of the run)')
+    parser.add_argument(
+        '--format',
+        choices=['onnx', 'gluon'],
+        required=True,
+        help='file format: onnx, or gluon for mxnet.gluon.SymbolBlock.imports',
+    )
+    parser.add_argument(
+        '--out', metavar='DIR', default='.', help='output folder (default: the current folder)'
+    )
+    parser.add_argument(
+        '--data.dir',
+        metavar='DIR',
+        dest='data_dir',
+        help='folder of the validation images (default: the data folder of the run)',
+    )
     return parser
 
 
@@ -47,14 +59,27 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.model.export import export
     from mlperf_rn50.text import printable
     from mlperf_rn50.train.evaluate import data_label
+
     weights = load_saved(options.path, options.which)
-    config, net = weights.portable_network([f'--data.dir={options.data_dir}'] if options.data_dir else [])
-    files, difference = export(net, _images(config), Path(options.out), f'{config.model.name}_{weights.path.stem}',
-                          options.format, _facts(weights, config))
-    print(f'weights      {printable(str(weights))}\n'
-          f'checked      on {difference.num_images} validation images of {printable(data_label(config.data))}\n'
-          f'difference   at most {difference.absolute:.3g}, which is {difference.relative:.3g} of the largest logit\n'
-          f'wrote        {", ".join(map(str, files))}')
+    config, net = weights.portable_network(
+        [f'--data.dir={options.data_dir}'] if options.data_dir else []
+    )
+    files, difference = export(
+        net,
+        _images(config),
+        Path(options.out),
+        f'{config.model.name}_{weights.path.stem}',
+        options.format,
+        _facts(weights, config),
+    )
+    print(
+        f'weights      {printable(str(weights))}\n'
+        f'checked      on {difference.num_images} validation images of '
+        f'{printable(data_label(config.data))}\n'
+        f'difference   at most {difference.absolute:.3g}, which is {difference.relative:.3g} of '
+        'the largest logit\n'
+        f'wrote        {", ".join(map(str, files))}'
+    )
     return EXIT_OK
 
 
@@ -62,20 +87,40 @@ def _images(config: Config) -> mx.nd.NDArray:
     """Return the first images of the validation set."""
     from mlperf_rn50.data.batches import eval_batches
     from mlperf_rn50.data.shards import Shard
+
     size = min(_NUM_IMAGES, config.data.num_val)
     try:
         return next(eval_batches(config, Shard(config.data.num_val, 0, 1, size), None)()).images
     except DataError as e:
-        raise DataError(f'{e}; the export is verified with validation images; set their folder with --data.dir') from e
+        raise DataError(
+            f'{e}; the export is verified with validation images; set their folder with --data.dir'
+        ) from e
 
 
 def _facts(weights: SavedWeights, config: Config) -> dict:
     """Describe inputs, outputs and origin of the exported network."""
     description, data, side = weights.description, config.data, config.data.image_size
-    return {'model': config.model.name, 'input': {
-        'name': 'data', 'shape': ['batch', 3, side, side], 'dtype': 'float32', 'layout': 'NCHW', 'colours': 'RGB',
-        'resize_shorter': data.resize_shorter, 'interpolation': data.interpolation, 'centre_crop': side,
-        'mean': list(data.mean), 'std': list(data.std), 'values': '(pixel in 0..255 - mean) / std'},
-        'output': 'logits, (batch, classes), float32', 'classes': list(description.classes),
-        'dataset': data.dataset, 'top1': description.top1, 'eval_flip': data.eval_flip, 'epoch': description.epoch,
-        'weights_sha256': description.sha256, 'program_version': description.program_version}
+    return {
+        'model': config.model.name,
+        'input': {
+            'name': 'data',
+            'shape': ['batch', 3, side, side],
+            'dtype': 'float32',
+            'layout': 'NCHW',
+            'colours': 'RGB',
+            'resize_shorter': data.resize_shorter,
+            'interpolation': data.interpolation,
+            'centre_crop': side,
+            'mean': list(data.mean),
+            'std': list(data.std),
+            'values': '(pixel in 0..255 - mean) / std',
+        },
+        'output': 'logits, (batch, classes), float32',
+        'classes': list(description.classes),
+        'dataset': data.dataset,
+        'top1': description.top1,
+        'eval_flip': data.eval_flip,
+        'epoch': description.epoch,
+        'weights_sha256': description.sha256,
+        'program_version': description.program_version,
+    }

@@ -4,8 +4,10 @@ examples:
   mlperf-rn50 launch mpirun --hosts h1,h2 --config launch/configs/c4140_v100_2node.yaml --restarts 3
   mlperf-rn50 launch ranks 2 mlperf-rn50 bench train --batch-sizes 32
 
-The scripts in launch/ run these commands. For the options of a launcher, run mlperf-rn50 launch LAUNCHER --help.
+The scripts in launch/ run these commands. For the options of a launcher, run mlperf-rn50 launch
+LAUNCHER --help.
 """
+
 from __future__ import annotations
 
 import os
@@ -32,10 +34,18 @@ if TYPE_CHECKING:
 
 def make_parser() -> Parser:
     parser = command_parser('launch', __doc__)
-    launchers = parser.add_subparsers(metavar='LAUNCHER', required=True, parser_class=ArgumentParser,
-                                      help='what starts the ranks, and its options')
+    launchers = parser.add_subparsers(
+        metavar='LAUNCHER',
+        required=True,
+        parser_class=ArgumentParser,
+        help='what starts the ranks, and its options',
+    )
     parsers = {name: engine.make_parser(name) for name, engine in ENGINES.items()}
-    for name, launcher in {**parsers, 'kubernetes': kubernetes.make_parser(), 'ranks': ranks_parser()}.items():
+    for name, launcher in {
+        **parsers,
+        'kubernetes': kubernetes.make_parser(),
+        'ranks': ranks_parser(),
+    }.items():
         launchers.add_parser(name, help=launcher.description)
         launchers._name_parser_map[name] = launcher
     return parser
@@ -48,11 +58,14 @@ def run(argv: Sequence[str]) -> int:
     if name == 'ranks':
         return run_ranks(words)
     if name == 'kubernetes':
-        training = kubernetes.plan_training([w for w in words if w != '--dry-run'])  # before the imports, for --help
+        # before the imports, for --help
+        training = kubernetes.plan_training([w for w in words if w != '--dry-run'])
         if '--dry-run' in words:
             from mlperf_rn50.cli import train
+
             return train.run(kubernetes.train_words(words))
         from mlperf_rn50.launch.kubernetes.manifests import print_manifests
+
         print_manifests(*training)
         return EXIT_OK
     if name not in ENGINES:
@@ -63,6 +76,7 @@ def run(argv: Sequence[str]) -> int:
 def load_train_config(argv: Sequence[str]) -> Config:
     """Return the configuration of a command line of train."""
     from mlperf_rn50.cli.train import parse_command
+
     return parse_command(argv)[1]
 
 
@@ -74,15 +88,21 @@ def start_launcher(name: str, argv: Sequence[str], signals: SignalQueue | None =
     from mlperf_rn50.cli import train
     from mlperf_rn50.launch.checks import check_machine, place_ranks
     from mlperf_rn50.launch.launcher import Launcher
+
     known = config_parser('train', train.add_options)._option_string_actions
-    if wrong := [w for w in options.train if w.startswith('--') and w.partition('=')[0] not in known]:
+    if wrong := [
+        w for w in options.train if w.startswith('--') and w.partition('=')[0] not in known
+    ]:
         raise option_error(f'unrecognized arguments: {wrong[0]}', parser, known)
     if engine.in_slurm and os.environ.get('SLURM_RESTART_COUNT', '0') != '0':
         options = replace(options, resume=options.resume or True)  # a requeued job resumes its run
     if isinstance(options.resume, str):
         options = choose_run(options)
-    if not options.only_prints or '--dry-run' in options.train and (
-            not engine.in_slurm or 'SLURM_JOB_NODELIST' in os.environ):
+    if (
+        not options.only_prints
+        or '--dry-run' in options.train
+        and (not engine.in_slurm or 'SLURM_JOB_NODELIST' in os.environ)
+    ):
         engine.program(options)  # report a missing image or folder first
         place, config = place_ranks(engine, options, load_train_config)
         check_machine(engine, options, place, config)
@@ -95,22 +115,37 @@ def start_launcher(name: str, argv: Sequence[str], signals: SignalQueue | None =
 
 
 def choose_run(options: Options) -> Options:
-    """Return the options for the run of a path given with --resume; raise UserError if it has no such run."""
+    """Return the options for the run of a path given with --resume; raise UserError if it has no
+    such run."""
     from mlperf_rn50.train.checkpoint.resumable import find_run
+
     run, path = find_run(Path(str(options.resume)))
-    if options.config or options.seeds > 1 or Path(options.run_dir or run.dir).resolve() != run.dir.resolve():
-        raise ConfigError(f'--resume: got {options.resume} with --config, --seeds or another --run-dir, expected none '
-                          'of these; omit them, because the run has its own folder and configuration')
+    if (
+        options.config
+        or options.seeds > 1
+        or Path(options.run_dir or run.dir).resolve() != run.dir.resolve()
+    ):
+        raise ConfigError(
+            f'--resume: got {options.resume} with --config, --seeds or another --run-dir, '
+            'expected none '
+            'of these; omit them, because the run has its own folder and configuration'
+        )
     return replace(options, resume=str(path), run_dir=str(run.dir), run=run)
 
 
 def run_ranks(argv: Sequence[str]) -> int:
     """Run a program with a number of ranks on this machine or each host."""
-    o, _ = ArgumentParser.parse_known_args(ranks_parser(), argv)  # unlike Parser, leaves $ and ~ to the program
+    # unlike Parser, leaves $ and ~ to the program
+    o, _ = ArgumentParser.parse_known_args(ranks_parser(), argv)
     from mlperf_rn50.launch.launcher import Launcher
+
     per_device = os.environ.get('MLPERF_RN50_RANKS_PER_DEVICE') or '1'
-    options = parse_arguments(ENGINES['local'].make_parser('local'), ['--ranks-per-device', per_device])
+    options = parse_arguments(
+        ENGINES['local'].make_parser('local'), ['--ranks-per-device', per_device]
+    )
     options = replace(options, hosts=o.hosts, command=os.environ.get(COMMAND, ''))
     signals = SignalQueue(LAUNCHER_SIGNALS, STOPPING if o.words[:1] == ['train'] else '')
     launcher = Launcher('ranks', ENGINES['local'], options, signals)
-    return launcher.run_program(o.ranks_per_node, [o.program, *o.words], os.environ.get(DEVICE_VARIABLE, 'cpu'))
+    return launcher.run_program(
+        o.ranks_per_node, [o.program, *o.words], os.environ.get(DEVICE_VARIABLE, 'cpu')
+    )

@@ -4,11 +4,13 @@ examples:
   mlperf-rn50 package logs/c4140/4x4 --org us --system c4140_n4 --out submission --round v3.1
   mlperf-rn50 package --check submission/us --round v4.0
 
-Results are copied byte for byte. If a rule refuses the run set, the rule is printed and nothing is written.
+Results are copied byte for byte. If a rule refuses the run set, the rule is printed and nothing is
+written.
 
-exit codes: 0 accepted, even if the description of a new tree is still incomplete, 1 refused by a rule or a checker,
-2 invalid arguments
+exit codes: 0 accepted, even if the description of a new tree is still incomplete, 1 refused by a
+rule or a checker, 2 invalid arguments
 """
+
 from __future__ import annotations
 
 import json
@@ -37,11 +39,26 @@ def make_parser() -> Parser:
     add('--org', help='name of the submitting organisation')
     add('--system', help='system name')
     add('--out', metavar='DIR', help="parent folder of the organisation's tree")
-    add('--round', type=parse_round, choices=PACKAGED, metavar='ROUND', default='v4.0',
-        help=f'round whose layout and rules apply: {", ".join(PACKAGED)} (default: v4.0)')
-    add('--code', metavar='DIR', type=Path, help='checkout of mlperf_rn50 to submit (default: the running one)')
-    add('--check', metavar='TREE', type=Path,
-        help='validate a finished tree, such as submission/us, instead of building one')
+    add(
+        '--round',
+        type=parse_round,
+        choices=PACKAGED,
+        metavar='ROUND',
+        default='v4.0',
+        help=f'round whose layout and rules apply: {", ".join(PACKAGED)} (default: v4.0)',
+    )
+    add(
+        '--code',
+        metavar='DIR',
+        type=Path,
+        help='checkout of mlperf_rn50 to submit (default: the running one)',
+    )
+    add(
+        '--check',
+        metavar='TREE',
+        type=Path,
+        help='validate a finished tree, such as submission/us, instead of building one',
+    )
     add('--format', choices=['text', 'json'], default='text', help='output format (default: text)')
     return parser
 
@@ -49,7 +66,12 @@ def make_parser() -> Parser:
 def run(argv: Sequence[str]) -> int:
     parser = make_parser()
     options = parser.parse_args(argv)
-    needed = {'RUNS': options.runs, '--org': options.org, '--system': options.system, '--out': options.out}
+    needed = {
+        'RUNS': options.runs,
+        '--org': options.org,
+        '--system': options.system,
+        '--out': options.out,
+    }
     given = [name for name, value in {**needed, '--code': options.code}.items() if value]
     missing = [name for name, value in needed.items() if value is None or value == []]
     if options.check and given:
@@ -58,10 +80,13 @@ def run(argv: Sequence[str]) -> int:
         parser.error(f'the following arguments are required: {", ".join(missing)}')
     from mlperf_rn50.analysis.sets.load import Rules, describe_others, load_logs
     from mlperf_rn50.mllog.package import submission
+
     folder = options.check and options.check / 'results'
     if folder and not folder.is_dir():
-        raise UserError(f'--check: {options.check} contains no results folder; expected the tree of an '
-                        'organisation, such as submission/us')
+        raise UserError(
+            f'--check: {options.check} contains no results folder; expected the tree of an '
+            'organisation, such as submission/us'
+        )
     rules = Rules([ROUNDS[options.round]])
     run_sets, others = load_logs([folder] if folder else [Path(p) for p in options.runs], rules)
     if others:
@@ -78,16 +103,31 @@ def run(argv: Sequence[str]) -> int:
 def _build(options: Namespace, run_sets: Sequence[RunSet]) -> tuple[Package, str]:
     """Build a package. Return it and the heading of the printed text."""
     from mlperf_rn50.mllog.package import submission
+
     if len(run_sets) != 1:
-        raise UserError(f'RUNS: got {len(run_sets)} sets ({", ".join(s.name for s in run_sets)}), expected one')
-    order = submission.Order(options.org, options.system, options.round, Path(options.out), options.code)
+        raise UserError(
+            f'RUNS: got {len(run_sets)} sets ({", ".join(s.name for s in run_sets)}), expected one'
+        )
+    order = submission.Order(
+        options.org, options.system, options.round, Path(options.out), options.code
+    )
     result = submission.make_package(run_sets[0].runs, run_sets[0].judgement, order)
-    heading = (f'{result.home}: {order.system}, {order.round}' + f', {_OPEN}' * result.is_open if result.home else
-               f'refused by the rules of {order.round} (--round ROUND selects another); nothing was written:')
+    heading = (
+        f'{result.home}: {order.system}, {order.round}' + f', {_OPEN}' * result.is_open
+        if result.home
+        else f'refused by the rules of {order.round} (--round ROUND selects another); nothing was '
+        'written:'
+    )
     return result, heading
 
 
 def _check(options: Namespace, run_sets: Sequence[RunSet]) -> tuple[Package, str]:
     from mlperf_rn50.mllog.package.submission import check_finished
-    result = check_finished(options.check, options.round, {s.name: (s.runs, s.judgement) for s in run_sets})
-    return result, f'{options.check}: {options.round}, {_OPEN if result.is_open else "no errors found"}'
+
+    result = check_finished(
+        options.check, options.round, {s.name: (s.runs, s.judgement) for s in run_sets}
+    )
+    return (
+        result,
+        f'{options.check}: {options.round}, {_OPEN if result.is_open else "no errors found"}',
+    )

@@ -1,4 +1,5 @@
 """Parsers and option types of the commands. The docstring of a command is its help."""
+
 from __future__ import annotations
 
 import math
@@ -21,12 +22,15 @@ def command_parser(name: str, doc: str | None) -> Parser:
     return Parser(f'mlperf-rn50 {name}', description.strip(), epilog.strip())
 
 
-def config_parser(name: str = '', add_options: Callable[[Any], None] = lambda parser: None
-                  ) -> jsonargparse.ArgumentParser:
-    """Return the parser of a command that takes a configuration, with --config and an option for each key."""
+def config_parser(
+    name: str = '', add_options: Callable[[Any], None] = lambda parser: None
+) -> jsonargparse.ArgumentParser:
+    """Return the parser of a command that takes a configuration, with --config and an option for
+    each key."""
     from jsonargparse import ArgumentParser  # slow to import
 
     from mlperf_rn50.config_file import add_config_options
+
     parser = ArgumentParser(f'mlperf-rn50 {name}', allow_abbrev=False, exit_on_error=False)
     add_config_options(parser)
     add_options(parser)
@@ -34,43 +38,73 @@ def config_parser(name: str = '', add_options: Callable[[Any], None] = lambda pa
 
 
 def config_help(name: str, command: ModuleType, words: Sequence[str]) -> str:
-    """Return the help of a command that takes a configuration, or of the group of keys named after --help."""
+    """Return the help of a command that takes a configuration, or of the group of keys named after
+    --help."""
     from mlperf_rn50.config import SECTIONS
     from mlperf_rn50.config_text import section_text, summary_of
-    if group := next((word for flag, word in pairwise(words) if flag in ('-h', '--help') and word in SECTIONS), ''):
-        return (f'# For a configuration file, or as options: --{group}.KEY VALUE\n'
-                f'{section_text(group, SECTIONS[group]())}\n')
+
+    if group := next(
+        (word for flag, word in pairwise(words) if flag in ('-h', '--help') and word in SECTIONS),
+        '',
+    ):
+        return (
+            f'# For a configuration file, or as options: --{group}.KEY VALUE\n'
+            f'{section_text(group, SECTIONS[group]())}\n'
+        )
     parser = command_parser(name, command.__doc__)
     command.add_options(parser)
-    values = [action.metavar or '|'.join(action.choices or ()) for action in parser._get_positional_actions()]
+    values = [
+        action.metavar or '|'.join(action.choices or ())
+        for action in parser._get_positional_actions()
+    ]
     parser.usage = ' '.join([parser.prog, *map(str, values), '[OPTIONS] [--KEY VALUE ...]'])
     rows = ''.join(f'  {section:12}{summary_of(type_)}\n' for section, type_ in SECTIONS.items())
-    parser.epilog = f'groups of keys (mlperf-rn50 {name} --help schedule lists one):\n{rows}\n{parser.epilog}'
+    parser.epilog = (
+        f'groups of keys (mlperf-rn50 {name} --help schedule lists one):\n{rows}\n{parser.epilog}'
+    )
     return parser.format_help()
 
 
 def add_config_option(parser: ArgumentParser) -> None:
-    parser.add_argument('--config', metavar='FILE', type=str, help='YAML file with values that override the defaults')
+    parser.add_argument(
+        '--config',
+        metavar='FILE',
+        type=str,
+        help='YAML file with values that override the defaults',
+    )
 
 
 def add_run_options(parser: ArgumentParser) -> None:
     """Add the options that select the configuration: --config, or a run to resume."""
     add_config_option(parser)
     parser.add_argument('--resume', metavar='DIR', type=str, help='run folder of the run to resume')
-    parser.add_argument('--elastic', action='store_true', help='allow --resume with a different number of ranks')
-    parser.add_argument('--allow-changed', metavar='KEYS', type=str,
-                        help='keys that may differ in the resumed run, such as schedule.base_lr,data.crop')
+    parser.add_argument(
+        '--elastic', action='store_true', help='allow --resume with a different number of ranks'
+    )
+    parser.add_argument(
+        '--allow-changed',
+        metavar='KEYS',
+        type=str,
+        help='keys that may differ in the resumed run, such as schedule.base_lr,data.crop',
+    )
 
 
 def add_price_option(parser: ArgumentParser) -> None:
-    parser.add_argument('--price-per-node-hour', metavar='PRICE',
-                        type=partial(positive, most=1e9, expected='a number above 0 and at most 1e9, such as 3.5'),
-                        help='price of a node-hour in any currency; adds node-hours and cost to the output')
+    parser.add_argument(
+        '--price-per-node-hour',
+        metavar='PRICE',
+        type=partial(positive, most=1e9, expected='a number above 0 and at most 1e9, such as 3.5'),
+        help='price of a node-hour in any currency; adds node-hours and cost to the output',
+    )
 
 
 def add_wide_option(parser: ArgumentParser) -> None:
-    parser.add_argument('--wide', action='store_true', help='on a terminal, print tables with all columns (default: as '
-                        'many as fit, the most important first)')
+    parser.add_argument(
+        '--wide',
+        action='store_true',
+        help='on a terminal, print tables with all columns (default: as '
+        'many as fit, the most important first)',
+    )
 
 
 def positive(text: str, most: float, expected: str, least: float = 0.0) -> float:
@@ -85,19 +119,23 @@ def positive(text: str, most: float, expected: str, least: float = 0.0) -> float
 
 
 def filled(text: str) -> str:
-    """Return an option's text. Refuse an empty one, such as that of an unset variable in a script."""
+    """Return an option's text. Refuse an empty one, such as that of an unset variable in a
+    script."""
     if not text:
         raise ArgumentTypeError('got an empty string, expected a value')
     return text
 
 
-fraction = partial(positive, most=1, expected='a fraction such as 0.759, not a percentage')  # type of --target
+# type of --target
+fraction = partial(positive, most=1, expected='a fraction such as 0.759, not a percentage')
 
 
 def count(most: int) -> Callable[[str], int]:
     """Return the type of an option that takes a whole number from 1 to most."""
+
     def parse(text: str) -> int:
         if not (text.isascii() and text.isdigit() and len(text) < 20 and 1 <= int(text) <= most):
             raise ArgumentTypeError(f'got {text:.20}, expected a whole number from 1 to {most}')
         return int(text)
+
     return parse

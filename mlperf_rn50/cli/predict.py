@@ -7,24 +7,34 @@ examples:
   mlperf-rn50 predict step.json exchange.json --layouts '1x4 2x4 4x4 8x4'    (from bench train and bench allreduce)
   mlperf-rn50 predict --validate training_results_v0.7
 
-SOURCE is a run folder, a study, a tree of published logs, a JSON file of bench train, or the name of a published system
-as round/organisation/system (mlperf-rn50 report published lists these names). Add a JSON file of bench allreduce to any
-SOURCE to set the interconnect speed.
+SOURCE is a run folder, a study, a tree of published logs, a JSON file of bench train, or the name
+of a published system as round/organisation/system (mlperf-rn50 report published lists these names).
+Add a JSON file of bench allreduce to any SOURCE to set the interconnect speed.
 
-Each layout has the batch with the least time, and so the least cost, among published and interpolated recipes, unless
-an option fixes the batch. Logs that mlperf-rn50 check refuses are no SOURCE. A layout that cannot be predicted is
-refused, with a reason. The knee is the layout with the smallest product of time and node-hours; a faster layout
-multiplies the node-hours by more than it divides the time.
+Each layout has the batch with the least time, and so the least cost, among published and
+interpolated recipes, unless an option fixes the batch. Logs that mlperf-rn50 check refuses are no
+SOURCE. A layout that cannot be predicted is refused, with a reason. The knee is the layout with the
+smallest product of time and node-hours; a faster layout multiplies the node-hours by more than it
+divides the time.
 
 exit codes: 0 at least one layout was predicted, 1 all layouts were refused, 2 invalid arguments
 """
+
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from mlperf_rn50.cli.parsers import add_price_option, add_wide_option, command_parser, count, filled, fraction, positive
+from mlperf_rn50.cli.parsers import (
+    add_price_option,
+    add_wide_option,
+    command_parser,
+    count,
+    filled,
+    fraction,
+    positive,
+)
 from mlperf_rn50.cli.terminal import has_colour, paint, width_of
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK
 from mlperf_rn50.parser import Parser
@@ -36,32 +46,91 @@ _MAX_BATCH = 10_000_000
 def make_parser() -> Parser:
     parser = command_parser('predict', __doc__)
     add = parser.add_argument
-    add('sources', nargs='*', metavar='SOURCE', help='measurements: folder, file, or round/organisation/system')
-    add('--layouts', nargs='+', metavar='LAYOUT', default=['1 2 4 8 16'],
-        help='layouts to predict, as nodes or nodes x accelerators (or ranks) per node, such as 16 or 1x8,2x8 '
-             '(default: 1, 2, 4, 8 and 16 nodes like those of the source)')
+    add(
+        'sources',
+        nargs='*',
+        metavar='SOURCE',
+        help='measurements: folder, file, or round/organisation/system',
+    )
+    add(
+        '--layouts',
+        nargs='+',
+        metavar='LAYOUT',
+        default=['1 2 4 8 16'],
+        help='layouts to predict, as nodes or nodes x accelerators (or ranks) per node, such as '
+        '16 or 1x8,2x8 '
+        '(default: 1, 2, 4, 8 and 16 nodes like those of the source)',
+    )
     batch = parser.add_mutually_exclusive_group()
-    batch.add_argument('--global-batch-size', metavar='N', type=count(_MAX_BATCH), help='images per step')
-    batch.add_argument('--local-batch-size', metavar='N', type=count(_MAX_BATCH), help='images per accelerator or rank')
-    batch.add_argument('--weak', action='store_true', help='keep the images per accelerator of the source')
-    batch.add_argument('--strong', action='store_true', help='keep the images per step of the source')
-    add('--link-gbit-s', metavar='X',
+    batch.add_argument(
+        '--global-batch-size', metavar='N', type=count(_MAX_BATCH), help='images per step'
+    )
+    batch.add_argument(
+        '--local-batch-size',
+        metavar='N',
+        type=count(_MAX_BATCH),
+        help='images per accelerator or rank',
+    )
+    batch.add_argument(
+        '--weak', action='store_true', help='keep the images per accelerator of the source'
+    )
+    batch.add_argument(
+        '--strong', action='store_true', help='keep the images per step of the source'
+    )
+    add(
+        '--link-gbit-s',
+        metavar='X',
         type=partial(positive, least=1e-3, most=1e6, expected='a number from 0.001 to 1000000'),
-        help='rate of all ports of a node together, in Gbit/s per direction (default: as measured by bench allreduce '
-             'or described with the logs)')
-    add('--what-if', metavar='CHANGES', type=filled,
-        help='predict a changed machine; any of link=GBIT_S (of a port), ports=N (per node), generation=NAME (of the '
-             'accelerators), local=IMAGES (per accelerator), pixels=FRACTION (of the measured), epochs=N, tcp, '
-             "hierarchical, such as 'link=25 tcp hierarchical'")
+        help='rate of all ports of a node together, in Gbit/s per direction (default: as measured '
+        'by bench allreduce '
+        'or described with the logs)',
+    )
+    add(
+        '--what-if',
+        metavar='CHANGES',
+        type=filled,
+        help='predict a changed machine; any of link=GBIT_S (of a port), ports=N (per node), '
+        'generation=NAME (of the '
+        'accelerators), local=IMAGES (per accelerator), pixels=FRACTION (of the measured), '
+        'epochs=N, tcp, '
+        "hierarchical, such as 'link=25 tcp hierarchical'",
+    )
     add_price_option(parser)
     add('--optimizer', choices=['sgd', 'lars'], help='optimizer of the recipes (default: any)')
-    add('--target', metavar='TOP1', type=fraction, help='Top-1 target as a fraction (default: as in the source)')
-    add('--system', metavar='NAME', type=filled, help='system in a SOURCE of several (default: with the fewest nodes)')
-    add('--format', choices=['table', 'markdown', 'json'], default='table', help='output format (default: table)')
+    add(
+        '--target',
+        metavar='TOP1',
+        type=fraction,
+        help='Top-1 target as a fraction (default: as in the source)',
+    )
+    add(
+        '--system',
+        metavar='NAME',
+        type=filled,
+        help='system in a SOURCE of several (default: with the fewest nodes)',
+    )
+    add(
+        '--format',
+        choices=['table', 'markdown', 'json'],
+        default='table',
+        help='output format (default: table)',
+    )
     add_wide_option(parser)
-    add('--out', metavar='DIR', type=filled, help='folder for prediction.json, prediction.md and a plot (SVG, PNG)')
-    add('--validate', nargs='?', const=True, metavar='TREE', type=filled,
-        help='print the prediction errors for the systems in TREE, a tree of logs (default: the published systems)')
+    add(
+        '--out',
+        metavar='DIR',
+        type=filled,
+        help='folder for prediction.json, prediction.md and a plot (SVG, PNG)',
+    )
+    add(
+        '--validate',
+        nargs='?',
+        const=True,
+        metavar='TREE',
+        type=filled,
+        help='print the prediction errors for the systems in TREE, a tree of logs (default: the '
+        'published systems)',
+    )
     return parser
 
 
@@ -75,19 +144,38 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.analysis.predict.tables import render_prediction, render_prediction_json
     from mlperf_rn50.analysis.report.text import MARKDOWN, terminal_style
     from mlperf_rn50.launch.sweep_layouts import parse_layouts
+
     if not options.sources:
         parser.error('the following arguments are required: SOURCE')
     layouts = parse_layouts(' '.join(options.layouts), 0)
     what_if = parse_what_if(options.what_if) if options.what_if else None
-    source = load_source(options.sources, options.system, layouts[0][1], options.local_batch_size, options.link_gbit_s)
+    source = load_source(
+        options.sources,
+        options.system,
+        layouts[0][1],
+        options.local_batch_size,
+        options.link_gbit_s,
+    )
     base = source.base
-    answer = make_answer(PredictionRequest(
-        tuple(dict.fromkeys((n, per_node or base.layout.units_per_node) for n, per_node in layouts)),
-        base.global_batch_size if options.strong else options.global_batch_size,
-        base.local_batch_size if options.weak else options.local_batch_size, options.optimizer, options.target,
-        options.price_per_node_hour, what_if), source)
+    answer = make_answer(
+        PredictionRequest(
+            tuple(
+                dict.fromkeys(
+                    (n, per_node or base.layout.units_per_node) for n, per_node in layouts
+                )
+            ),
+            base.global_batch_size if options.strong else options.global_batch_size,
+            base.local_batch_size if options.weak else options.local_batch_size,
+            options.optimizer,
+            options.target,
+            options.price_per_node_hour,
+            what_if,
+        ),
+        source,
+    )
     if options.out:
         from mlperf_rn50.analysis.predict.plot import dump_prediction
+
         folder = dump_prediction(answer, Path(options.out))
         print(f'mlperf-rn50: wrote {printable(str(folder))}', file=sys.stderr)
     if options.format == 'json':
@@ -100,14 +188,23 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _validate(options: Namespace, parser: Parser) -> int:
-    given = ['--' + name.replace('_', '-') for name, value in vars(options).items()
-             if value and value != parser.get_default(name) and name not in ('validate', 'format')]
+    given = [
+        '--' + name.replace('_', '-')
+        for name, value in vars(options).items()
+        if value and value != parser.get_default(name) and name not in ('validate', 'format')
+    ]
     if given or options.format == 'json':
-        parser.error(f'--validate: also got {", ".join(given) or "--format json"}, expected at most a TREE')
+        parser.error(
+            f'--validate: also got {", ".join(given) or "--format json"}, expected at most a TREE'
+        )
     from mlperf_rn50.analysis.predict.costs import validate, validate_published
     from mlperf_rn50.analysis.predict.tables import render_validation
     from mlperf_rn50.analysis.sets.load import Rules, load_run_sets
-    validation = validate_published() if options.validate is True else validate(
-        load_run_sets([Path(options.validate)], Rules()))
+
+    validation = (
+        validate_published()
+        if options.validate is True
+        else validate(load_run_sets([Path(options.validate)], Rules()))
+    )
     print(render_validation(validation, options.format == 'markdown'))
     return EXIT_OK if validation.errors else EXIT_FAILED

@@ -9,8 +9,10 @@ examples:
   mlperf-rn50 prepare im2rec --source records --out data/mine --name mine   (records/{train,val}.{rec,idx}, not copied)
   mlperf-rn50 prepare --verify data/imagenet   (reads every record; if any is damaged, lists it and exits with code 1)
 
-folder and im2rec also write a first configuration, train.yaml, and print the command that trains with it.
+folder and im2rec also write a first configuration, train.yaml, and print the command that trains
+with it.
 """
+
 from collections.abc import Sequence
 from functools import partial
 
@@ -21,44 +23,102 @@ from mlperf_rn50.parser import Parser
 
 def make_parser() -> Parser:
     parser = command_parser('prepare', __doc__)
-    parser.usage = ('mlperf-rn50 prepare {digits,cifar10,imagenet,folder,im2rec} --out DIR [options]\n'
-                    '       mlperf-rn50 prepare --verify DIR [--workers N]')
+    parser.usage = (
+        'mlperf-rn50 prepare {digits,cifar10,imagenet,folder,im2rec} --out DIR [options]\n'
+        '       mlperf-rn50 prepare --verify DIR [--workers N]'
+    )
     add = parser.add_argument
-    add('dataset', nargs='?', choices=['digits', 'cifar10', 'imagenet', 'folder', 'im2rec'], help='data set to prepare')
+    add(
+        'dataset',
+        nargs='?',
+        choices=['digits', 'cifar10', 'imagenet', 'folder', 'im2rec'],
+        help='data set to prepare',
+    )
     add('--out', metavar='DIR', help='output folder')
-    add('--verify', metavar='DIR', help='verify the checksums of all files and records of this folder; writes nothing')
-    add('--source', metavar='PATH',
-        help='imagenet: folder with the two tars, or with train/ and val/; folder: folder with train/ and val/; '
-             'im2rec: folder with train.rec and val.rec; '
-             'cifar10: archive (.tar.gz or .tgz) or folder (default: download)')
-    add('--ground-truth', metavar='FILE',
-        help='imagenet: file with the synsets of the validation images, if these are not in a folder per synset')
-    add('--validation', metavar='FRACTION',
+    add(
+        '--verify',
+        metavar='DIR',
+        help='verify the checksums of all files and records of this folder; writes nothing',
+    )
+    add(
+        '--source',
+        metavar='PATH',
+        help='imagenet: folder with the two tars, or with train/ and val/; folder: folder with '
+        'train/ and val/; '
+        'im2rec: folder with train.rec and val.rec; '
+        'cifar10: archive (.tar.gz or .tgz) or folder (default: download)',
+    )
+    add(
+        '--ground-truth',
+        metavar='FILE',
+        help='imagenet: file with the synsets of the validation images, if these are not in a '
+        'folder per synset',
+    )
+    add(
+        '--validation',
+        metavar='FRACTION',
         type=partial(positive, most=0.99, expected='a fraction up to 0.99, such as 0.1'),
-        help='folder: fraction of each class to take for validation, selected by a hash of the file names; the source '
-             'then has a folder per class, or train/ without val/')
-    add('--name', help='folder, im2rec: name of the data set, shown next to accuracies (default: name of the source)')
-    add('--resize-shorter', type=count(MAX_SIDE), metavar='PIXELS',
-        help='new length of the shorter side; resized images are encoded again (default: unchanged files)')
-    add('--workers', type=count(1024), metavar='N', help='number of threads (default: number of cores)')
+        help='folder: fraction of each class to take for validation, selected by a hash of the '
+        'file names; the source '
+        'then has a folder per class, or train/ without val/',
+    )
+    add(
+        '--name',
+        help='folder, im2rec: name of the data set, shown next to accuracies (default: name of '
+        'the source)',
+    )
+    add(
+        '--resize-shorter',
+        type=count(MAX_SIDE),
+        metavar='PIXELS',
+        help='new length of the shorter side; resized images are encoded again (default: '
+        'unchanged files)',
+    )
+    add(
+        '--workers',
+        type=count(1024),
+        metavar='N',
+        help='number of threads (default: number of cores)',
+    )
     add('--skip-corrupt', action='store_true', help='skip damaged images and list them')
-    add('--allow-partial', action='store_true', help='imagenet: accept a different number of images or classes')
+    add(
+        '--allow-partial',
+        action='store_true',
+        help='imagenet: accept a different number of images or classes',
+    )
     return parser
 
 
 def run(argv: Sequence[str]) -> int:
     parser = make_parser()
     options = parser.parse_args(argv)
-    missing = [name for name, value in (('data set', options.dataset), ('--out DIR', options.out)) if not value]
+    missing = [
+        name
+        for name, value in (('data set', options.dataset), ('--out DIR', options.out))
+        if not value
+    ]
     if options.verify is None and missing:
-        parser.error(f'got no {" and no ".join(missing)}, expected a data set and --out, or --verify DIR')
-    others = [k for k, v in vars(options).items() if v != parser.get_default(k) and k not in ('verify', 'workers')]
+        parser.error(
+            f'got no {" and no ".join(missing)}, expected a data set and --out, or --verify DIR'
+        )
+    others = [
+        k
+        for k, v in vars(options).items()
+        if v != parser.get_default(k) and k not in ('verify', 'workers')
+    ]
     if options.validation is not None and options.dataset != 'folder':
-        parser.error(f'--validation: got {options.validation:g} with {options.dataset}, expected it with folder only')
+        parser.error(
+            f'--validation: got {options.validation:g} with {options.dataset}, expected it with '
+            'folder only'
+        )
     if options.dataset == 'im2rec' and (options.resize_shorter or options.skip_corrupt):
-        parser.error('im2rec: got --resize-shorter or --skip-corrupt, expected neither, because records stay unchanged')
+        parser.error(
+            'im2rec: got --resize-shorter or --skip-corrupt, expected neither, because records '
+            'stay unchanged'
+        )
     if options.verify is not None and others:
         other = 'a data set' if others[0] == 'dataset' else f'--{others[0].replace("_", "-")}'
         parser.error(f'--verify: got {other} too, expected only a folder and --workers')
     from mlperf_rn50.data.prepare.command import prepare
+
     return prepare(options)

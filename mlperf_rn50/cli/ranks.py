@@ -1,4 +1,5 @@
 """Configuration and start of the commands that run on every rank."""
+
 from __future__ import annotations
 
 import os
@@ -24,11 +25,14 @@ if TYPE_CHECKING:
     from mlperf_rn50.train.comm.horovod import Comm
 
 
-def load_config(options: Namespace, argv: Sequence[str], parser: ArgumentParser) -> tuple[Config, Any]:
+def load_config(
+    options: Namespace, argv: Sequence[str], parser: ArgumentParser
+) -> tuple[Config, Any]:
     """Return the configuration of a run and, for --resume, the run folder and checkpoint."""
     if options.resume:
         from mlperf_rn50.train.checkpoint.changes import recorded_changes
         from mlperf_rn50.train.checkpoint.resumable import find_run
+
         run, place = find_run(Path(options.resume))
         tree = override(load_yaml(run.config), recorded_changes(run))
         return resolve_tree(tree, str(run.config), argv, parser), (run, place)
@@ -36,15 +40,18 @@ def load_config(options: Namespace, argv: Sequence[str], parser: ArgumentParser)
 
 
 def open_ranks(config: Config, heartbeat: Heartbeat, subset_sizes: Sequence[int] = ()) -> Comm:
-    """Return all started ranks, and groups of the given numbers of them; imports MXNet and Horovod."""
+    """Return all started ranks, and groups of the given numbers of them; imports MXNet and
+    Horovod."""
     from mlperf_rn50.train.comm.horovod import open_comm
     from mlperf_rn50.train.comm.sharing import sharing_of
+
     return open_comm(config.comm.compression, subset_sizes, heartbeat.exchange, sharing_of(config))
 
 
 @contextmanager
 def _without_unused_packages() -> Iterator[None]:
-    """Hide scikit-learn and SciPy, which MXNet would import for classes that no rank uses; this takes 0.9 of 2.5 s."""
+    """Hide scikit-learn and SciPy, which MXNet would import for classes that no rank uses; this
+    takes 0.9 of 2.5 s."""
     hidden = {'sklearn', 'scipy'} - sys.modules.keys()
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:
@@ -54,16 +61,27 @@ def _without_unused_packages() -> Iterator[None]:
             del sys.modules[name]
 
 
-def in_rank(program: Callable[[Heartbeat], int], config: Config, can_stop: bool = False,
-            run_dir: Path | None = None) -> int:
+def in_rank(
+    program: Callable[[Heartbeat], int],
+    config: Config,
+    can_stop: bool = False,
+    run_dir: Path | None = None,
+) -> int:
     """Run this rank's part of a command, with a watchdog if a launcher started it.
 
-    Unless can_stop is set, a stop request ends the program at once. run_dir is by default run.dir of the configuration.
+    Unless can_stop is set, a stop request ends the program at once. run_dir is by default run.dir
+    of the configuration.
     """
     launched_rank(), launched_local()  # report invalid launcher variables before anything starts
-    # MXNet reads OMP_NUM_THREADS once, on import. If unset, MXNet starts a spinning thread per core.
-    set_omp_threads(unbound_threads(os.sched_getaffinity(0), os.cpu_count() or 1, launched_local()[1], find_limits()))
-    if config.train.device == 'cpu':  # poll only every 5 ms, so that a waiting rank leaves its core to the others
+    # MXNet reads OMP_NUM_THREADS once, on import. If unset, MXNet starts a spinning thread per
+    # core.
+    set_omp_threads(
+        unbound_threads(
+            os.sched_getaffinity(0), os.cpu_count() or 1, launched_local()[1], find_limits()
+        )
+    )
+    # poll only every 5 ms, so that a waiting rank leaves its core to the others
+    if config.train.device == 'cpu':
         os.environ.setdefault('HOROVOD_CYCLE_TIME', '5')
     else:  # also without a launcher
         os.environ.update(missing_settings({**os.environ, DEVICE_VARIABLE: config.train.device}))

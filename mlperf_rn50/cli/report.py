@@ -8,12 +8,15 @@ examples:
   mlperf-rn50 report published --org dell --accelerator a100 --round v2.0
   mlperf-rn50 report logs/c4140 --out logs/c4140/report --baseline 2x4 --price-per-node-hour 3.5
 
-Runs that did not converge are always listed. Runs in one folder that differ in target, number of nodes or data, or, if
-converged, in batch size or optimizer are not a run set. They are listed with the reason, and excluded from comparisons.
-Other sets that mlperf-rn50 check refuses have no MLPerf score.
+Runs that did not converge are always listed. Runs in one folder that differ in target, number of
+nodes or data, or, if converged, in batch size or optimizer are not a run set. They are listed with
+the reason, and excluded from comparisons. Other sets that mlperf-rn50 check refuses have no MLPerf
+score.
 
-exit codes: 0 no run set is refused, 1 a run set is refused, as by check, 2 invalid arguments or no readable log
+exit codes: 0 no run set is refused, 1 a run set is refused, as by check, 2 invalid arguments or no
+readable log
 """
+
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -30,22 +33,69 @@ from mlperf_rn50.text import printable
 def make_parser() -> Parser:
     parser = command_parser('report', __doc__)
     add = parser.add_argument
-    add('paths', nargs='+', metavar='PATH',
-        help='log, or folder that contains result_<k>.txt; the logs of one folder are one system')
-    add('--format', choices=['table', 'markdown', 'csv', 'json', 'html'], default='table',
-        help='output format (default: table)')
-    add('--rows', choices=['runs', 'systems', 'evaluations'], help='rows of --format csv (default: runs)')
-    add('--out', metavar='DIR', help='folder for report.{html,json,md,csv}, report_evaluations.csv, figures (SVG, PNG)')
+    add(
+        'paths',
+        nargs='+',
+        metavar='PATH',
+        help='log, or folder that contains result_<k>.txt; the logs of one folder are one system',
+    )
+    add(
+        '--format',
+        choices=['table', 'markdown', 'csv', 'json', 'html'],
+        default='table',
+        help='output format (default: table)',
+    )
+    add(
+        '--rows',
+        choices=['runs', 'systems', 'evaluations'],
+        help='rows of --format csv (default: runs)',
+    )
+    add(
+        '--out',
+        metavar='DIR',
+        help='folder for report.{html,json,md,csv}, report_evaluations.csv, figures (SVG, PNG)',
+    )
     add('--title', metavar='TEXT', help='heading of the page (default: the systems and the target)')
     add('--note', metavar='TEXT', help='text below the heading of the page')
-    add('--findings', action='store_true',
-        help='list all findings in text and Markdown, also notes (default: at most 3 errors and warnings per system)')
-    add('--round', type=parse_round, metavar='ROUND', help='report only systems of this round, such as v2.0')
-    add('--org', metavar='TEXT', help='report only systems whose organisation contains this text, in any case')
-    add('--accelerator', metavar='TEXT', help='report only systems whose accelerator contains this text, in any case')
-    add('--batch', type=count(10**9), metavar='SIZE', help='report only systems with this global batch size')
-    add('--nodes', type=count(10**6), metavar='N', help='report only systems with this number of nodes')
-    add('--baseline', metavar='SYSTEM', help='system to compare with (default: the smallest set of each series)')
+    add(
+        '--findings',
+        action='store_true',
+        help='list all findings in text and Markdown, also notes (default: at most 3 errors and '
+        'warnings per system)',
+    )
+    add(
+        '--round',
+        type=parse_round,
+        metavar='ROUND',
+        help='report only systems of this round, such as v2.0',
+    )
+    add(
+        '--org',
+        metavar='TEXT',
+        help='report only systems whose organisation contains this text, in any case',
+    )
+    add(
+        '--accelerator',
+        metavar='TEXT',
+        help='report only systems whose accelerator contains this text, in any case',
+    )
+    add(
+        '--batch',
+        type=count(10**9),
+        metavar='SIZE',
+        help='report only systems with this global batch size',
+    )
+    add(
+        '--nodes',
+        type=count(10**6),
+        metavar='N',
+        help='report only systems with this number of nodes',
+    )
+    add(
+        '--baseline',
+        metavar='SYSTEM',
+        help='system to compare with (default: the smallest set of each series)',
+    )
     add_price_option(parser)
     add_wide_option(parser)
     return parser
@@ -56,37 +106,62 @@ def run(argv: Sequence[str]) -> int:
     if options.rows and options.format != 'csv':
         raise ConfigError(f'--rows: got --format {options.format}, expected --format csv')
     if (options.title or options.note) and not options.out and options.format != 'html':
-        raise ConfigError(f'--title, --note: got --format {options.format}, expected --format html or --out')
-    from mlperf_rn50.analysis.report.data import render_csv, render_evaluations_csv, render_json, render_systems_csv
+        raise ConfigError(
+            f'--title, --note: got --format {options.format}, expected --format html or --out'
+        )
+    from mlperf_rn50.analysis.report.data import (
+        render_csv,
+        render_evaluations_csv,
+        render_json,
+        render_systems_csv,
+    )
     from mlperf_rn50.analysis.report.text import MARKDOWN, render_table, terminal_style
     from mlperf_rn50.analysis.sets.load import Rules, describe_others, filter_sets, load_logs
     from mlperf_rn50.analysis.sets.published import sets_under
     from mlperf_rn50.analysis.sets.scaling import make_studies
     from mlperf_rn50.analysis.why.text import limit_sentence
     from mlperf_rn50.runfolder.names import run_of
+
     paths = dict.fromkeys(map(Path, options.paths))
-    logs, published = [p for p in paths if not sets_under(p)], [s for p in paths for s in sets_under(p)]
+    logs, published = (
+        [p for p in paths if not sets_under(p)],
+        [s for p in paths for s in sets_under(p)],
+    )
     loaded, others = load_logs(logs, Rules()) if logs else ([], [])
     if others:
         print(f'mlperf-rn50: {describe_others(others)}', file=sys.stderr)
     run_sets = filter_sets([*loaded, *published], vars(options))
     newest = [s.runs[-1] for s in run_sets if len(run_sets) == 1 and not s.is_published]
-    texts = {'title': options.title, 'note': options.note, 'source': ' '.join(options.paths),
-             'limit': ''.join(limit_sentence(run_of(run.path)) for run in newest)}
+    texts = {
+        'title': options.title,
+        'note': options.note,
+        'source': ' '.join(options.paths),
+        'limit': ''.join(limit_sentence(run_of(run.path)) for run in newest),
+    }
     studies = make_studies(run_sets, options.baseline, options.price_per_node_hour)
     if options.out:
         from mlperf_rn50.analysis.report.page import dump_report
+
         page = dump_report(studies, Path(options.out), options.findings, **texts)
         print(f'mlperf-rn50: wrote {printable(str(page))}', file=sys.stderr)
     if options.format in ('table', 'markdown'):
-        title, status = (partial(paint, colour='bold'), paint_status) if has_colour(sys.stdout) else (str, str)
+        title, status = (
+            (partial(paint, colour='bold'), paint_status) if has_colour(sys.stdout) else (str, str)
+        )
         style = terminal_style(title, status, width_of(sys.stdout, options.wide))
-        print(render_table(studies, MARKDOWN if options.format == 'markdown' else style, options.findings))
+        print(
+            render_table(
+                studies, MARKDOWN if options.format == 'markdown' else style, options.findings
+            )
+        )
     elif options.format in ('csv', 'json'):
-        csv = {'systems': render_systems_csv, 'evaluations': render_evaluations_csv}.get(options.rows, render_csv)
+        csv = {'systems': render_systems_csv, 'evaluations': render_evaluations_csv}.get(
+            options.rows, render_csv
+        )
         sys.stdout.writelines((csv if options.format == 'csv' else render_json)(studies))
     elif not options.out:
         from mlperf_rn50.analysis.report.page import render_html
         from mlperf_rn50.analysis.report.plots import draw_report
+
         print(render_html(studies, list(draw_report(studies)), Path.cwd(), **texts))
     return EXIT_FAILED if any(s.reasons for s in run_sets) else EXIT_OK

@@ -4,9 +4,11 @@ examples:
   mlperf-rn50 sweep --study c4140 --layouts '1x4 2x4 4x4 8x4' --seeds 5 --weak --hostfile hosts
       --config launch/configs/c4140_v100_1node.yaml
 
-The logs are logs/<study>/<layout>/result_<k>.txt. Complete layouts are skipped. A failed run is reported, and the sweep
-continues. All other options are passed to the launcher, such as --ranks-per-device K, or to: mlperf-rn50 train
+The logs are logs/<study>/<layout>/result_<k>.txt. Complete layouts are skipped. A failed run is
+reported, and the sweep continues. All other options are passed to the launcher, such as
+--ranks-per-device K, or to: mlperf-rn50 train
 """
+
 from __future__ import annotations
 
 import platform
@@ -24,7 +26,12 @@ from mlperf_rn50.files import read_text
 from mlperf_rn50.launch.arguments import PRINTING, announce, count
 from mlperf_rn50.launch.hosts import load_hostfile, parse_hosts
 from mlperf_rn50.launch.process import LAUNCHER_SIGNALS
-from mlperf_rn50.launch.sweep_layouts import SweepLayout, parse_layouts, parse_lr_table, plan_layouts
+from mlperf_rn50.launch.sweep_layouts import (
+    SweepLayout,
+    parse_layouts,
+    parse_lr_table,
+    plan_layouts,
+)
 from mlperf_rn50.parser import Parser
 from mlperf_rn50.system.signals import END_SIGNALS, STOPPING, SignalQueue, catch, interrupt
 from mlperf_rn50.text import plural
@@ -32,8 +39,12 @@ from mlperf_rn50.text import plural
 if TYPE_CHECKING:
     from mlperf_rn50.config import Config
 
-_LAYOUT_OPTIONS = ('--train.local_batch_size', '--train.global_batch_size', '--schedule.base_lr',
-                   '--schedule.warmup_epochs')
+_LAYOUT_OPTIONS = (
+    '--train.local_batch_size',
+    '--train.global_batch_size',
+    '--schedule.base_lr',
+    '--schedule.warmup_epochs',
+)
 _MAX_BYTES = 1 << 20  # of --lr-table
 _SWEEP_OPTIONS = ('--run-dir', '--nodes', '--ranks-per-node', '--resume')
 
@@ -42,15 +53,46 @@ def make_parser() -> Parser:
     parser = command_parser('sweep', __doc__)
     add = parser.add_argument
     add('--study', metavar='NAME', required=True, help='name of the folder in logs/ for the runs')
-    add('--layouts', metavar='LIST', required=True, help="list of nodes x ranks per node, such as '1x4 2x4'")
-    add('--config', metavar='FILE', required=True, help='configuration, with the values of the first layout')
-    add('--seeds', metavar='N', type=count, default=1, help='runs of each layout, each with a fresh seed (default 1)')
+    add(
+        '--layouts',
+        metavar='LIST',
+        required=True,
+        help="list of nodes x ranks per node, such as '1x4 2x4'",
+    )
+    add(
+        '--config',
+        metavar='FILE',
+        required=True,
+        help='configuration, with the values of the first layout',
+    )
+    add(
+        '--seeds',
+        metavar='N',
+        type=count,
+        default=1,
+        help='runs of each layout, each with a fresh seed (default 1)',
+    )
     add('--weak', dest='is_weak', action='store_true', help='keep the number of images per rank')
-    add('--strong', dest='is_weak', action='store_false', help='keep the number of images per step (default)')
-    add('--lr-table', metavar='FILE', help='file with lines: global_batch base_lr warmup_epochs (default: the learning '
-        'rate is proportional to the global batch, starting from the first layout, with the same warm-up epochs)')
-    add('--engine', choices=('mpirun', 'horovodrun'), default='mpirun', help='launcher for hosts (default mpirun); '
-        'without hosts, the ranks of all nodes run on this machine, and the log records this')
+    add(
+        '--strong',
+        dest='is_weak',
+        action='store_false',
+        help='keep the number of images per step (default)',
+    )
+    add(
+        '--lr-table',
+        metavar='FILE',
+        help='file with lines: global_batch base_lr warmup_epochs (default: the learning '
+        'rate is proportional to the global batch, starting from the first layout, with the same '
+        'warm-up epochs)',
+    )
+    add(
+        '--engine',
+        choices=('mpirun', 'horovodrun'),
+        default='mpirun',
+        help='launcher for hosts (default mpirun); '
+        'without hosts, the ranks of all nodes run on this machine, and the log records this',
+    )
     add('--hosts', metavar='h1,h2,...', help='hosts reached with ssh')
     add('--hostfile', metavar='FILE', help='file with one host per line')
     return parser
@@ -58,6 +100,7 @@ def make_parser() -> Parser:
 
 def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.cli import report
+
     o, rest = make_parser().parse_known_args(argv)
     check_options(o, rest)
     config = launch.load_train_config(['--config', o.config])
@@ -87,7 +130,9 @@ def check_options(o: Namespace, rest: Sequence[str]) -> None:
         if name in _SWEEP_OPTIONS:
             raise ConfigError(f'{name}: the sweep sets this option; remove it')
         if name in _LAYOUT_OPTIONS:
-            raise ConfigError(f"{name}: layouts have different values; configure that of the first layout")
+            raise ConfigError(
+                f'{name}: layouts have different values; configure that of the first layout'
+            )
     if not re.fullmatch(r'[A-Za-z0-9][A-Za-z0-9._-]*', o.study):
         raise ConfigError(f'--study: got {o.study!r}, expected a name for the folder in logs/')
 
@@ -96,8 +141,10 @@ def check_seed(o: Namespace, rest: Sequence[str], config: Config) -> None:
     """Raise ConfigError if several runs would have the same seed."""
     given = next((word for word in rest if word.startswith('--run.seed')), config.run.seed)
     if o.seeds > 1 and given is not None:
-        raise ConfigError(f'run.seed: got {given} with --seeds {o.seeds}, expected null; remove it, '
-                          'so that each run draws its own seed')
+        raise ConfigError(
+            f'run.seed: got {given} with --seeds {o.seeds}, expected null; remove it, '
+            'so that each run draws its own seed'
+        )
 
 
 def check_hosts(o: Namespace, layouts: Sequence[SweepLayout]) -> None:
@@ -107,44 +154,78 @@ def check_hosts(o: Namespace, layouts: Sequence[SweepLayout]) -> None:
     hosts = load_hostfile(o.hostfile) if o.hostfile else parse_hosts(o.hosts)
     most = max(layouts, key=lambda layout: layout.num_nodes)
     if len(hosts) < most.num_nodes:
-        raise ConfigError(f'--layouts: got {most.name} with {plural(len(hosts), "host")}, expected at '
-                          'least as many hosts as nodes; add hosts or remove the layout')
+        raise ConfigError(
+            f'--layouts: got {most.name} with {plural(len(hosts), "host")}, expected at '
+            'least as many hosts as nodes; add hosts or remove the layout'
+        )
 
 
 def plan_sweep(o: Namespace, config: Config) -> list[SweepLayout]:
-    """Return the batch size and learning rate of each layout; those of the configuration are for the first one."""
+    """Return the batch size and learning rate of each layout; those of the configuration are for
+    the first one."""
     train, schedule = config.train, config.schedule
     try:
         table = parse_lr_table(read_text(Path(o.lr_table), _MAX_BYTES)) if o.lr_table else None
     except (OSError, ValueError) as e:
         raise ConfigError(f'--lr-table: {o.lr_table}: {getattr(e, "strerror", None) or e}') from e
-    return plan_layouts(parse_layouts(o.layouts),
-                        train.local_batch_size or train.global_batch_size or 0, train.local_batch_size is not None,
-                        o.is_weak, schedule.base_lr, schedule.warmup_epochs, table)
+    return plan_layouts(
+        parse_layouts(o.layouts),
+        train.local_batch_size or train.global_batch_size or 0,
+        train.local_batch_size is not None,
+        o.is_weak,
+        schedule.base_lr,
+        schedule.warmup_epochs,
+        table,
+    )
 
 
 def launch_words(o: Namespace, layout: SweepLayout, folder: Path) -> list[str]:
-    """Return the name of the launcher and its options for a run of a layout, without the user's other options."""
+    """Return the name of the launcher and its options for a run of a layout, without the user's
+    other options."""
     if o.hosts or o.hostfile:
-        words = [o.engine, '--nodes', str(layout.num_nodes), '--ranks-per-node', str(layout.ranks_per_node),
-                 *(['--hosts', o.hosts] if o.hosts else []), *(['--hostfile', o.hostfile] if o.hostfile else [])]
+        words = [
+            o.engine,
+            '--nodes',
+            str(layout.num_nodes),
+            '--ranks-per-node',
+            str(layout.ranks_per_node),
+            *(['--hosts', o.hosts] if o.hosts else []),
+            *(['--hostfile', o.hostfile] if o.hostfile else []),
+        ]
     else:
-        words = ['local', '--ranks-per-node', str(layout.num_nodes * layout.ranks_per_node),
-                 '--run.submission_platform', f'{plural(layout.num_nodes, "node")} of '
-                 f'{plural(layout.ranks_per_node, "rank")}, simulated by local ranks of {platform.node()}']
-    return [*words, '--config', o.config, '--run-dir', str(folder), f'--train.global_batch_size='
-            f'{layout.global_batch_size}', '--train.local_batch_size=null', f'--schedule.base_lr={layout.base_lr:.10g}',
-            f'--schedule.warmup_epochs={layout.warmup_epochs:.10g}']
+        words = [
+            'local',
+            '--ranks-per-node',
+            str(layout.num_nodes * layout.ranks_per_node),
+            '--run.submission_platform',
+            f'{plural(layout.num_nodes, "node")} of '
+            f'{plural(layout.ranks_per_node, "rank")}, simulated by local ranks of '
+            f'{platform.node()}',
+        ]
+    return [
+        *words,
+        '--config',
+        o.config,
+        '--run-dir',
+        str(folder),
+        f'--train.global_batch_size={layout.global_batch_size}',
+        '--train.local_batch_size=null',
+        f'--schedule.base_lr={layout.base_lr:.10g}',
+        f'--schedule.warmup_epochs={layout.warmup_epochs:.10g}',
+    ]
 
 
 def run_layout(o: Namespace, layout: SweepLayout, rest: Sequence[str], signals: SignalQueue) -> int:
     """Make the missing runs of a layout; return the worst exit code."""
     from mlperf_rn50.launch.attempts import end_of, read_metrics
     from mlperf_rn50.runfolder.names import RunFolder, run_numbers
+
     folder, worst = Path('logs', o.study, layout.name), 0
     report = partial(announce, 'sweep')
-    num_complete = sum(end_of(read_metrics(RunFolder(folder, number))) in ('converged', 'aborted')
-                       for number in run_numbers(folder))
+    num_complete = sum(
+        end_of(read_metrics(RunFolder(folder, number))) in ('converged', 'aborted')
+        for number in run_numbers(folder)
+    )
     if num_complete >= o.seeds:
         report(f'{layout.name}: complete, skipped; {folder} has {plural(num_complete, "run")}')
     name, *words = launch_words(o, layout, folder)
@@ -159,5 +240,8 @@ def run_layout(o: Namespace, layout: SweepLayout, rest: Sequence[str], signals: 
             code = e.exit_code
         worst = max(worst, code)
         if code and not signals.is_requested:
-            report(f'{layout.name}: this run {"did not converge" if code == 1 else f"failed with exit code {code}"}')
+            report(
+                f'{layout.name}: this run '
+                f'{"did not converge" if code == 1 else f"failed with exit code {code}"}'
+            )
     return worst

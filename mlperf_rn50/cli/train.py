@@ -5,8 +5,10 @@ examples:
   mpirun -np 2 mlperf-rn50 train --config launch/configs/digits_cpu.yaml --run.seed 1
   mpirun -np 2 mlperf-rn50 train --resume logs/digits_cpu
 
-Options override the --config file, which overrides the defaults. A resumed run uses the configuration in its folder.
+Options override the --config file, which overrides the defaults. A resumed run uses the
+configuration in its folder.
 """
+
 from __future__ import annotations
 
 import os
@@ -33,21 +35,39 @@ if TYPE_CHECKING:
 def add_options(parser: Any) -> None:
     add_run_options(parser)
     add = parser.add_argument
-    add('--dry-run', action='store_true', help='print the plan, the expected time and the state of the data, and exit')
-    add('--print-config', action='store_true', help='print all keys with comments, for a file for --config, and exit')
-    add('--print', metavar='KEY', action='append', type=str, help='print the value of a key, such as run.dir, and exit')
+    add(
+        '--dry-run',
+        action='store_true',
+        help='print the plan, the expected time and the state of the data, and exit',
+    )
+    add(
+        '--print-config',
+        action='store_true',
+        help='print all keys with comments, for a file for --config, and exit',
+    )
+    add(
+        '--print',
+        metavar='KEY',
+        action='append',
+        type=str,
+        help='print the value of a key, such as run.dir, and exit',
+    )
     add('--ranks', type=int, metavar='N', help='number of ranks for --dry-run')
 
 
 def parse_command(argv: Sequence[str]) -> tuple[Namespace, cfg.Config, Any, Sequence[str]]:
-    """Return options, configuration, (run folder, checkpoint) for --resume or else None, and keys that may differ."""
+    """Return options, configuration, (run folder, checkpoint) for --resume or else None, and keys
+    that may differ."""
     from mlperf_rn50.cli.ranks import load_config
     from mlperf_rn50.config_file import parse_config_options
     from mlperf_rn50.train.checkpoint.changes import kept_changes, parse_allowed
+
     parser = config_parser('train', add_options)
     options = parse_config_options(parser, argv)
     if options.resume and options.config:
-        raise ConfigError('--resume, --config: got both, expected one; a resumed run has its own configuration')
+        raise ConfigError(
+            '--resume, --config: got both, expected one; a resumed run has its own configuration'
+        )
     allowed = parse_allowed(options.allow_changed)
     config, resume = load_config(options, argv, parser)
     return options, config, resume, (*allowed, *(kept_changes(resume[0], config) if resume else ()))
@@ -58,11 +78,13 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.launch.attempts import describe_unfinished
     from mlperf_rn50.system.launcher_env import launched_rank, print_stderr
     from mlperf_rn50.system.processor import check_precision, find_processor
+
     options, config, resume, allowed = parse_command(argv)
     if options.dry_run:
         return _print_plan(config, options)
     if options.print_config:
         from mlperf_rn50.config_text import section_text
+
         print('\n'.join(section_text(name, section) for name, section in vars(config).items()))
         return EXIT_OK
     if options.print:
@@ -71,19 +93,27 @@ def run(argv: Sequence[str]) -> int:
     check_precision('train.precision', config.train.precision, find_processor())
     if not resume and not launched_rank() and (text := describe_unfinished(Path(config.run.dir))):
         print_stderr(f'mlperf-rn50: {text}')
-    return in_rank(lambda heartbeat: _train(config, resume, options.elastic, allowed, heartbeat), config, can_stop=True,
-                   run_dir=resume[0].dir if resume else None)
+    return in_rank(
+        lambda heartbeat: _train(config, resume, options.elastic, allowed, heartbeat),
+        config,
+        can_stop=True,
+        run_dir=resume[0].dir if resume else None,
+    )
 
 
 def _print_plan(config: cfg.Config, options: Namespace) -> int:
-    """Print changed keys, derived numbers, expected time and state of the data; raise DataError for unusable data."""
+    """Print changed keys, derived numbers, expected time and state of the data; raise DataError for
+    unusable data."""
     from mlperf_rn50.analysis.recipe.differences import expected_time, find_deviations
     from mlperf_rn50.system.environment import query_gpus
     from mlperf_rn50.train.plan import config_world_size, make_plan, render_plan
+
     ranks = options.ranks or config_world_size(config) or 1
     plan = make_plan(config, ranks)
     gpus = query_gpus('name') if config.train.device == 'gpu' else []
-    time = expected_time(config, ranks, [*plan.eval_epochs, plan.max_epochs], gpus[0]['name'] if gpus else None)
+    time = expected_time(
+        config, ranks, [*plan.eval_epochs, plan.max_epochs], gpus[0]['name'] if gpus else None
+    )
     _print_lines(cfg.render_yaml(config, only_changed=True), 2)
     _print_lines(render_plan(plan) + f'\ntime                  {time}' * bool(time))
     _print_lines('\n'.join(f'warning: {text}' for text in find_deviations(config, ranks)), 2)
@@ -94,6 +124,7 @@ def _print_plan(config: cfg.Config, options: Namespace) -> int:
 def _print_lines(text: str, indent: int = 22) -> None:
     """Print lines, wrapped on a terminal."""
     from mlperf_rn50.table import wrap_line
+
     for line in text.splitlines():
         print(wrap_line(line, width_of(sys.stdout), ' ' * indent), flush=True)
 
@@ -101,6 +132,7 @@ def _print_lines(text: str, indent: int = 22) -> None:
 def _data_text(data: DataConfig) -> str:
     """Return the state of the data; raise DataError for data with which a run would not start."""
     from mlperf_rn50.data.records import MANIFEST_NAME, find_split
+
     if data.synthetic:
         return 'synthetic images, no files'
     if not os.path.exists(Path(data.dir, MANIFEST_NAME)):
@@ -118,10 +150,13 @@ def _value_of(config: cfg.Config, key: str) -> Any:
     return '' if value is None else value
 
 
-def _train(config: cfg.Config, resume: Any, is_elastic: bool, allowed: Sequence[str], heartbeat: Heartbeat) -> int:
+def _train(
+    config: cfg.Config, resume: Any, is_elastic: bool, allowed: Sequence[str], heartbeat: Heartbeat
+) -> int:
     from mlperf_rn50.analysis.recipe.differences import find_deviations
     from mlperf_rn50.cli.ranks import open_ranks
     from mlperf_rn50.train.run import Job, train
+
     comm = open_ranks(config, heartbeat)
     heartbeat.beat()  # the imports took a while, which must not count as a stall
     warnings = find_deviations(config, comm.world_size) if comm.rank == 0 and not resume else []
@@ -129,22 +164,31 @@ def _train(config: cfg.Config, resume: Any, is_elastic: bool, allowed: Sequence[
     if comm.rank == 0:
         with suppress(OSError):  # a closed terminal must not fail the run
             print(_render_end(end, folder, config), flush=True)
-    comm.barrier()  # wait, because the launcher ends the other ranks when one exits with a code other than 0
+    # wait, because the launcher ends the other ranks when one exits with a code other than 0
+    comm.barrier()
     return EXIT_CODES[end.status]
 
 
 def _render_end(end: Ended, run: RunFolder, config: cfg.Config) -> str:
     from mlperf_rn50.system.launcher_env import resume_command
     from mlperf_rn50.train.evaluate import data_label
-    status = {'converged': 'converged', 'aborted': 'aborted: the target was not reached',
-              'interrupted': f'interrupted; resume with: {resume_command(run.checkpoints)}'}[end.status]
+
+    status = {
+        'converged': 'converged',
+        'aborted': 'aborted: the target was not reached',
+        'interrupted': f'interrupted; resume with: {resume_command(run.checkpoints)}',
+    }[end.status]
     of_data = f'on {data_label(config.data)}, target {100 * config.train.target_accuracy:.2f} %'
-    return '\n'.join([
-        f'status              {status}',
-        f'best Top-1          {end.best_text} {of_data}',
-        f'epochs to converge  {end.epochs_to_converge or "none"}',
-        f'time to train       {end.time_s:.1f} s{"" if end.epochs_to_converge else " so far"}',
-        *([f'resumed             {end.parts.text}; no MLPerf score'] if end.parts else []),
-        f'throughput          {end.images_per_s:.0f} images/s in training',
-        f'log                 {run.result}',
-        f'other files         {", ".join(p.name for p in (run.config, run.metrics, run.env, run.train_log))}'])
+    return '\n'.join(
+        [
+            f'status              {status}',
+            f'best Top-1          {end.best_text} {of_data}',
+            f'epochs to converge  {end.epochs_to_converge or "none"}',
+            f'time to train       {end.time_s:.1f} s{"" if end.epochs_to_converge else " so far"}',
+            *([f'resumed             {end.parts.text}; no MLPerf score'] if end.parts else []),
+            f'throughput          {end.images_per_s:.0f} images/s in training',
+            f'log                 {run.result}',
+            'other files         '
+            f'{", ".join(p.name for p in (run.config, run.metrics, run.env, run.train_log))}',
+        ]
+    )

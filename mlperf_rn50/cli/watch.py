@@ -6,14 +6,15 @@ examples:
   mlperf-rn50 watch logs/c4140 --html --price-per-node-hour 24.5
   mlperf-rn50 watch logs/c4140 --once --format json
 
-A folder selects its newest run, which may start later. If only folders below it have runs, the newest run of each is
-printed once, and watch ends.
-No file is locked, and only --html writes files, so a run on other machines can be followed through a shared folder.
-Output to a pipe has one line per event of a run.
+A folder selects its newest run, which may start later. If only folders below it have runs, the
+newest run of each is printed once, and watch ends. No file is locked, and only --html writes files,
+so a run on other machines can be followed through a shared folder. Output to a pipe has one line
+per event of a run.
 
-exit codes: 0 all runs are over, or Ctrl-C was pressed, 1 a log or the set of its folder is refused, as by check,
-2 invalid arguments
+exit codes: 0 all runs are over, or Ctrl-C was pressed, 1 a log or the set of its folder is refused,
+as by check, 2 invalid arguments
 """
+
 from __future__ import annotations
 
 import json
@@ -44,10 +45,25 @@ def make_parser() -> Parser:
     parser = command_parser('watch', __doc__)
     add = parser.add_argument
     add('paths', nargs='+', metavar='RUN_FOLDER', help='run folder, or result_<k>.txt in one')
-    add('--every', type=float, default=5.0, metavar='SECONDS', help='update period in s (default: 5)')
-    add('--html', action='store_true', help='keep watch.html, a page that reloads itself, current in each run folder')
+    add(
+        '--every',
+        type=float,
+        default=5.0,
+        metavar='SECONDS',
+        help='update period in s (default: 5)',
+    )
+    add(
+        '--html',
+        action='store_true',
+        help='keep watch.html, a page that reloads itself, current in each run folder',
+    )
     add('--once', action='store_true', help='print the current state and exit')
-    add('--format', choices=['text', 'json'], default='text', help='output format of --once (default: text)')
+    add(
+        '--format',
+        choices=['text', 'json'],
+        default='text',
+        help='output format of --once (default: text)',
+    )
     add_price_option(parser)
     return parser
 
@@ -60,6 +76,7 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError(f'--every: got {options.every:g}, expected {_LEAST_S:g} to 86400 seconds')
     from mlperf_rn50.analysis.watch.follower import Follower
     from mlperf_rn50.runfolder.names import find_run_folders
+
     given = [Path(p) for p in options.paths]
     paths = [path for folder in given for path in find_run_folders(folder)]
     states, price = _states([Follower(p) for p in paths], options), options.price_per_node_hour
@@ -76,14 +93,19 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _of_resnet(runs: Sequence[LiveRun]) -> list[LiveRun]:
-    """Return the runs without those of other benchmarks, which are counted. Raise UserError if there are no others."""
+    """Return the runs without those of other benchmarks, which are counted. Raise UserError if
+    there are no others."""
     from mlperf_rn50.text import plural
+
     others = [r for r in runs if r.other_benchmark]
     if others and len(others) == len(runs):
         raise UserError(others[0].note)
     if others:
         names = ', '.join(dict.fromkeys(r.other_benchmark for r in others))
-        print(f'mlperf-rn50: skipped {plural(len(others), "log")} of other benchmarks: {names}', file=sys.stderr)
+        print(
+            f'mlperf-rn50: skipped {plural(len(others), "log")} of other benchmarks: {names}',
+            file=sys.stderr,
+        )
     return [r for r in runs if not r.other_benchmark]
 
 
@@ -92,7 +114,8 @@ def _exit_code(runs: Sequence[LiveRun]) -> int:
 
 
 def _states(followers: Sequence[Follower], options: Namespace) -> Iterator[list[LiveRun]]:
-    """Yield the current state of the runs until all are over; with --html, first write the changed pages."""
+    """Yield the current state of the runs until all are over; with --html, first write the changed
+    pages."""
     runs: list[LiveRun] = []
     written: list[LiveRun | None] = [None] * len(followers)
     while not runs or not all(r.is_over for r in runs):
@@ -106,6 +129,7 @@ def _states(followers: Sequence[Follower], options: Namespace) -> Iterator[list[
 
 def _write_page(run: LiveRun, folder: Path, options: Namespace) -> None:
     from mlperf_rn50.analysis.watch.page import dump_page
+
     try:
         dump_page(run, folder, options.every, options.price_per_node_hour)
     except FileNotFoundError:  # the folder was removed in the meantime
@@ -116,36 +140,57 @@ def _write_page(run: LiveRun, folder: Path, options: Namespace) -> None:
 
 def _console() -> Console:
     from rich.console import Console
+
     is_terminal, colour = sys.stdout.isatty(), has_colour(sys.stdout)
-    return Console(file=sys.stdout, force_terminal=is_terminal or colour, no_color=not colour, highlight=False,
-                   markup=False, emoji=False, width=None if is_terminal else _PIPE_COLUMNS)
+    return Console(
+        file=sys.stdout,
+        force_terminal=is_terminal or colour,
+        no_color=not colour,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        width=None if is_terminal else _PIPE_COLUMNS,
+    )
 
 
 def _print_once(runs: Sequence[LiveRun], price: float | None, output_format: str) -> None:
     if output_format == 'json':
         from mlperf_rn50.analysis.watch.run_state import to_json
+
         print(json.dumps({'runs': [to_json(r, price) for r in runs]}, indent=2, allow_nan=False))
         return
     from mlperf_rn50.analysis.watch.terminal import render
+
     console = _console()
     with console.capture() as captured:
         console.print(render(runs, console, price))
     print(re.sub('(?m) +$', '', captured.get()), end='')
 
 
-def _show_live(states: Iterator[list[LiveRun]], every_s: float, price: float | None) -> list[LiveRun]:
-    """Update the terminal screen until all runs are over. Leave their last state on it, and return it."""
+def _show_live(
+    states: Iterator[list[LiveRun]], every_s: float, price: float | None
+) -> list[LiveRun]:
+    """Update the terminal screen until all runs are over. Leave their last state on it, and return
+    it."""
     from rich.live import Live
 
     from mlperf_rn50.analysis.watch.terminal import render
+
     console, runs = _console(), []
-    with Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
+    with Live(
+        console=console,
+        screen=True,
+        auto_refresh=False,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    ) as live:
         for runs in states:
             until, size = time.monotonic() + every_s, None
             while size != console.size or time.monotonic() < until:
                 if size != console.size:  # redraw at once after a resize
                     size = console.size
-                    # Ctrl-C within an update would leave rich's buffer open, which then swallows the end of the screen.
+                    # Ctrl-C within an update would leave rich's buffer open, which then swallows
+                    # the end of the screen.
                     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
                     live.update(render(runs, console, price, size.height), refresh=True)
                     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -155,14 +200,24 @@ def _show_live(states: Iterator[list[LiveRun]], every_s: float, price: float | N
 
 
 def _print_lines(states: Iterator[list[LiveRun]], every_s: float) -> list[LiveRun]:
-    """Print a line for a run when something changes, or _LINE_PERIOD_S after the last; return the final states."""
+    """Print a line for a run when something changes, or _LINE_PERIOD_S after the last; return the
+    final states."""
     from mlperf_rn50.analysis.watch.facts import line_of
+
     printed: dict[int, tuple[object, object, float]] = {}
     runs: list[LiveRun] = []
     for runs in states:
         now = time.monotonic()
         for k, run in enumerate(runs):
-            news = run.warnings, run.number, run.status, run.has_end, len(run.evaluations), run.standing, run.attempts
+            news = (
+                run.warnings,
+                run.number,
+                run.status,
+                run.has_end,
+                len(run.evaluations),
+                run.standing,
+                run.attempts,
+            )
             before, step, then = printed.get(k, (None, None, 0.0))
             if news != before or run.step != step and now - then >= _LINE_PERIOD_S:
                 print(line_of(run), flush=True)

@@ -1,4 +1,5 @@
 """Saved weights for commands: their selection by options, their configuration and their network."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -26,11 +27,16 @@ class SavedWeights(NamedTuple):
     def __str__(self) -> str:
         d = self.description
         kind = ' and '.join(['best'] * d.is_best + ['last'] * d.is_last) or 'neither best nor last'
-        return f'{self.path}: {d.model["name"]}, {kind} of its run, {d.epoch} epochs on {d.data["dataset"]}'
+        return (
+            f'{self.path}: {d.model["name"]}, {kind} of its run, {d.epoch} epochs on '
+            f'{d.data["dataset"]}'
+        )
 
     def config(self, argv: Sequence[str], parser: ArgumentParser | None = None) -> Config:
-        """Apply options to the stored configuration. Raise DataError if it is invalid, ConfigError for options."""
+        """Apply options to the stored configuration. Raise DataError if it is invalid, ConfigError
+        for options."""
         from mlperf_rn50.config_file import resolve_tree
+
         tree, where = self.description.tree(), f'{self.path.with_suffix(".json")}'
         try:
             resolve_tree(tree, where, [], config_parser())
@@ -44,6 +50,7 @@ class SavedWeights(NamedTuple):
 
         from mlperf_rn50.model.weights import portable
         from mlperf_rn50.model.zoo import restore_model
+
         config, arrays = portable(self.config(argv), self.arrays)
         return config, restore_model(config, mx.cpu(), arrays, str(self.path))
 
@@ -51,11 +58,18 @@ class SavedWeights(NamedTuple):
 def load_saved(path: str, which: str) -> SavedWeights:
     """Load the best or the last weights from a run folder, weights folder or .npz."""
     from mlperf_rn50.model.weights import find_weights, load_weights
+
     npz = find_weights(Path(path), which)
     return SavedWeights(npz, *load_weights(npz))
 
 
 def add_weights_options(parser: Parser) -> None:
-    parser.add_argument('path', metavar='RUN|WEIGHTS', help='run folder (its newest run), weights folder, or .npz')
-    parser.add_argument('--which', choices=['best', 'last'], default='best',
-                        help='saved network of the run (default: best)')
+    parser.add_argument(
+        'path', metavar='RUN|WEIGHTS', help='run folder (its newest run), weights folder, or .npz'
+    )
+    parser.add_argument(
+        '--which',
+        choices=['best', 'last'],
+        default='best',
+        help='saved network of the run (default: best)',
+    )

@@ -1,4 +1,5 @@
 """Random training crops for all images of a batch at once. Pure."""
+
 import numpy as np
 
 # Random numbers per image: NUM_TRIES groups of four (area, aspect, x, y), then one for the mirror.
@@ -6,17 +7,21 @@ NUM_TRIES = 10
 NUM_DRAWS = 4 * NUM_TRIES + 1
 
 
-def random_resized_crops(uniforms: np.ndarray, sizes: np.ndarray, area: tuple[float, float],
-                         aspect: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
-    """Return anchors (y, x) and shapes (height, width) of random crops as fractions of the image (float32, (batch, 2)).
+def random_resized_crops(
+    uniforms: np.ndarray, sizes: np.ndarray, area: tuple[float, float], aspect: tuple[float, float]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return anchors (y, x) and shapes (height, width) of random crops as fractions of the image
+    (float32, (batch, 2)).
 
-    As in Inception training, an image uses its first drawn crop that fits, or else the largest valid centre crop.
+    As in Inception training, an image uses its first drawn crop that fits, or else the largest
+    valid centre crop.
 
     Args:
         uniforms: random numbers in [0, 1), shape (batch, 4 * NUM_TRIES).
         sizes: (height, width) of the images in pixels, shape (batch, 2).
         area: range of the crop's area, as a fraction of the image area.
-        aspect: range of the crop's width / height, drawn log-uniformly; a centre crop is valid if within this range.
+        aspect: range of the crop's width / height, drawn log-uniformly; a centre crop is valid if
+            within this range.
     """
     u = uniforms.reshape(len(uniforms), NUM_TRIES, 4)
     h, w = sizes.T.astype(float)
@@ -36,5 +41,6 @@ def random_resized_crops(uniforms: np.ndarray, sizes: np.ndarray, area: tuple[fl
 
 
 def padded_crop_anchors(uniforms: np.ndarray, padding: int) -> np.ndarray:
-    """Return anchors (y, x) of full-size windows on padded images, from -padding to padding pixels; float32, (n, 2)."""
+    """Return anchors (y, x) of full-size windows on padded images, from -padding to padding pixels;
+    float32, (n, 2)."""
     return (np.floor(uniforms * (2 * padding + 1)) - padding).astype(np.float32)

@@ -1,4 +1,5 @@
 """Options for the data set and the input pipeline."""
+
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,49 +17,70 @@ class DataConfig:
 
     Args:
         dir: folder written by `mlperf-rn50 prepare`.
-        dataset: name of the data set, shown next to every accuracy; if not set, that of the manifest in dir.
-        num_train: number of training images; if not set, that of the manifest in dir, which must match.
-        num_val: number of validation images; if not set, that of the manifest in dir, which must match.
+        dataset: name of the data set, shown next to every accuracy; if not set, that of the
+            manifest in dir.
+        num_train: number of training images; if not set, that of the manifest in dir, which must
+            match.
+        num_val: number of validation images; if not set, that of the manifest in dir, which must
+            match.
         num_classes: number of classes; if not set, that of the manifest in dir, which must match.
         synthetic: train and evaluate on synthetic images instead of files.
-        shuffle: global shuffles all records over all nodes; node gives each node a subset of its own to shuffle.
-        node_rotation_epochs: epochs for which a node keeps its subset before it reads another one (shuffle=node).
-        last_batch: partly filled last batch of an epoch: weight scales its learning rate; wrap fills it with images, as
-            the closed division requires.
+        shuffle: global shuffles all records over all nodes; node gives each node a subset of its
+            own to shuffle.
+        node_rotation_epochs: epochs for which a node keeps its subset before it reads another one
+            (shuffle=node).
+        last_batch: partly filled last batch of an epoch: weight scales its learning rate; wrap
+            fills it with images, as the closed division requires.
         image_size: side of the square network input, pixels.
-        sizes: side of training images in each epoch from the first one on, pixels; later epochs have the last one. If
-            not set, it is image_size. Shifts of crop=padded are in pixels of image_size, before the image is shrunk.
+        sizes: side of training images in each epoch from the first one on, pixels; later epochs
+            have the last one. If not set, it is image_size. Shifts of crop=padded are in pixels of
+            image_size, before the image is shrunk.
         eval_size: side of evaluation images, pixels; null means image_size.
         eval_flip: evaluate the mean of the logits of each image and of its mirror image.
-        resize_shorter: shorter side to which evaluation images are resized before the centre crop, pixels.
-        crop: training crop: random_resized (random area and aspect ratio), padded (random shift) or none.
+        resize_shorter: shorter side to which evaluation images are resized before the centre crop,
+            pixels.
+        crop: training crop: random_resized (random area and aspect ratio), padded (random shift) or
+            none.
         crop_padding: width of the black border and maximum shift for crop=padded, pixels.
         min_area: smallest area of a crop, as a fraction of the image area.
         max_area: largest area of a crop, as a fraction of the image area.
         min_aspect: smallest aspect ratio of a crop, width / height.
         max_aspect: largest aspect ratio of a crop, width / height.
-        interpolation: resize filter; only triangular and lanczos3 antialias when they shrink an image.
-        mirror: horizontal flips in training: random, or alternating (each image in every other epoch).
+        interpolation: resize filter; only triangular and lanczos3 antialias when they shrink an
+            image.
+        mirror: horizontal flips in training: random, or alternating (each image in every other
+            epoch).
         mirror_probability: probability of a horizontal flip with mirror=random.
         mean: mean of each channel, on a scale of 0 to 255.
         std: standard deviation of each channel, on a scale of 0 to 255.
         decoder: JPEG decoder: cpu, or mixed (nvJPEG; needs train.device=gpu).
-        hw_decoder_load: fraction of the images decoded by the GPU's JPEG hardware (A100 and later; decoder=mixed);
-            null selects 0 for crop=random_resized in training, which decodes only the crop, otherwise 0.65.
-        hybrid_huffman_threshold: image size above which the GPU decodes the Huffman codes (decoder=mixed), pixels.
-        preallocate_width_hint: image width for which JPEG hardware memory is reserved (decoder=mixed); 0: on demand.
-        preallocate_height_hint: image height for which JPEG hardware memory is reserved (decoder=mixed); 0: on demand.
-        device_memory_padding_mib: GPU memory that nvJPEG preallocates per thread (decoder=mixed), MiB.
-        host_memory_padding_mib: size of the two page-locked buffers that nvJPEG allocates per thread (decoder=mixed).
-        decoded_bytes_hint: GPU memory preallocated per decoded image (decoder=mixed), bytes; 0 allocates it on demand.
+        hw_decoder_load: fraction of the images decoded by the GPU's JPEG hardware (A100 and later;
+            decoder=mixed); null selects 0 for crop=random_resized in training, which decodes only
+            the crop, otherwise 0.65.
+        hybrid_huffman_threshold: image size above which the GPU decodes the Huffman codes
+            (decoder=mixed), pixels.
+        preallocate_width_hint: image width for which JPEG hardware memory is reserved
+            (decoder=mixed); 0: on demand.
+        preallocate_height_hint: image height for which JPEG hardware memory is reserved
+            (decoder=mixed); 0: on demand.
+        device_memory_padding_mib: GPU memory that nvJPEG preallocates per thread (decoder=mixed),
+            MiB.
+        host_memory_padding_mib: size of the two page-locked buffers that nvJPEG allocates per
+            thread (decoder=mixed).
+        decoded_bytes_hint: GPU memory preallocated per decoded image (decoder=mixed), bytes; 0
+            allocates it on demand.
         num_threads: number of DALI threads per rank.
         read_threads: number of threads per rank that read records from storage.
-        record_cache_mib: memory per rank to cache encoded training images, and as much for validation; 0 for none.
-        prefetch_depth: number of batches kept ready, in training multiplied by input_batch_multiplier.
-        input_batch_multiplier: number of training batches that DALI prepares at once, for small batches on a GPU.
-        pad_to_4_channels: add a channel of zeros to images, and one of weights to the first convolution, for speed on
-            tensor cores. With null, weights keep three channels; with bfloat16 on a CPU, a ResNet's first convolution
-            then pads both itself, which changes no result.
+        record_cache_mib: memory per rank to cache encoded training images, and as much for
+            validation; 0 for none.
+        prefetch_depth: number of batches kept ready, in training multiplied by
+            input_batch_multiplier.
+        input_batch_multiplier: number of training batches that DALI prepares at once, for small
+            batches on a GPU.
+        pad_to_4_channels: add a channel of zeros to images, and one of weights to the first
+            convolution, for speed on tensor cores. With null, weights keep three channels; with
+            bfloat16 on a CPU, a ResNet's first convolution then pads both itself, which changes no
+            result.
     """
 
     dir: str = free_option('data/imagenet')
@@ -108,11 +130,22 @@ class DataConfig:
 
 def check_data(d: DataConfig) -> None:
     """Raise ConfigError if values conflict with each other."""
-    require(d.min_area <= d.max_area,
-            f'data.min_area, max_area: got {d.min_area}, {d.max_area}, expected min_area <= max_area')
-    require(d.min_aspect <= d.max_aspect,
-            f'data.min_aspect, max_aspect: got {d.min_aspect}, {d.max_aspect}, expected min_aspect <= max_aspect')
+    require(
+        d.min_area <= d.max_area,
+        f'data.min_area, max_area: got {d.min_area}, {d.max_area}, expected min_area <= max_area',
+    )
+    require(
+        d.min_aspect <= d.max_aspect,
+        f'data.min_aspect, max_aspect: got {d.min_aspect}, {d.max_aspect}, expected min_aspect <= '
+        'max_aspect',
+    )
     name, side = ('eval_size', d.eval_size) if d.eval_size else ('image_size', d.image_size)
-    require(d.resize_shorter >= side, f'data.resize_shorter: got {d.resize_shorter}, expected at least {name}={side}')
-    require(d.mirror == 'random' or d.mirror_probability == 0.5,
-            f'data.mirror_probability: got {d.mirror_probability} with mirror=alternating, expected 0.5')
+    require(
+        d.resize_shorter >= side,
+        f'data.resize_shorter: got {d.resize_shorter}, expected at least {name}={side}',
+    )
+    require(
+        d.mirror == 'random' or d.mirror_probability == 0.5,
+        f'data.mirror_probability: got {d.mirror_probability} with mirror=alternating, expected '
+        '0.5',
+    )

@@ -1,11 +1,13 @@
 """DALI pipelines from encoded images to batches on the device.
 
-Python selects the records and crops (shards.py, augment.py). DALI decodes, crops, resizes, mirrors and normalises in
-its own threads. MXNet shares the memory of outputs that DALI leaves unchanged and copies others. Streams need no
-synchronisation, because Pipeline.run() without a stream returns complete outputs. DALI 1.3x waits on the host for their
-CUDA events (Executor::ShareOutputs), and DALI 2 documents such outputs as host-synchronous. MXNet releases shared
-memory only after the last operator that uses it has ended on the GPU (PushFCompute), so DALI never overwrites it early.
+Python selects the records and crops (shards.py, augment.py). DALI decodes, crops, resizes, mirrors
+and normalises in its own threads. MXNet shares the memory of outputs that DALI leaves unchanged and
+copies others. Streams need no synchronisation, because Pipeline.run() without a stream returns
+complete outputs. DALI 1.3x waits on the host for their CUDA events (Executor::ShareOutputs), and
+DALI 2 documents such outputs as host-synchronous. MXNet releases shared memory only after the last
+operator that uses it has ended on the GPU (PushFCompute), so DALI never overwrites it early.
 """
+
 import ctypes
 import io
 import os
@@ -30,21 +32,33 @@ from mlperf_rn50.system.out_of_memory import explain_error
 
 # DALI creates its types at run time, where type checkers cannot see them.
 types: Any = dali_types
-_DTYPES = {'images': types.UINT8, 'labels': types.INT32, 'mirrors': types.INT32,
-           'anchors': types.FLOAT, 'shapes': types.FLOAT}
+_DTYPES = {
+    'images': types.UINT8,
+    'labels': types.INT32,
+    'mirrors': types.INT32,
+    'anchors': types.FLOAT,
+    'shapes': types.FLOAT,
+}
 # The fields of Inputs that each kind of data.crop uses.
 _WINDOW = {'random_resized': ('anchors', 'shapes'), 'padded': ('anchors',), 'none': ()}
-_INTERPOLATION = {'nearest': types.INTERP_NN, 'linear': types.INTERP_LINEAR, 'cubic': types.INTERP_CUBIC,
-                  'triangular': types.INTERP_TRIANGULAR, 'lanczos3': types.INTERP_LANCZOS3}
+_INTERPOLATION = {
+    'nearest': types.INTERP_NN,
+    'linear': types.INTERP_LINEAR,
+    'cubic': types.INTERP_CUBIC,
+    'triangular': types.INTERP_TRIANGULAR,
+    'lanczos3': types.INTERP_LANCZOS3,
+}
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Inputs of one pipeline run, with one entry per image, and the number of bytes read for all images."""
+    """Inputs of one pipeline run, with one entry per image, and the number of bytes read for all
+    images."""
 
     images: list[np.ndarray]
     labels: np.ndarray
-    anchors: np.ndarray  # (y, x) of the crops: fractions for random_resized, pixels of the resized image for padded
+    # (y, x) of the crops: fractions for random_resized, pixels of the resized image for padded
+    anchors: np.ndarray
     shapes: np.ndarray  # (height, width) of the crops, as fractions of the image
     mirrors: np.ndarray
     samples: Sequence[int] = ()  # record numbers; none for images that are not from a record
@@ -60,30 +74,50 @@ def whole_images(images: list[np.ndarray]) -> Inputs:
 
 
 def _has_own_cpus(num_threads: int) -> bool:
-    """Return whether the launcher assigned a logical CPU to each DALI thread. Unpinned threads may share a CPU."""
+    """Return whether the launcher assigned a logical CPU to each DALI thread. Unpinned threads may
+    share a CPU."""
     return num_threads <= len([c for c in os.environ.get('DALI_AFFINITY_MASK', '').split(',') if c])
 
 
 def _transform(given: dict[str, Any], config: Config, is_training: bool, on_gpu: bool) -> Any:
-    """Add the operators that turn encoded images into normalised images of the network input size."""
+    """Add the operators that turn encoded images into normalised images of the network input
+    size."""
     data = config.data
-    # Recipes with linear and cubic interpolation are older than DALI's antialias option, which is on by default.
-    interpolation = {'interp_type': _INTERPOLATION[data.interpolation],
-                     'antialias': data.interpolation in ('triangular', 'lanczos3')}
+    # Recipes with linear and cubic interpolation are older than DALI's antialias option, which is
+    # on by default.
+    interpolation = {
+        'interp_type': _INTERPOLATION[data.interpolation],
+        'antialias': data.interpolation in ('triangular', 'lanczos3'),
+    }
     side = data.size_of()
     decoding = {'device': data.decoder, 'output_type': types.RGB}
     if data.decoder == 'mixed':
-        # DALI long had no hardware decoding of crops (pull request 2175), and NVIDIA's submission for v1.1 avoids it.
-        load = data.hw_decoder_load if data.hw_decoder_load is not None else 0.0 if 'shapes' in given else 0.65
-        decoding |= {'hw_decoder_load': load, 'hybrid_huffman_threshold': data.hybrid_huffman_threshold,
-                     'preallocate_width_hint': data.preallocate_width_hint,
-                     'preallocate_height_hint': data.preallocate_height_hint,
-                     'device_memory_padding': data.device_memory_padding_mib << 20,
-                     'host_memory_padding': data.host_memory_padding_mib << 20,
-                     'bytes_per_sample_hint': data.decoded_bytes_hint, 'affine': _has_own_cpus(data.num_threads)}
+        # DALI long had no hardware decoding of crops (pull request 2175), and NVIDIA's submission
+        # for v1.1 avoids it.
+        load = (
+            data.hw_decoder_load
+            if data.hw_decoder_load is not None
+            else 0.0
+            if 'shapes' in given
+            else 0.65
+        )
+        decoding |= {
+            'hw_decoder_load': load,
+            'hybrid_huffman_threshold': data.hybrid_huffman_threshold,
+            'preallocate_width_hint': data.preallocate_width_hint,
+            'preallocate_height_hint': data.preallocate_height_hint,
+            'device_memory_padding': data.device_memory_padding_mib << 20,
+            'host_memory_padding': data.host_memory_padding_mib << 20,
+            'bytes_per_sample_hint': data.decoded_bytes_hint,
+            'affine': _has_own_cpus(data.num_threads),
+        }
     images: Any = (
-        fn.decoders.image_slice(given['images'], given['anchors'], given['shapes'], axis_names='HW', **decoding)
-        if 'shapes' in given else fn.decoders.image(given['images'], **decoding))
+        fn.decoders.image_slice(
+            given['images'], given['anchors'], given['shapes'], axis_names='HW', **decoding
+        )
+        if 'shapes' in given
+        else fn.decoders.image(given['images'], **decoding)
+    )
     if on_gpu and data.decoder == 'cpu':
         images = images.gpu()
     if not is_training:
@@ -92,23 +126,42 @@ def _transform(given: dict[str, Any], config: Config, is_training: bool, on_gpu:
         if data.crop == 'padded':  # shifts are in pixels of data.image_size
             whole = [data.image_size] * 2
             images = fn.resize(images, size=whole, **interpolation)
-            images = fn.slice(images, start=fn.cast(given['anchors'], dtype=types.INT32), shape=whole,
-                              axes=[0, 1], out_of_bounds_policy='pad', fill_values=0)
+            images = fn.slice(
+                images,
+                start=fn.cast(given['anchors'], dtype=types.INT32),
+                shape=whole,
+                axes=[0, 1],
+                out_of_bounds_policy='pad',
+                fill_values=0,
+            )
         if data.crop != 'padded' or side != data.image_size:
             images = fn.resize(images, size=[side, side], **interpolation)
     return fn.crop_mirror_normalize(
-        images, crop=[side, side], mirror=given['mirrors'], mean=list(data.mean), std=list(data.std),
+        images,
+        crop=[side, side],
+        mirror=given['mirrors'],
+        mean=list(data.mean),
+        std=list(data.std),
         dtype=types.FLOAT16 if config.train.precision == 'float16' else types.FLOAT,
-        output_layout='HWC' if config.model.layout == 'NHWC' else 'CHW', pad_output=bool(data.pad_to_4_channels))
+        output_layout='HWC' if config.model.layout == 'NHWC' else 'CHW',
+        pad_output=bool(data.pad_to_4_channels),
+    )
 
 
-def build_pipeline(source: Iterator[Inputs], batch_size: int, config: Config, is_training: bool,
-                   device_id: int | None) -> Pipeline:
-    """Build the DALI graph for training (crops as in data.crop) or evaluation (resize and centre crop)."""
+def build_pipeline(
+    source: Iterator[Inputs],
+    batch_size: int,
+    config: Config,
+    is_training: bool,
+    device_id: int | None,
+) -> Pipeline:
+    """Build the DALI graph for training (crops as in data.crop) or evaluation (resize and centre
+    crop)."""
     data, on_gpu = config.data, device_id is not None
     # DALI accepts only inputs that the graph uses.
     used = ['images', 'labels', 'mirrors', *(_WINDOW[data.crop] if is_training else ())]
-    # DALI reads the inputs in place (no_copy), so they must live until their outputs have been returned.
+    # DALI reads the inputs in place (no_copy), so they must live until their outputs have been
+    # returned.
     alive: deque[Inputs] = deque(maxlen=data.prefetch_depth + 2)
 
     def feed() -> Iterator[tuple]:
@@ -116,11 +169,22 @@ def build_pipeline(source: Iterator[Inputs], batch_size: int, config: Config, is
             alive.append(i)
             yield tuple(getattr(i, name) for name in used)
 
-    pipe = Pipeline(batch_size, data.num_threads, device_id, prefetch_queue_depth=data.prefetch_depth,
-                    set_affinity=_has_own_cpus(data.num_threads))
+    pipe = Pipeline(
+        batch_size,
+        data.num_threads,
+        device_id,
+        prefetch_queue_depth=data.prefetch_depth,
+        set_affinity=_has_own_cpus(data.num_threads),
+    )
     with pipe:
-        outputs = fn.external_source(source=feed(), num_outputs=len(used), batch=True, no_copy=True,
-                                     dtype=[_DTYPES[name] for name in used], ndim=[1] * len(used))
+        outputs = fn.external_source(
+            source=feed(),
+            num_outputs=len(used),
+            batch=True,
+            no_copy=True,
+            dtype=[_DTYPES[name] for name in used],
+            ndim=[1] * len(used),
+        )
         given = dict(zip(used, outputs))
         images, labels = _transform(given, config, is_training, on_gpu), given['labels']
         pipe.set_outputs(images, labels.gpu() if on_gpu else labels)
@@ -135,12 +199,15 @@ def run_pipeline(pipe: Pipeline) -> Any:
     except RuntimeError as e:  # DALI puts many lines before a decoder's message
         if explain_error(e):  # a lack of memory or threads
             raise
-        reason = str(e).rpartition('encountered:')[2].partition('Current pipeline object')[0].split()
+        reason = (
+            str(e).rpartition('encountered:')[2].partition('Current pipeline object')[0].split()
+        )
         raise DataError(f'the input pipeline failed: {" ".join(reason)[:300]}') from e
 
 
 class DecoderTest(threading.local):
-    """Test whether DALI decodes single images, apart from the pipelines of a run. Each thread has its own pipeline."""
+    """Test whether DALI decodes single images, apart from the pipelines of a run. Each thread has
+    its own pipeline."""
 
     def __init__(self, decoder: str = 'cpu', device_id: int | None = None):
         self._decoder, self._device_id = decoder, device_id
@@ -151,7 +218,9 @@ class DecoderTest(threading.local):
             self._pipe = Pipeline(1, 1, self._device_id, prefetch_queue_depth=1)
             with self._pipe:
                 encoded = fn.external_source(name='encoded', dtype=types.UINT8, ndim=1)
-                self._pipe.set_outputs(fn.decoders.image(encoded, device=self._decoder, output_type=types.RGB))
+                self._pipe.set_outputs(
+                    fn.decoders.image(encoded, device=self._decoder, output_type=types.RGB)
+                )
             self._pipe.build()
         try:
             self._pipe.feed_input('encoded', [image])
@@ -162,19 +231,28 @@ class DecoderTest(threading.local):
 
 
 def synthetic_inputs(batch_size: int) -> Inputs:
-    """Return a batch that repeats one uncropped synthetic JPEG of 500 by 375 pixels, the usual size in ImageNet."""
+    """Return a batch that repeats one uncropped synthetic JPEG of 500 by 375 pixels, the usual size
+    in ImageNet."""
     noise = np.random.default_rng(0).integers(0, 256, (47, 63, 3), np.uint8)
     encoded = io.BytesIO()
     Image.fromarray(noise).resize((500, 375)).save(encoded, 'JPEG', quality=95)
     return whole_images([np.frombuffer(encoded.getvalue(), np.uint8)] * batch_size)
 
 
-def build_warm(source: Iterator[Inputs], batch_size: int, config: Config, is_training: bool, device_id: int | None,
-               is_warm: bool) -> tuple[Pipeline, Iterator[int]]:
-    """Build a pipeline. Return it, and an iterator with an item for each synthetic batch still due before source's.
+def build_warm(
+    source: Iterator[Inputs],
+    batch_size: int,
+    config: Config,
+    is_training: bool,
+    device_id: int | None,
+    is_warm: bool,
+) -> tuple[Pipeline, Iterator[int]]:
+    """Build a pipeline. Return it, and an iterator with an item for each synthetic batch still due
+    before source's.
 
-    With is_warm, the pipeline runs once on synthetic images, so that nvJPEG and DALI make their first allocations.
-    This run consumes only the prefetched batches, which are synthetic, so nothing is read from source.
+    With is_warm, the pipeline runs once on synthetic images, so that nvJPEG and DALI make their
+    first allocations. This run consumes only the prefetched batches, which are synthetic, so
+    nothing is read from source.
     """
     if not is_warm:
         return build_pipeline(source, batch_size, config, is_training, device_id), iter(())
@@ -186,26 +264,33 @@ def build_warm(source: Iterator[Inputs], batch_size: int, config: Config, is_tra
 
 
 def has_async_engine() -> bool:
-    """Return whether an operator on a GPU counts as done when it is launched. Only NVIDIA's MXNet does this."""
+    """Return whether an operator on a GPU counts as done when it is launched. Only NVIDIA's MXNet
+    does this."""
     return os.environ.get('MXNET_ASYNC_GPU_ENGINE', '').lower() in ('1', 'true')
 
 
 def keeps_outputs(pipe: Any) -> bool:
-    """Return whether DALI leaves outputs unchanged while MXNet uses them, as DALI 2's dynamic executor does.
+    """Return whether DALI leaves outputs unchanged while MXNet uses them, as DALI 2's dynamic
+    executor does.
 
-    With the asynchronous engine, MXNet releases shared memory before the operators that use it have ended.
+    With the asynchronous engine, MXNet releases shared memory before the operators that use it have
+    ended.
     """
-    return (bool(getattr(pipe, 'exec_dynamic', False)) and hasattr(TensorCPU, '__dlpack__')
-            and not has_async_engine())
+    return (
+        bool(getattr(pipe, 'exec_dynamic', False))
+        and hasattr(TensorCPU, '__dlpack__')
+        and not has_async_engine()
+    )
 
 
 def to_mxnet(output: Any, is_kept: bool, context: mx.Context) -> mx.nd.NDArray:
-    """Return an output of run(), a dense batch, as an MXNet array on its device. is_kept: result of keeps_outputs().
+    """Return an output of run(), a dense batch, as an MXNet array on its device. is_kept: result of
+    keeps_outputs().
 
-    Without is_kept, it is a finished copy in MXNet memory. The copy bypasses MXNet's engine, as in DALI's MXNet plugin,
-    because an operator would queue behind pushed steps. On a GPU, DALI copies on its own stream, and the host waits for
-    the copy (non_blocking=False; CopyToExternalImplGPU in backend_impl.cc), so run() may overwrite the tensor, and any
-    stream may read the copy.
+    Without is_kept, it is a finished copy in MXNet memory. The copy bypasses MXNet's engine, as in
+    DALI's MXNet plugin, because an operator would queue behind pushed steps. On a GPU, DALI copies
+    on its own stream, and the host waits for the copy (non_blocking=False; CopyToExternalImplGPU in
+    backend_impl.cc), so run() may overwrite the tensor, and any stream may read the copy.
     """
     tensor = output.as_tensor()
     if is_kept:

@@ -1,8 +1,10 @@
 """Random access to the images of an MXNet RecordIO file, and the manifest of a prepared folder.
 
-Readers raise DataError for missing or damaged files and for a mismatch with the configuration or the manifest.
-Sources: dmlc-core recordio.h (framing) and mxnet.recordio.IRHeader (the 24-byte header of an image).
+Readers raise DataError for missing or damaged files and for a mismatch with the configuration or
+the manifest. Sources: dmlc-core recordio.h (framing) and mxnet.recordio.IRHeader (the 24-byte
+header of an image).
 """
+
 import hashlib
 import os
 import re
@@ -37,7 +39,8 @@ _FRAME = struct.Struct('<4sI')
 _HEADER = struct.Struct('<IfQQ')
 _LENGTH_BITS = 29
 _INDEX_LINE = re.compile(rb'(?m)^[ \t]*\d+[ \t]+\d+\s*(?:\n|\Z)')
-_CHECK_PERIOD = 4  # one in so many reads is compared with its checksum; all would take 1.16 % of the decoding time
+# one in so many reads is compared with its checksum; all would take 1.16 % of the decoding time
+_CHECK_PERIOD = 4
 
 
 class _Split(msgspec.Struct):
@@ -73,17 +76,24 @@ def pack_record(label: int, sample_id: int, image: bytes) -> bytes:
     """Return the record of an image with its framing, as written by MXIndexedRecordIO."""
     payload = _HEADER.pack(0, label, sample_id, 0) + image
     if len(payload) >> _LENGTH_BITS:
-        raise ValueError(f'got {len(payload)} bytes, expected less than {1 << _LENGTH_BITS}, the limit of RecordIO')
-    # The magic number is not stored at multiples of 4 bytes, because it separates the parts of a record there.
+        raise ValueError(
+            f'got {len(payload)} bytes, expected less than {1 << _LENGTH_BITS}, the limit of '
+            'RecordIO'
+        )
+    # The magic number is not stored at multiples of 4 bytes, because it separates the parts of a
+    # record there.
     places = 4 * np.flatnonzero(np.frombuffer(payload, 'S4', len(payload) // 4) == MAGIC)
     parts = [payload[start:stop] for start, stop in zip([0, *places + 4], [*places, len(payload)])]
     kinds = [1, *[2] * (len(parts) - 2), 3] if len(parts) > 1 else [0]
-    return b''.join(_FRAME.pack(MAGIC, kind << _LENGTH_BITS | len(part)) + part + bytes(-len(part) % 4)
-                    for kind, part in zip(kinds, parts))
+    return b''.join(
+        _FRAME.pack(MAGIC, kind << _LENGTH_BITS | len(part)) + part + bytes(-len(part) % 4)
+        for kind, part in zip(kinds, parts)
+    )
 
 
 def _payload(frames: bytes, where: str) -> bytes:
-    """Return a record without its framing. A record that contains the magic number is stored in several parts."""
+    """Return a record without its framing. A record that contains the magic number is stored in
+    several parts."""
     parts, offset, is_whole = list[bytes](), 0, False
     while not is_whole:
         if offset + _FRAME.size > len(frames):
@@ -91,16 +101,26 @@ def _payload(frames: bytes, where: str) -> bytes:
         magic, word = _FRAME.unpack_from(frames, offset)
         kind, length = word >> _LENGTH_BITS, word & ((1 << _LENGTH_BITS) - 1)
         offset += _FRAME.size
-        # A whole record is of kind 0; the parts of one are of the kinds 1, 2 and 3: first, middle and last.
-        if magic != MAGIC or kind not in ((2, 3) if parts else (0, 1)) or offset + (length + 3 & ~3) > len(frames):
-            raise DataError(f'{where}: not a RecordIO record, because the file is damaged or its .idx '
-                            'belongs to a different .rec; prepare the data again')
-        parts.append(frames[offset:offset + length])
+        # A whole record is of kind 0; the parts of one are of the kinds 1, 2 and 3: first, middle
+        # and last.
+        if (
+            magic != MAGIC
+            or kind not in ((2, 3) if parts else (0, 1))
+            or offset + (length + 3 & ~3) > len(frames)
+        ):
+            raise DataError(
+                f'{where}: not a RecordIO record, because the file is damaged or its .idx '
+                'belongs to a different .rec; prepare the data again'
+            )
+        parts.append(frames[offset : offset + length])
         offset += length + 3 & ~3
         is_whole = kind in (0, 3)
     if offset < len(frames):
-        raise DataError(f'{where}: {len(frames) - offset} bytes after it are in no record of the index, because the '
-                        'index is damaged or cut, or belongs to a different .rec; create the index again')
+        raise DataError(
+            f'{where}: {len(frames) - offset} bytes after it are in no record of the index, '
+            'because the '
+            'index is damaged or cut, or belongs to a different .rec; create the index again'
+        )
     return MAGIC.join(parts)
 
 
@@ -108,16 +128,23 @@ def parse_record(frames: bytes, where: str) -> Record:
     """Parse a record with its framing."""
     payload = _payload(frames, where)
     if len(payload) < _HEADER.size:
-        raise DataError(f'{where}: got {len(payload)} bytes, expected an image header; prepare the data again')
+        raise DataError(
+            f'{where}: got {len(payload)} bytes, expected an image header; prepare the data again'
+        )
     num_labels, label, sample_id, _ = _HEADER.unpack_from(payload)
     start = _HEADER.size
     if 4 * num_labels > len(payload) - start:
-        raise DataError(f'{where}: got a header of {num_labels} labels in {len(payload)} bytes; prepare the data again')
+        raise DataError(
+            f'{where}: got a header of {num_labels} labels in {len(payload)} bytes; prepare the '
+            'data again'
+        )
     if num_labels:  # after the header comes a vector of labels, the first of which is the class
         label = float(np.frombuffer(payload, np.float32, 1, start)[0])
         start += 4 * num_labels
     if not label.is_integer():  # also refuses NaN and infinity
-        raise DataError(f'{where}: got the label {label:g}, expected a whole number; prepare the data again')
+        raise DataError(
+            f'{where}: got the label {label:g}, expected a whole number; prepare the data again'
+        )
     return Record(np.frombuffer(payload, np.uint8, offset=start), int(label), sample_id)
 
 
@@ -128,22 +155,30 @@ def existing_index(rec_path: Path) -> Path:
 
 
 def map_index(path: Path, size: int) -> np.ndarray:
-    """Map an index into memory; raise DataError unless its records cover a .rec of `size` bytes, each once."""
+    """Map an index into memory; raise DataError unless its records cover a .rec of `size` bytes,
+    each once."""
     try:
         with open_regular(path) as f:
             index = map_array(f, np.int64)
     except (OSError, ValueError) as e:
-        raise DataError(f'{path}: not an index ({getattr(e, "strerror", e)}); remove it to use the .idx') from e
+        raise DataError(
+            f'{path}: not an index ({getattr(e, "strerror", e)}); remove it to use the .idx'
+        ) from e
     is_index = index.ndim == 2 and index.shape[0] == 2 and index.shape[1] > 0
     if not is_index or not _covers(index, size):
-        raise DataError(f'{path}: does not match its .rec of {size} bytes; remove it to use the .idx')
+        raise DataError(
+            f'{path}: does not match its .rec of {size} bytes; remove it to use the .idx'
+        )
     return index
 
 
 def _covers(index: np.ndarray, size: int) -> bool:
-    """Return whether records, given as starts and lengths in any order, follow each other from 0 to `size`."""
+    """Return whether records, given as starts and lengths in any order, follow each other from 0 to
+    `size`."""
     starts, lengths = index[:, np.argsort(index[0], kind='stable')]
-    return lengths.min() > 0 and np.array_equal(np.append(starts, size), np.append(0, starts + lengths))
+    return lengths.min() > 0 and np.array_equal(
+        np.append(starts, size), np.append(0, starts + lengths)
+    )
 
 
 def parse_index(path: Path, size: int) -> np.ndarray:
@@ -151,17 +186,24 @@ def parse_index(path: Path, size: int) -> np.ndarray:
     try:
         text = read_bytes(path).removeprefix(BOM_UTF8)
     except OSError as e:
-        raise DataError(f'{path}: {e.strerror}; create it with rec2idx.py of MXNet, or prepare the data again') from e
+        raise DataError(
+            f'{path}: {e.strerror}; create it with rec2idx.py of MXNet, or prepare the data again'
+        ) from e
     rest = _INDEX_LINE.sub(b'', text)
     if rest or not text:
         line = rest.partition(b'\n')[0][:40].decode('latin-1')
-        raise DataError(f'{path}: got the line {line!r}, expected two numbers per image; create it again with '
-                        'rec2idx.py of MXNet, or prepare the data again')
+        raise DataError(
+            f'{path}: got the line {line!r}, expected two numbers per image; create it again with '
+            'rec2idx.py of MXNet, or prepare the data again'
+        )
     starts = np.fromstring(text, np.int64, sep=' ')[1::2]
     ordered = np.sort(starts)
     if ordered[0] != 0 or ordered[-1] >= size or np.any(ordered[1:] == ordered[:-1]):
-        raise DataError(f'{path}: the offsets do not match the .rec of {size} bytes; create the .idx again with '
-                        'rec2idx.py of MXNet, or prepare the data again')
+        raise DataError(
+            f'{path}: the offsets do not match the .rec of {size} bytes; create the .idx again '
+            'with '
+            'rec2idx.py of MXNet, or prepare the data again'
+        )
     ends = np.append(ordered[1:], size)
     return np.stack([starts, ends[np.searchsorted(ordered, starts)] - starts])
 
@@ -178,23 +220,32 @@ def load_checksums(rec_path: Path, num_records: int) -> np.ndarray | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as e:
-        raise DataError(f'{path}: not the checksums of the records ({getattr(e, "strerror", e)}); copy the file again, '
-                        'or prepare the data again') from e
+        raise DataError(
+            f'{path}: not the checksums of the records ({getattr(e, "strerror", e)}); copy the '
+            'file again, '
+            'or prepare the data again'
+        ) from e
 
 
 class RecordFile:
-    """An open .rec file. Threads can share it, because read() uses pread, which also releases the GIL."""
+    """An open .rec file. Threads can share it, because read() uses pread, which also releases the
+    GIL."""
 
     def __init__(self, rec_path: Path):
-        """Open a .rec with its memory-mapped index (INDEX), or parse its .idx if it has no mapped index."""
+        """Open a .rec with its memory-mapped index (INDEX), or parse its .idx if it has no mapped
+        index."""
         self.path = rec_path
         try:
             self._file = open_regular(rec_path)
         except OSError as e:
-            raise DataError(f'{e.filename}: {e.strerror}; copy it again, or prepare the data again') from e
+            raise DataError(
+                f'{e.filename}: {e.strerror}; copy it again, or prepare the data again'
+            ) from e
         size = os.fstat(self._file.fileno()).st_size
         index = existing_index(rec_path)
-        self._starts, self._lengths = (parse_index if index.suffix == '.idx' else map_index)(index, size)
+        self._starts, self._lengths = (parse_index if index.suffix == '.idx' else map_index)(
+            index, size
+        )
         self.checksums, self._num_reads = load_checksums(rec_path, len(self)), count()
 
     def __len__(self) -> int:
@@ -205,21 +256,32 @@ class RecordFile:
         where = f'{self.path}, record {position}'
         file, start, length = self.place(position)
         frames = os.pread(file, length, start)
-        if self.checksums is not None and not next(self._num_reads) % _CHECK_PERIOD \
-                and zlib.crc32(frames) != self.checksums[position]:
-            raise DataError(f'{where}: does not match its checksum; copy the file again, or prepare the data again')
+        if (
+            self.checksums is not None
+            and not next(self._num_reads) % _CHECK_PERIOD
+            and zlib.crc32(frames) != self.checksums[position]
+        ):
+            raise DataError(
+                f'{where}: does not match its checksum; copy the file again, or prepare the data '
+                'again'
+            )
         return parse_record(frames, where)
 
     def describe(self, position: int) -> str:
-        """Return the file and number of a record for messages, with the source of its image if it is known."""
+        """Return the file and number of a record for messages, with the source of its image if it
+        is known."""
         names = self.path.with_suffix(NAMES)
-        with suppress(OSError), open(names, errors='replace', newline='\n', opener=regular_file) as f:
+        with (
+            suppress(OSError),
+            open(names, errors='replace', newline='\n', opener=regular_file) as f,
+        ):
             if name := printable(next(islice(f, position, None), '').strip()):
                 return f'{self.path}, record {position}, from {name}'
         return f'{self.path}, record {position}'
 
     def place(self, position: int) -> tuple[int, int, int]:
-        """Return the file descriptor, and the start and length in bytes of the record at a position in the index."""
+        """Return the file descriptor, and the start and length in bytes of the record at a position
+        in the index."""
         return self._file.fileno(), int(self._starts[position]), int(self._lengths[position])
 
     def num_bytes(self, positions: np.ndarray) -> int:
@@ -231,7 +293,8 @@ class RecordFile:
 
 
 class RecordCache:
-    """A cache for the records read first, up to a total size. DALI's own image cache works only with DALI's readers."""
+    """A cache for the records read first, up to a total size. DALI's own image cache works only
+    with DALI's readers."""
 
     def __init__(self, read: Callable[[int], Record], max_bytes: int):
         self._read, self._free_bytes = read, max_bytes
@@ -266,26 +329,36 @@ def load_manifest(folder: Path, dataset: str = '') -> dict:
         msgspec.convert(manifest, _Manifest)
         return manifest
     except FileNotFoundError as e:
-        raise DataError(f'{path}: no such file; create the data with: {_create(folder, dataset)}') from e
+        raise DataError(
+            f'{path}: no such file; create the data with: {_create(folder, dataset)}'
+        ) from e
     except OSError as e:
         raise DataError(f'{path}: {e.strerror}; prepare the data again') from e
     except ValueError as e:
-        raise DataError(f'{path}: not a manifest ({" ".join(str(e).split())[:200]}); remove it and prepare the data '
-                        'again') from e
+        raise DataError(
+            f'{path}: not a manifest ({" ".join(str(e).split())[:200]}); remove it and prepare '
+            'the data '
+            'again'
+        ) from e
 
 
 def data_digest(data: DataConfig) -> str:
-    """Return a SHA-256 of the classes and file digests in a prepared folder's manifest, or '' for synthetic images."""
+    """Return a SHA-256 of the classes and file digests in a prepared folder's manifest, or '' for
+    synthetic images."""
     if data.synthetic:
         return ''
     manifest = load_manifest(Path(data.dir), data.dataset)
     keys = ('num_images', 'rec_bytes', 'rec_sha256', 'idx_sha256')
-    content = [manifest['classes'], [[split.get(k) for k in keys] for _, split in sorted(manifest['splits'].items())]]
+    content = [
+        manifest['classes'],
+        [[split.get(k) for k in keys] for _, split in sorted(manifest['splits'].items())],
+    ]
     return hashlib.sha256(repr(content).encode()).hexdigest()
 
 
 def class_names(data: DataConfig) -> list[str]:
-    """Return the class names in the order of their labels, or the labels if there is no manifest."""
+    """Return the class names in the order of their labels, or the labels if there is no
+    manifest."""
     folder = Path(data.dir)
     if data.synthetic or not (folder / MANIFEST_NAME).exists():
         return [str(i) for i in range(data.num_classes)]
@@ -297,14 +370,18 @@ def class_names(data: DataConfig) -> list[str]:
 def _check_value(data: DataConfig, key: str, expected: int | str) -> None:
     """Raise DataError if a configured value differs from that of the manifest."""
     if getattr(data, key) != expected:
-        raise DataError(f'data.{key}: got {getattr(data, key)}, expected {expected} from '
-                        f'{Path(data.dir) / MANIFEST_NAME}; set data.{key} or data.dir')
+        raise DataError(
+            f'data.{key}: got {getattr(data, key)}, expected {expected} from '
+            f'{Path(data.dir) / MANIFEST_NAME}; set data.{key} or data.dir'
+        )
 
 
 def find_split(data: DataConfig, split: str) -> Callable[[], RecordFile]:
-    """Check a split ('train' or 'validation') against configuration and manifest. Return a function that opens it.
+    """Check a split ('train' or 'validation') against configuration and manifest. Return a function
+    that opens it.
 
-    The check opens neither the .rec nor its index, because MLPerf allows no access to data before run_start.
+    The check opens neither the .rec nor its index, because MLPerf allows no access to data before
+    run_start.
     """
     folder = Path(data.dir)
     manifest = load_manifest(folder, data.dataset)
@@ -318,14 +395,22 @@ def find_split(data: DataConfig, split: str) -> Callable[[], RecordFile]:
     try:
         size = [p.stat().st_size for p in paths][0]
     except OSError as e:
-        raise DataError(f'{e.filename}: {e.strerror}; copy it again, or create it with: '
-                        f'{_create(folder, data.dataset)}') from e
+        raise DataError(
+            f'{e.filename}: {e.strerror}; copy it again, or create it with: '
+            f'{_create(folder, data.dataset)}'
+        ) from e
     if path.is_file() and size != num_bytes:  # RecordFile refuses named pipes and folders
-        raise DataError(f'{path}: got {size} bytes, expected {num_bytes} as in {MANIFEST_NAME}; prepare the data again')
+        raise DataError(
+            f'{path}: got {size} bytes, expected {num_bytes} as in {MANIFEST_NAME}; prepare the '
+            'data again'
+        )
 
     def open_records() -> RecordFile:
         records = RecordFile(path)
         if len(records) != num_images:
-            raise DataError(f'{path}: got {len(records)} records, expected {num_images}; prepare the data again')
+            raise DataError(
+                f'{path}: got {len(records)} records, expected {num_images}; prepare the data again'
+            )
         return records
+
     return open_records

@@ -1,24 +1,27 @@
-"""Assignment of samples to ranks, and the number of steps per epoch. Pure arithmetic: no files, no frameworks.
+"""Assignment of samples to ranks, and the number of steps per epoch. Pure arithmetic: no files, no
+frameworks.
 
-An epoch is a permutation of all training samples that depends only on (seed, epoch), cut into global batches. A global
-batch is cut into micro-batches of world_size * local_batch_size positions, one for each forward pass. Of each
-micro-batch, rank r takes position r and every world_size-th position after it. The last global batch is padded at its
-end with samples from the start of the permutation, which have no weight in the loss unless is_wrapped. All ranks take
-the same number of steps, each sample counts once per epoch, and a step's samples do not depend on the number of ranks.
+An epoch is a permutation of all training samples that depends only on (seed, epoch), cut into
+global batches. A global batch is cut into micro-batches of world_size * local_batch_size positions,
+one for each forward pass. Of each micro-batch, rank r takes position r and every world_size-th
+position after it. The last global batch is padded at its end with samples from the start of the
+permutation, which have no weight in the loss unless is_wrapped. All ranks take the same number of
+steps, each sample counts once per epoch, and a step's samples do not depend on the number of ranks.
 
-With shuffle=node, positions and steps are the same, but each node has its own part of the samples, one sample for each
-unpadded position of its ranks. Every epoch, each part is shuffled and placed at the positions of its node. Every few
-epochs, the parts rotate over the nodes.
+With shuffle=node, positions and steps are the same, but each node has its own part of the samples,
+one sample for each unpadded position of its ranks. Every epoch, each part is shuffled and placed at
+the positions of its node. Every few epochs, the parts rotate over the nodes.
 """
+
 from dataclasses import dataclass
 
 import numpy as np
 
 # Keys of the random streams; different keys make the streams of one seed independent.
 _ORDER_STREAM, _AUGMENT_STREAM, _PART_STREAM, _MIRROR_STREAM = 1, 2, 3, 4
-# Constants of SplitMix64. Sources: Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators (OOPSLA 2014) for
-# the increment; Stafford: Better Bit Mixing (2011), variant 13, for the mix. NumPy converts them when it
-# combines them with arrays of uint64.
+# Constants of SplitMix64. Sources: Steele, Lea, Flood: Fast Splittable Pseudorandom Number
+# Generators (OOPSLA 2014) for the increment; Stafford: Better Bit Mixing (2011), variant 13, for
+# the mix. NumPy converts them when it combines them with arrays of uint64.
 _INCREMENT, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _WORD = (1 << 64) - 1
 
@@ -33,7 +36,8 @@ class Shard:
     local_batch_size: int  # samples per rank and forward pass
     num_micro: int = 1  # forward passes per step (gradient accumulation)
     nodes: tuple[int, ...] = ()  # each rank's node number, counted from 0; empty for a single node
-    rotation_epochs: int | None = None  # epochs for which a node keeps its part; None shuffles over all nodes
+    # epochs for which a node keeps its part; None shuffles over all nodes
+    rotation_epochs: int | None = None
     is_wrapped: bool = False  # True if padding counts in the loss
 
     @property
@@ -67,20 +71,24 @@ class Shard:
         return self.num_positions if self.is_wrapped else self.num_samples
 
     def num_valid_global(self, step: int) -> int:
-        """Number of positions in a step that count, over all ranks. Steps count from 0 within an epoch."""
+        """Number of positions in a step that count, over all ranks. Steps count from 0 within an
+        epoch."""
         return min(self.global_batch_size, self.num_counted - step * self.global_batch_size)
 
     def positions(self, step: int, micro: int = 0) -> np.ndarray:
-        """Positions of the epoch that this rank reads in a forward pass. int64, shape (local_batch_size,)."""
+        """Positions of the epoch that this rank reads in a forward pass. int64, shape
+        (local_batch_size,)."""
         first = step * self.global_batch_size + micro * self.micro_batch_size + self.rank
         return first + self.world_size * np.arange(self.local_batch_size, dtype=np.int64)
 
     def num_valid(self, step: int, micro: int = 0) -> int:
-        """Number of positions(step, micro) that count in the loss. They precede those that do not."""
+        """Number of positions(step, micro) that count in the loss. They precede those that do
+        not."""
         return int(np.count_nonzero(self.positions(step, micro) < self.num_counted))
 
     def samples(self, order: np.ndarray, step: int, micro: int = 0) -> np.ndarray:
-        """Select this rank's values from an array with a value for each position of an epoch, as from epoch_order."""
+        """Select this rank's values from an array with a value for each position of an epoch, as
+        from epoch_order."""
         return order[self.positions(step, micro)]
 
     def ranks_of_nodes(self) -> list[np.ndarray]:
@@ -89,7 +97,8 @@ class Shard:
         return np.split(np.argsort(nodes, kind='stable'), np.bincount(nodes).cumsum()[:-1])
 
     def positions_of(self, ranks: np.ndarray) -> np.ndarray:
-        """Positions of these ranks in an epoch, padded ones included. Ranks and positions are ascending. int64."""
+        """Positions of these ranks in an epoch, padded ones included. Ranks and positions are
+        ascending. int64."""
         return np.add.outer(np.arange(0, self.num_positions, self.world_size), ranks).ravel()
 
 
@@ -98,29 +107,36 @@ def _generator(stream: int, *key: int) -> np.random.Generator:
 
 
 def epoch_order(shard: Shard, seed: int, epoch: int) -> np.ndarray:
-    """Return the sample at each position of an epoch, padding included; equal on all ranks. int64, (num_positions,)."""
+    """Return the sample at each position of an epoch, padding included; equal on all ranks. int64,
+    (num_positions,)."""
     random = _generator(_ORDER_STREAM, seed, epoch)
     if shard.rotation_epochs is None:
         return np.resize(random.permutation(shard.num_samples), shard.num_positions)
     ranks = shard.ranks_of_nodes()
     order, start = np.empty(shard.num_positions, np.int64), 0
-    # The parts are the same in all runs, to reuse the page cache, and shuffled, because files are sorted by class.
+    # The parts are the same in all runs, to reuse the page cache, and shuffled, because files are
+    # sorted by class.
     dealt = _generator(_PART_STREAM).permutation(shard.num_samples)
     for place in range(len(ranks)):
         positions = shard.positions_of(ranks[(place - epoch // shard.rotation_epochs) % len(ranks)])
         stop = start + int(np.searchsorted(positions, shard.num_samples))
-        # A node with only padded positions has an empty part; np.resize then fills its positions with sample 0.
+        # A node with only padded positions has an empty part; np.resize then fills its positions
+        # with sample 0.
         order[positions] = np.resize(random.permutation(np.sort(dealt[start:stop])), len(positions))
         start = stop
     return order
 
 
 def first_reads(shard: Shard, order: np.ndarray, is_known: np.ndarray) -> np.ndarray:
-    """Return a mask of the epoch's positions where this rank's node reads a sample for the first time.
+    """Return a mask of the epoch's positions where this rank's node reads a sample for the first
+    time.
 
-    is_known: mask of the samples that the node has read before, (num_samples,). This epoch's samples are added to it.
+    is_known: mask of the samples that the node has read before, (num_samples,). This epoch's
+    samples are added to it.
     """
-    positions = shard.positions_of(shard.ranks_of_nodes()[shard.nodes[shard.rank] if shard.nodes else 0])
+    positions = shard.positions_of(
+        shard.ranks_of_nodes()[shard.nodes[shard.rank] if shard.nodes else 0]
+    )
     samples, places = np.unique(order[positions], return_index=True)
     is_first = np.zeros(shard.num_positions, bool)
     is_first[positions[places[~is_known[samples]]]] = True
@@ -136,7 +152,8 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 def _hash(state: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Return output `index`, counted from 0, of the SplitMix64 generators with these states (uint64, broadcast)."""
+    """Return output `index`, counted from 0, of the SplitMix64 generators with these states
+    (uint64, broadcast)."""
     return _mix(state + (index + 1) * _INCREMENT)
 
 
@@ -149,20 +166,28 @@ def _state(*keys: int) -> np.ndarray:
 
 
 def alternating_mirrors(samples: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-    """Return a mask of mirrored samples: a half drawn from (seed, sample) in even epochs, the other half in odd ones.
+    """Return a mask of mirrored samples: a half drawn from (seed, sample) in even epochs, the other
+    half in odd ones.
 
-    Source: Jordan, 94% on CIFAR-10 in 3.29 seconds on a single GPU (2024, https://arxiv.org/abs/2404.00498).
+    Source: Jordan, 94% on CIFAR-10 in 3.29 seconds on a single GPU (2024,
+    https://arxiv.org/abs/2404.00498).
     """
     drawn = _hash(_state(_MIRROR_STREAM, seed), samples.astype(np.uint64)) >> 63
     return (drawn + epoch) % 2 == 1
 
 
-def augmentation_uniforms(shard: Shard, seed: int, epoch: int, step: int, micro: int, num_draws: int) -> np.ndarray:
-    """Return the random numbers for augmentation in a forward pass: float64 in [0, 1), (local_batch_size, num_draws).
+def augmentation_uniforms(
+    shard: Shard, seed: int, epoch: int, step: int, micro: int, num_draws: int
+) -> np.ndarray:
+    """Return the random numbers for augmentation in a forward pass: float64 in [0, 1),
+    (local_batch_size, num_draws).
 
-    Each number is a hash of (seed, epoch, position in the epoch, draw). An image's augmentation thus does not depend on
-    the batch size or the numbers of ranks and passes, and a resumed run needs no random state.
+    Each number is a hash of (seed, epoch, position in the epoch, draw). An image's augmentation
+    thus does not depend on the batch size or the numbers of ranks and passes, and a resumed run
+    needs no random state.
     """
-    images = _hash(_state(_AUGMENT_STREAM, seed, epoch), shard.positions(step, micro).astype(np.uint64))
+    images = _hash(
+        _state(_AUGMENT_STREAM, seed, epoch), shard.positions(step, micro).astype(np.uint64)
+    )
     draws = _hash(images[:, None], np.arange(num_draws, dtype=np.uint64))
     return (draws >> 11) * 2.0**-53

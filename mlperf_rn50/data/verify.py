@@ -1,9 +1,11 @@
-"""Verification of a prepared folder (manifest, indexes and image records), and the format of its checksums.
+"""Verification of a prepared folder (manifest, indexes and image records), and the format of its
+checksums.
 
-manifest.json contains SHA-256 digests of itself, and of the records, indexes and checksums of each split.
-<split>.crc.npy contains the CRC-32 of each record.
-Older folders have no record checksums; their whole-file SHA-256 detects a difference but does not locate it.
+manifest.json contains SHA-256 digests of itself, and of the records, indexes and checksums of each
+split. <split>.crc.npy contains the CRC-32 of each record. Older folders have no record checksums;
+their whole-file SHA-256 detects a difference but does not locate it.
 """
+
 import hashlib
 import json
 import os
@@ -45,22 +47,33 @@ def checksum(file: int, start: int, length: int) -> int | None:
 
 
 def described(rec_path: Path) -> dict[str, Path]:
-    """Return the files that describe the records of a .rec, by the manifest keys of their SHA-256."""
-    return {'index_sha256': rec_path.with_suffix(INDEX), 'idx_sha256': rec_path.with_suffix('.idx'),
-            'crc_sha256': rec_path.with_suffix(CHECKSUMS), 'names_sha256': rec_path.with_suffix(NAMES)}
+    """Return the files that describe the records of a .rec, by the manifest keys of their
+    SHA-256."""
+    return {
+        'index_sha256': rec_path.with_suffix(INDEX),
+        'idx_sha256': rec_path.with_suffix('.idx'),
+        'crc_sha256': rec_path.with_suffix(CHECKSUMS),
+        'names_sha256': rec_path.with_suffix(NAMES),
+    }
 
 
 def check_sample(records: RecordFile, entry: dict, num_records: int, seed: int) -> int:
-    """Check a split's last record and some random ones. Return their number. Raise DataError if one does not match."""
+    """Check a split's last record and some random ones. Return their number. Raise DataError if one
+    does not match."""
     if 'crc_sha256' in entry:  # missing in older folders
         if problem := _file_problem(records.path.with_suffix(CHECKSUMS), entry['crc_sha256']):
             raise DataError(f'{problem}; {REPAIR}')
     last = len(records) - 1
-    drawn = np.random.default_rng(seed).permutation(last)[:num_records - 1]
+    drawn = np.random.default_rng(seed).permutation(last)[: num_records - 1]
     for position in [*map(int, drawn), last]:
         records.read(position)
-        if records.checksums is not None and checksum(*records.place(position)) != records.checksums[position]:
-            raise DataError(f'{records.path}, record {position}: does not match its checksum; {REPAIR}')
+        if (
+            records.checksums is not None
+            and checksum(*records.place(position)) != records.checksums[position]
+        ):
+            raise DataError(
+                f'{records.path}, record {position}: does not match its checksum; {REPAIR}'
+            )
     return len(drawn) + 1
 
 
@@ -71,7 +84,8 @@ def manifest_digest(manifest: dict) -> str:
 
 
 def is_edited(manifest: dict) -> bool:
-    """Return whether a manifest does not match its own digest; False for older manifests, which have none."""
+    """Return whether a manifest does not match its own digest; False for older manifests, which
+    have none."""
     return manifest.get('sha256', digest := manifest_digest(manifest)) != digest
 
 
@@ -83,36 +97,64 @@ def dump_manifest(folder: Path, manifest: dict) -> None:
 def _file_problem(path: Path, sha256: str) -> str:
     """Return an error message if a file is unreadable or does not match a SHA-256, else ''."""
     try:
-        return '' if sha256_of(path) == sha256 else f'{path}: does not match its SHA-256 in {MANIFEST_NAME}'
+        return (
+            ''
+            if sha256_of(path) == sha256
+            else f'{path}: does not match its SHA-256 in {MANIFEST_NAME}'
+        )
     except OSError as e:
         return f'{path}: {e.strerror}'
 
 
 def describe_records(rec_path: Path, made: Path, names: list[str], checksums: list[int]) -> dict:
-    """Write index, checksums and names of a .rec with an .idx beside `made`. Return the manifest entry of the split."""
+    """Write index, checksums and names of a .rec with an .idx beside `made`. Return the manifest
+    entry of the split."""
     write_atomically(made.with_suffix(NAMES), ''.join(f'{name}\n' for name in names))
     size, idx = rec_path.stat().st_size, rec_path.with_suffix('.idx')
-    for path, array in ((made.with_suffix(INDEX), parse_index(idx, size)),
-                        (made.with_suffix(CHECKSUMS), np.array(checksums, np.uint32))):
+    for path, array in (
+        (made.with_suffix(INDEX), parse_index(idx, size)),
+        (made.with_suffix(CHECKSUMS), np.array(checksums, np.uint32)),
+    ):
         with replacing(path) as f:
             np.save(f, array)
-    return {'num_images': len(names), 'rec_bytes': size, 'rec_sha256': sha256_of(rec_path),
-            **{key: sha256_of(path) for key, path in {**described(made), 'idx_sha256': idx}.items()}}
+    return {
+        'num_images': len(names),
+        'rec_bytes': size,
+        'rec_sha256': sha256_of(rec_path),
+        **{key: sha256_of(path) for key, path in {**described(made), 'idx_sha256': idx}.items()},
+    }
 
 
-def _verify_records(rec_path: Path, index: np.ndarray, checksums: np.ndarray, num_workers: int) -> tuple[bool, str]:
+def _verify_records(
+    rec_path: Path, index: np.ndarray, checksums: np.ndarray, num_workers: int
+) -> tuple[bool, str]:
     """Return whether the records of a .rec are intact, and a line to print."""
     ordered = np.argsort(index[0])
     with open_regular(rec_path) as f:
+
         def check_block(block: np.ndarray) -> list[int]:
-            return [int(p) for p in block if checksum(f.fileno(), int(index[0, p]), int(index[1, p])) != checksums[p]]
+            return [
+                int(p)
+                for p in block
+                if checksum(f.fileno(), int(index[0, p]), int(index[1, p])) != checksums[p]
+            ]
+
         blocks = np.split(ordered, range(_BLOCK, len(ordered), _BLOCK))
-        found = thread_map(check_block, blocks, max_workers=num_workers, desc=f'verify {rec_path.stem}', disable=None)
+        found = thread_map(
+            check_block,
+            blocks,
+            max_workers=num_workers,
+            desc=f'verify {rec_path.stem}',
+            disable=None,
+        )
     differing = sorted(chain.from_iterable(found))
     if not differing:
         return True, f'{rec_path}: {len(checksums):,} records match their checksums'
-    return False, (f'{rec_path}: {len(differing):,} of {len(checksums):,} records do not match their checksums: '
-                   f'{some(differing, 10)} (counted from 0)')
+    return False, (
+        f'{rec_path}: {len(differing):,} of {len(checksums):,} records do not match their '
+        'checksums: '
+        f'{some(differing, 10)} (counted from 0)'
+    )
 
 
 def _verify_split(rec_path: Path, entry: dict, num_workers: int) -> Iterator[tuple[bool, str]]:
@@ -125,20 +167,28 @@ def _verify_split(rec_path: Path, entry: dict, num_workers: int) -> Iterator[tup
         yield False, f'{rec_path}: got {size:,} bytes, expected {entry["rec_bytes"]:,}'
     has_checksums, has_map = 'crc_sha256' in whole, 'index_sha256' in whole
     if has_checksums and (has_map or 'idx_sha256' in whole):
-        read, path = (map_index, paths['index_sha256']) if has_map else (parse_index, paths['idx_sha256'])
+        read, path = (
+            (map_index, paths['index_sha256']) if has_map else (parse_index, paths['idx_sha256'])
+        )
         index = read(path, entry['rec_bytes'])
         if (checksums := load_checksums(rec_path, index.shape[1])) is not None:
             yield _verify_records(rec_path, index, checksums, num_workers)
     else:
         problem = _file_problem(rec_path, entry['rec_sha256'])
-        yield not problem, problem or f'{rec_path}: matches its SHA-256 (no usable record checksums)'
+        yield (
+            not problem,
+            problem or f'{rec_path}: matches its SHA-256 (no usable record checksums)',
+        )
 
 
 def verify(folder: Path, num_workers: int) -> tuple[list[str], list[str]]:
-    """Return the lines to print for intact and for damaged files of a folder. Raise DataError if it has no manifest."""
+    """Return the lines to print for intact and for damaged files of a folder. Raise DataError if it
+    has no manifest."""
     path = folder / MANIFEST_NAME
     if not path.exists():
-        raise DataError(f'--verify: {folder} has no {MANIFEST_NAME}; expected a folder written by prepare')
+        raise DataError(
+            f'--verify: {folder} has no {MANIFEST_NAME}; expected a folder written by prepare'
+        )
     if is_locked(lock := folder / OUTPUT_LOCK):
         raise DataError(f'--verify: {folder} is in use by {read_holder(lock)}; wait for it')
     results: list[tuple[bool, str]] = []
@@ -153,6 +203,9 @@ def verify(folder: Path, num_workers: int) -> tuple[list[str], list[str]]:
                 results.append((False, f'{e.filename}: {e.strerror}'))
     except DataError as e:
         results.append((False, str(e)))
-    except (LookupError, TypeError, ValueError, AttributeError) as e:  # from missing or malformed fields
+    # from missing or malformed fields
+    except (LookupError, TypeError, ValueError, AttributeError) as e:
         results.append((False, f'{path}: not a manifest ({type(e).__name__}: {e})'))
-    return [line for is_intact, line in results if is_intact], [line for is_intact, line in results if not is_intact]
+    return [line for is_intact, line in results if is_intact], [
+        line for is_intact, line in results if not is_intact
+    ]

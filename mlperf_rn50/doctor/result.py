@@ -1,4 +1,5 @@
 """Types and helpers of the doctor's checks: the facts about a rank, and the result of a check."""
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

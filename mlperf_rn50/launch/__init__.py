@@ -1,1 +1,2 @@
-"""Launchers: layout of the ranks, attempts, exit codes and failed hosts. The scripts in launch/ run this package."""
+"""Launchers: layout of the ranks, attempts, exit codes and failed hosts. The scripts in launch/ run
+this package."""

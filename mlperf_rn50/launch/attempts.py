@@ -1,7 +1,10 @@
-"""Results of attempts (starts of the ranks) from the files in the run folder, and the decision on the next attempt.
+"""Results of attempts (starts of the ranks) from the files in the run folder, and the decision on
+the next attempt.
 
-If metrics.jsonl ends with an EndRecord, its status determines the exit code of the run, not the exit code of the ranks.
+If metrics.jsonl ends with an EndRecord, its status determines the exit code of the run, not the
+exit code of the ranks.
 """
+
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,17 +22,25 @@ from mlperf_rn50.system.launcher_env import resume_command
 MAX_STUCK = 3  # failed attempts without a newer checkpoint, after which the launcher gives up
 # --elastic excludes a host that failed in this many attempts since the newest checkpoint.
 MAX_FAILURES = 2
-_FIRST_PAUSE_S = 5.0  # before the restart after the first such attempt; doubled after each further one
+# before the restart after the first such attempt; doubled after each further one
+_FIRST_PAUSE_S = 5.0
 _PHASES = {'eval_start': 'evaluation', 'epoch_start': 'training', 'eval_stop': 'training'}
 OVER = ('converged', 'aborted', 'failed')  # statuses of a finished run
-# The records that show the progress of a run; the others may be large, such as the times of all ranks.
-ProgressRecord = (records.TrainRecord | records.LossScaleRecord | records.EvalRecord | records.ResumedRecord
-                  | records.EndRecord)
+# The records that show the progress of a run; the others may be large, such as the times of all
+# ranks.
+ProgressRecord = (
+    records.TrainRecord
+    | records.LossScaleRecord
+    | records.EvalRecord
+    | records.ResumedRecord
+    | records.EndRecord
+)
 
 
 @dataclass(frozen=True)
 class RunProgress:
-    """Run of a folder (-1: none), its number of ProgressRecords and its newest checkpoint's step (-1: none)."""
+    """Run of a folder (-1: none), its number of ProgressRecords and its newest checkpoint's step
+    (-1: none)."""
 
     run: int
     lines: int
@@ -38,7 +49,8 @@ class RunProgress:
 
 
 def read_metrics(run: RunFolder) -> list[ProgressRecord]:
-    """Return the ProgressRecords of metrics.jsonl; skip other records, and lines truncated by a kill or a full disk."""
+    """Return the ProgressRecords of metrics.jsonl; skip other records, and lines truncated by a
+    kill or a full disk."""
     return [line for _, line in read_lines(run.metrics, ProgressRecord)]  # type: ignore[arg-type, var-annotated]
 
 
@@ -49,18 +61,25 @@ def newest_run(folder: Path) -> RunFolder | None:
 
 
 def end_of(lines: Sequence[ProgressRecord]) -> str | None:
-    """Return the final status of a run; None if its last record is not an EndRecord with a known status."""
+    """Return the final status of a run; None if its last record is not an EndRecord with a known
+    status."""
     last = lines[-1] if lines else None
-    return last.status if isinstance(last, records.EndRecord) and last.status in EXIT_CODES else None
+    return (
+        last.status if isinstance(last, records.EndRecord) and last.status in EXIT_CODES else None
+    )
 
 
 def describe_unfinished(folder: Path) -> str:
-    """Return a message with the command that resumes the newest resumable run of a folder; '' if there is none."""
+    """Return a message with the command that resumes the newest resumable run of a folder; '' if
+    there is none."""
     for run in (RunFolder(folder, number) for number in sorted(run_numbers(folder), reverse=True)):
         step = newest_step(run.checkpoints)
         if step >= 0 and end_of(read_metrics(run)) not in OVER and not is_locked(run.lock):
-            return (f'run {run.index} here was interrupted at step {step}; this command starts another run; to resume '
-                    f'run {run.index} instead: {resume_command(run.checkpoints, is_newest=False)}')
+            return (
+                f'run {run.index} here was interrupted at step {step}; this command starts '
+                'another run; to resume '
+                f'run {run.index} instead: {resume_command(run.checkpoints, is_newest=False)}'
+            )
     return ''
 
 
@@ -73,31 +92,50 @@ def read_progress(folder: Path, chosen: RunFolder | None = None) -> RunProgress:
 
 
 def read_attempt(folder: Path, before: RunProgress, exit_code: int, is_resumed: bool) -> Attempt:
-    """Return the result of an attempt; is_resumed: whether the attempt resumed a run, not began one."""
+    """Return the result of an attempt; is_resumed: whether the attempt resumed a run, not began
+    one."""
     run = before.chosen or newest_run(folder)
     is_same = run is not None and run.index == before.run
     if run is None or is_same and not is_resumed:
         return Attempt(None, exit_code, None, False, False)
-    lines = read_metrics(run)[before.lines if is_same else 0:]
+    lines = read_metrics(run)[before.lines if is_same else 0 :]
     step = newest_step(run.checkpoints)
-    began = next((m.step for m in lines if isinstance(m, records.ResumedRecord)),
-                 before.step if is_same else -1)
+    began = next(
+        (m.step for m in lines if isinstance(m, records.ResumedRecord)),
+        before.step if is_same else -1,
+    )
     has_stepped = any(isinstance(m, (records.TrainRecord, records.EvalRecord)) for m in lines)
-    return Attempt(run.index, exit_code, end := end_of(lines), step > began, step >= 0, has_stepped, place_of(run),
-                   end or '')
+    return Attempt(
+        run.index,
+        exit_code,
+        end := end_of(lines),
+        step > began,
+        step >= 0,
+        has_stepped,
+        place_of(run),
+        end or '',
+    )
 
 
-def judge(attempt: Attempt, is_stop_requested: bool, restarts_left: int, past: Sequence[Attempt],
-          can_exclude: bool = False) -> tuple[int | None, str]:
-    """Return the launcher's exit code after an attempt, or None to restart the ranks, and a reason to print, or ''.
+def judge(
+    attempt: Attempt,
+    is_stop_requested: bool,
+    restarts_left: int,
+    past: Sequence[Attempt],
+    can_exclude: bool = False,
+) -> tuple[int | None, str]:
+    """Return the launcher's exit code after an attempt, or None to restart the ranks, and a reason
+    to print, or ''.
 
     past: all attempts, this one included; can_exclude: whether a failing host can be excluded.
     """
     if attempt.end is not None:
         return EXIT_CODES[attempt.end], ''
     if is_stop_requested:
-        return (EXIT_RESUMABLE if attempt.can_resume else EXIT_FAILED,
-                '' if attempt.gained else 'stopped; this start wrote no checkpoint')
+        return (
+            EXIT_RESUMABLE if attempt.can_resume else EXIT_FAILED,
+            '' if attempt.gained else 'stopped; this start wrote no checkpoint',
+        )
     if attempt.exit_code == EXIT_USAGE:
         return EXIT_USAGE, ''
     if restarts_left < 1:
@@ -107,18 +145,25 @@ def judge(attempt: Attempt, is_stop_requested: bool, restarts_left: int, past: S
 
 
 def count_stuck(attempts: Sequence[Attempt]) -> int:
-    """Count failed attempts since the newest checkpoint. Those ended before a step by an outside cause do not count."""
+    """Count failed attempts since the newest checkpoint. Those ended before a step by an outside
+    cause do not count."""
     recent = takewhile(lambda a: not (a.gained or a.end in OVER), reversed(attempts))
     return sum(a.has_stepped or a.origin != 'outside' for a in recent)
 
 
 def give_up_reason(attempts: Sequence[Attempt]) -> str:
     """Return why the run is not restarted after these attempts; '' if it is restarted."""
-    places = [(a.place, re.sub(r'\d+', '', a.cause)) for a in attempts[-2:] if a.origin == 'program']
+    places = [
+        (a.place, re.sub(r'\d+', '', a.cause)) for a in attempts[-2:] if a.origin == 'program'
+    ]
     if len(places) == 2 and places[0] == places[1]:
         return f'two attempts in a row ended with the same failure ({places[0][0]}); not restarted'
     num = count_stuck(attempts)
-    return f'{num} consecutive attempts wrote no newer checkpoint; not restarted' if num >= MAX_STUCK else ''
+    return (
+        f'{num} consecutive attempts wrote no newer checkpoint; not restarted'
+        if num >= MAX_STUCK
+        else ''
+    )
 
 
 def pause_s(num_stuck: int) -> float:

@@ -1,4 +1,6 @@
-"""Short helper programs of a launcher, such as ssh: each has a time limit, and a stop request ends the wait for it."""
+"""Short helper programs of a launcher, such as ssh: each has a time limit, and a stop request ends
+the wait for it."""
+
 import os
 import signal
 import subprocess
@@ -29,8 +31,11 @@ def start_helper(command: Sequence[str], **outputs: Any) -> subprocess.Popen:
     return subprocess.Popen(command, preexec_fn=as_child, start_new_session=True, **outputs)
 
 
-def wait_briefly(processes: Sequence[subprocess.Popen], signals: SignalQueue, limit_s: float) -> bool:
-    """Wait for processes up to a limit or the next stop request; return whether all ended, and kill the others."""
+def wait_briefly(
+    processes: Sequence[subprocess.Popen], signals: SignalQueue, limit_s: float
+) -> bool:
+    """Wait for processes up to a limit or the next stop request; return whether all ended, and kill
+    the others."""
     end = time.monotonic() + limit_s
     while any(p.poll() is None for p in processes) and (left_s := end - time.monotonic()) > 0:
         if signals.next(min(1.0, left_s)) in STOP_SIGNALS:

@@ -1,4 +1,5 @@
 """Hosts reached with ssh: parsing, slots and reachability."""
+
 import platform
 import re
 import shutil
@@ -25,7 +26,8 @@ _MAX_CONNECTIONS = 64  # maximum number of simultaneous ssh connections
 
 @dataclass(frozen=True)
 class Host:
-    """A host name as the user gave it, the number of ranks on the host (None if not given), and the allowed numbers."""
+    """A host name as the user gave it, the number of ranks on the host (None if not given), and the
+    allowed numbers."""
 
     name: str
     slots: int | None = None
@@ -35,39 +37,54 @@ class Host:
 def parse_host(name: str) -> str:
     """Check a host name or an IPv4 address and return it; raise ConfigError for anything else."""
     if '@' in name:
-        raise ConfigError(f'host: got {name}, expected a host name or an address; set the user in ~/.ssh/config')
+        raise ConfigError(
+            f'host: got {name}, expected a host name or an address; set the user in ~/.ssh/config'
+        )
     if ':' in name:
-        raise ConfigError(f'host: got {name}, expected a host name or an IPv4 address, or NAME:RANKS; give an IPv6 '
-                          'address a name in /etc/hosts, and set ports in ~/.ssh/config')
+        raise ConfigError(
+            f'host: got {name}, expected a host name or an IPv4 address, or NAME:RANKS; give an '
+            'IPv6 '
+            'address a name in /etc/hosts, and set ports in ~/.ssh/config'
+        )
     if not _NAME.fullmatch(name):
         shown = name if name and name.isprintable() else repr(name)
-        raise ConfigError(f'host: got {shown}, expected a host name or an address' + "; list the hosts of a range with "
-                          f"scontrol show hostnames '{shown}'" * ('[' in name))
+        raise ConfigError(
+            f'host: got {shown}, expected a host name or an address'
+            + '; list the hosts of a range with '
+            f"scontrol show hostnames '{shown}'" * ('[' in name)
+        )
     return name
 
 
 def _parse_host_and_ranks(word: str) -> Host:
     """Parse 'h1', or 'h1:4' for a host with exactly 4 ranks."""
     m = re.fullmatch(r'([^:]+):([1-9][0-9]{0,5})', word)
-    return Host(parse_host(m[1]), (n := int(m[2])), range(n, n + 1)) if m else Host(parse_host(word))
+    return (
+        Host(parse_host(m[1]), (n := int(m[2])), range(n, n + 1)) if m else Host(parse_host(word))
+    )
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """Parse 'h1,h2' or 'h1:4,h2:4'; raise ConfigError for an empty list, an invalid host name or a duplicate."""
-    words = re.split(r',(?![^\[]*\])', text) if text.strip() else []  # not at a comma within brackets
+    """Parse 'h1,h2' or 'h1:4,h2:4'; raise ConfigError for an empty list, an invalid host name or a
+    duplicate."""
+    # not at a comma within brackets
+    words = re.split(r',(?![^\[]*\])', text) if text.strip() else []
     hosts = [_parse_host_and_ranks(word.strip()) for word in words]
     names = [host.name for host in hosts]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f'--hosts: got {name} twice, expected each host once; set its number of ranks with '
-                              '--ranks-per-node')
+            raise ConfigError(
+                f'--hosts: got {name} twice, expected each host once; set its number of ranks with '
+                '--ranks-per-node'
+            )
     if not names:
         raise ConfigError('--hosts: got nothing, expected host names such as h1,h2')
     return hosts
 
 
 def parse_hostfile(text: str, where: str) -> list[Host]:
-    """Parse one host per line, optionally with slots=N; the slots of a host on several lines add up, as with PBS."""
+    """Parse one host per line, optionally with slots=N; the slots of a host on several lines add
+    up, as with PBS."""
     hosts = defaultdict(list)
     for line in text.splitlines():
         words = re.sub(r'\s*=\s*', '=', line.partition('#')[0]).split()
@@ -77,13 +94,22 @@ def parse_hostfile(text: str, where: str) -> list[Host]:
         for word in words[1:]:
             m = _WORD.fullmatch(word)
             if not m or host.slots and not m[1]:
-                raise ConfigError(f'--hostfile: {where}: got {word!a} in {line.strip()!a}, expected a host with '
-                                  'slots=N, N of 1 or more; set ports in ~/.ssh/config, and remove other words')
-            host = replace(host, allowed=range(1, int(m[2]) + 1)) if m[1] else replace(host, slots=int(m[2]))
+                raise ConfigError(
+                    f'--hostfile: {where}: got {word!a} in {line.strip()!a}, expected a host with '
+                    'slots=N, N of 1 or more; set ports in ~/.ssh/config, and remove other words'
+                )
+            host = (
+                replace(host, allowed=range(1, int(m[2]) + 1))
+                if m[1]
+                else replace(host, slots=int(m[2]))
+            )
         hosts[host.name].append(host)
     if not hosts:
         raise ConfigError(f'--hostfile: {where}: got no host, expected one per line')
-    return [same[0] if len(same) == 1 else Host(name, sum(h.slots or 1 for h in same)) for name, same in hosts.items()]
+    return [
+        same[0] if len(same) == 1 else Host(name, sum(h.slots or 1 for h in same))
+        for name, same in hosts.items()
+    ]
 
 
 def load_hostfile(path: str) -> list[Host]:
@@ -91,16 +117,24 @@ def load_hostfile(path: str) -> list[Host]:
     try:
         return parse_hostfile(read_text(Path(path), _MAX_BYTES), path)
     except (OSError, ValueError) as e:
-        raise ConfigError(f'--hostfile: cannot read {path}: {getattr(e, "strerror", None) or "not a text file"}') from e
+        raise ConfigError(
+            f'--hostfile: cannot read {path}: {getattr(e, "strerror", None) or "not a text file"}'
+        ) from e
 
 
 def common_slots(hosts: Sequence[Host]) -> int | None:
-    """Return the number of slots on each host; None if no host states it. Raise ConfigError if the numbers differ."""
+    """Return the number of slots on each host; None if no host states it. Raise ConfigError if the
+    numbers differ."""
     counts = {h.slots for h in hosts}
     if len(counts) > 1:
-        first, other = (next(h for h in hosts if h.slots == n) for n in sorted(counts, key=lambda n: n or 0)[:2])
-        raise ConfigError(f'hosts: got slots={first.slots or "(none)"} for {first.name} and slots={other.slots} for '
-                          f'{other.name}, expected the same number on each host; set --ranks-per-node')
+        first, other = (
+            next(h for h in hosts if h.slots == n) for n in sorted(counts, key=lambda n: n or 0)[:2]
+        )
+        raise ConfigError(
+            f'hosts: got slots={first.slots or "(none)"} for {first.name} and slots={other.slots} '
+            'for '
+            f'{other.name}, expected the same number on each host; set --ranks-per-node'
+        )
     return counts.pop() if counts else None
 
 
@@ -109,8 +143,11 @@ def check_ranks(hosts: Sequence[Host], ranks_per_node: int) -> None:
     for host in hosts:
         if ranks_per_node not in host.allowed:
             expected = f'{"at most " * (len(host.allowed) > 1)}{host.allowed[-1]}'
-            raise ConfigError(f'{host.name}: got {ranks_per_node} ranks, expected {expected} as given with the host; '
-                              'change that or --ranks-per-node')
+            raise ConfigError(
+                f'{host.name}: got {ranks_per_node} ranks, expected {expected} as given with the '
+                'host; '
+                'change that or --ranks-per-node'
+            )
 
 
 def is_here(name: str) -> bool:
@@ -120,7 +157,8 @@ def is_here(name: str) -> bool:
 
 
 def silent_hosts(names: Sequence[str], signals: SignalQueue) -> dict[str, str]:
-    """Return the unreachable hosts with ssh's reasons, if any; none after a stop request, which ends the search."""
+    """Return the unreachable hosts with ssh's reasons, if any; none after a stop request, which
+    ends the search."""
     silent: dict[str, str] = {}
     others = [name for name in names if not is_here(name)]
     if not shutil.which('ssh'):
@@ -128,12 +166,21 @@ def silent_hosts(names: Sequence[str], signals: SignalQueue) -> dict[str, str]:
     for first in range(0, len(others), _MAX_CONNECTIONS):
         if signals.is_requested:
             break
-        part = others[first:first + _MAX_CONNECTIONS]
+        part = others[first : first + _MAX_CONNECTIONS]
         with ExitStack() as stack:
             outputs = [stack.enter_context(memory_file()) for _ in part]
-            processes = [start_helper(['ssh', '-n', '-o', 'BatchMode=yes', '-o', 'ConnectTimeout=5', name, 'true'],
-                                      stdout=subprocess.DEVNULL, stderr=output) for name, output in zip(part, outputs)]
+            processes = [
+                start_helper(
+                    ['ssh', '-n', '-o', 'BatchMode=yes', '-o', 'ConnectTimeout=5', name, 'true'],
+                    stdout=subprocess.DEVNULL,
+                    stderr=output,
+                )
+                for name, output in zip(part, outputs)
+            ]
             wait_briefly(processes, signals, _SSH_LIMIT_S)
-            silent |= {name: ''.join(text_of(output).splitlines()[-1:])
-                       for name, process, output in zip(part, processes, outputs) if process.returncode != 0}
+            silent |= {
+                name: ''.join(text_of(output).splitlines()[-1:])
+                for name, process, output in zip(part, processes, outputs)
+                if process.returncode != 0
+            }
     return {} if signals.is_requested else silent

@@ -1,8 +1,11 @@
-"""Run an engine, the program that starts the ranks: stop it in stages, return its exit code and clean up.
+"""Run an engine, the program that starts the ranks: stop it in stages, return its exit code and
+clean up.
 
-The engine runs in a separate session, so that a terminal's Ctrl-C reaches only the launcher. The launcher reads its
-signals one after another. It forwards a stop request and then gives the ranks time for a checkpoint.
+The engine runs in a separate session, so that a terminal's Ctrl-C reaches only the launcher. The
+launcher reads its signals one after another. It forwards a stop request and then gives the ranks
+time for a checkpoint.
 """
+
 import os
 import signal
 import subprocess
@@ -21,7 +24,8 @@ HOST_LOST = signal.SIGUSR2  # sent by a guard
 LAUNCHER_SIGNALS = (*STOP_SIGNALS, HOST_LOST, signal.SIGCHLD)
 STOP_LIMIT_S = 600.0  # time for a checkpoint after a stop request
 TERM_LIMIT_S = 10.0  # time for the engine to end after SIGTERM
-END_LIMITS_S = (120.0, 30.0)  # time to end after a run has logged its end, without and with a stop request
+# time to end after a run has logged its end, without and with a stop request
+END_LIMITS_S = (120.0, 30.0)
 _LOOK_S = 10.0  # time between two checks whether the run has ended
 _OF_RANKS = tuple(f'{name}='.encode() for name in RANK_VARIABLES)  # of ranks and their children
 # Returns the status of a run that has ended, '' before the end, None if no run has begun.
@@ -41,14 +45,16 @@ _WAITING = {Stage.RUNNING: 'still starting', Stage.STOPPING: 'the stop request h
 
 
 def stage_of(number: int | None, is_forced: bool) -> Stage | None:
-    """Return the stage that a stop request, a later Ctrl-C or HOST_LOST requires; None for other signals and None."""
+    """Return the stage that a stop request, a later Ctrl-C or HOST_LOST requires; None for other
+    signals and None."""
     if number == HOST_LOST or number in STOP_SIGNALS and is_forced:
         return Stage.TERMINATING
     return Stage.STOPPING if number in STOP_SIGNALS else None
 
 
 def next_stage(stage: Stage, required: Stage | None) -> Stage:
-    """Return the next stage after a signal that requires one, or after a timeout if required is None; never go back."""
+    """Return the next stage after a signal that requires one, or after a timeout if required is
+    None; never go back."""
     late = Stage.KILLING if stage >= Stage.TERMINATING else Stage.TERMINATING
     return late if required is None else max(stage, required)
 
@@ -62,27 +68,50 @@ def as_child() -> None:
     end_with_parent(signal.SIGTERM)
 
 
-def run_engine(command: Sequence[str], env: Mapping[str, str], signals: SignalQueue, job: str, limit_s: float = 0.0,
-               status: StatusReader | None = None, report: Callable[[str], object] = lambda _: None,
-               end_signal: signal.Signals = signal.SIGTERM, messengers: Sequence[subprocess.Popen] = (),
-               output: int | None = None) -> int:
+def run_engine(
+    command: Sequence[str],
+    env: Mapping[str, str],
+    signals: SignalQueue,
+    job: str,
+    limit_s: float = 0.0,
+    status: StatusReader | None = None,
+    report: Callable[[str], object] = lambda _: None,
+    end_signal: signal.Signals = signal.SIGTERM,
+    messengers: Sequence[subprocess.Popen] = (),
+    output: int | None = None,
+) -> int:
     """Run an engine to its end; return its exit code, 128 + N after signal N.
 
-    The exit code is EXIT_FAILED if a host was lost, or if a time limit was exceeded before any stop request.
+    The exit code is EXIT_FAILED if a host was lost, or if a time limit was exceeded before any stop
+    request.
 
     Args:
         job: value of MLPERF_RN50_JOB in the environment of every process of the job.
-        limit_s: limit for the start of the run; 0 for none. Once the run has begun, its ranks enforce their own limits.
-        status: see StatusReader; None for a program without a state to save, which a stop request ends.
+        limit_s: limit for the start of the run; 0 for none. Once the run has begun, its ranks
+            enforce their own limits.
+        status: see StatusReader; None for a program without a state to save, which a stop request
+            ends.
         report: called with a message about an exceeded limit, before the engine is terminated.
-        messengers: processes that forward SIGUSR1 to the ranks as a stop request; if empty, the engine forwards it.
+        messengers: processes that forward SIGUSR1 to the ranks as a stop request; if empty, the
+            engine forwards it.
     """
-    process = subprocess.Popen(command, env=dict(env), stdin=subprocess.DEVNULL, start_new_session=True,
-                               preexec_fn=as_child, stdout=output, stderr=output)
+    process = subprocess.Popen(
+        command,
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=as_child,
+        stdout=output,
+        stderr=output,
+    )
     stage, since, has_ended, is_lost = Stage.RUNNING, time.monotonic(), False, False
     looked = since
-    limits = {Stage.RUNNING: limit_s or float('inf'), Stage.STOPPING: STOP_LIMIT_S, Stage.TERMINATING: TERM_LIMIT_S,
-              Stage.KILLING: 1.0}
+    limits = {
+        Stage.RUNNING: limit_s or float('inf'),
+        Stage.STOPPING: STOP_LIMIT_S,
+        Stage.TERMINATING: TERM_LIMIT_S,
+        Stage.KILLING: 1.0,
+    }
     while process.poll() is None:
         number = signals.next(min(1.0, since + limits[stage] - time.monotonic()))
         required, now = stage_of(number, signals.is_forced or not status), time.monotonic()
@@ -96,8 +125,11 @@ def run_engine(command: Sequence[str], env: Mapping[str, str], signals: SignalQu
         if required is None and not is_late:
             continue
         if is_late and stage in _WAITING:
-            report(f'{"the run has ended, but not its processes" if has_ended else _WAITING[stage]} after '
-                   f'{limits[stage]:.0f} s')
+            report(
+                f'{"the run has ended, but not its processes" if has_ended else _WAITING[stage]} '
+                'after '
+                f'{limits[stage]:.0f} s'
+            )
         is_lost |= number == HOST_LOST or is_late and stage is Stage.RUNNING
         after = next_stage(stage, required)
         if after is stage and not is_late:
@@ -112,7 +144,8 @@ def run_engine(command: Sequence[str], env: Mapping[str, str], signals: SignalQu
             kill_job(job, process.pid)
     if signals.is_forced or stage > Stage.STOPPING and (not status or stage is Stage.KILLING):
         kill_job(job, process.pid)
-    kill_all(processes_of(job, with_ranks=False))  # mpirun leaves its ssh clients behind if their logins hang
+    # mpirun leaves its ssh clients behind if their logins hang
+    kill_all(processes_of(job, with_ranks=False))
     if is_lost:
         return EXIT_FAILED
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
@@ -135,13 +168,15 @@ def processes_of(job: str, with_ranks: bool = True) -> list[int]:
     for path in Path('/proc').glob('[0-9]*/environ'):
         with suppress(OSError):  # ended, or owned by another user
             variables = path.read_bytes().split(b'\0')
-            if wanted in variables and (with_ranks or not any(v.startswith(_OF_RANKS) for v in variables)):
+            if wanted in variables and (
+                with_ranks or not any(v.startswith(_OF_RANKS) for v in variables)
+            ):
                 found.append(int(path.parent.name))
     return found
 
 
 if __name__ == '__main__':
-    # Execute mpirun or orted of a Slurm job with SIGTERM blocked. scancel sends SIGTERM also to these programs, which
-    # would then kill the ranks. Open MPI unblocks all signals in the ranks.
+    # Execute mpirun or orted of a Slurm job with SIGTERM blocked. scancel sends SIGTERM also to
+    # these programs, which would then kill the ranks. Open MPI unblocks all signals in the ranks.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     os.execv(sys.argv[1], sys.argv[1:])

@@ -1,4 +1,5 @@
 """Supervision of runs: doctor, attempts and restarts."""
+
 import platform
 import time
 from collections import defaultdict
@@ -12,7 +13,14 @@ from mlperf_rn50.launch import attempts
 from mlperf_rn50.launch.arguments import Options
 from mlperf_rn50.launch.process import StatusReader
 from mlperf_rn50.runfolder.names import RunFolder, newest_step, run_numbers
-from mlperf_rn50.runfolder.records import Attempt, Failure, note_attempt, note_failure, read_attempts, read_failures
+from mlperf_rn50.runfolder.records import (
+    Attempt,
+    Failure,
+    note_attempt,
+    note_failure,
+    read_attempts,
+    read_failures,
+)
 from mlperf_rn50.system.out_of_memory import explain_exit
 from mlperf_rn50.system.signals import SignalQueue
 from mlperf_rn50.text import plural
@@ -27,14 +35,16 @@ _RETRY_S = 2.0  # pause between checks for silent hosts
 
 @dataclass(frozen=True)
 class Placement:
-    """Run folder, hosts and number of ranks on each; without ssh and Slurm, hosts has localhost once per node."""
+    """Run folder, hosts and number of ranks on each; without ssh and Slurm, hosts has localhost
+    once per node."""
 
     run_dir: Path
     hosts: tuple[str, ...]
     ranks_per_node: int
 
     def name_of(self, failure: Failure) -> str:
-        """Return the host of a failure under the name that the user gave, which may differ from the actual one."""
+        """Return the host of a failure under the name that the user gave, which may differ from the
+        actual one."""
         if failure.rank is None or failure.rank >= len(self.hosts) * self.ranks_per_node:
             return failure.host
         return self.hosts[failure.rank // self.ranks_per_node]
@@ -47,11 +57,13 @@ class Placement:
 
 @dataclass
 class Supervisor:
-    """Supervisor of the runs of one launcher; it reaches the hosts only through start and silent."""
+    """Supervisor of the runs of one launcher; it reaches the hosts only through start and
+    silent."""
 
     # Run a command on all ranks, under a job name.
     start: Callable[[Placement, str, Sequence[str], StatusReader | None], int]
-    silent: Callable[[Sequence[str]], dict[str, str]]  # return silent hosts with reasons; none without ssh
+    # return silent hosts with reasons; none without ssh
+    silent: Callable[[Sequence[str]], dict[str, str]]
     say: Callable[[str], None]
     signals: SignalQueue
     options: Options
@@ -59,12 +71,14 @@ class Supervisor:
     has_ssh: bool  # whether the hosts can be probed
     batch_job: str  # name that is the same for all starts of a requeued job
     token: str
-    _stuck: dict[str, Placement] = field(default_factory=dict)  # placement of each job since the newest checkpoint
+    # placement of each job since the newest checkpoint
+    _stuck: dict[str, Placement] = field(default_factory=dict)
     _attempts: list[Attempt] = field(default_factory=list)  # including those before a requeue
     _num_jobs: int = 0
 
     def run_all(self) -> int:
-        """Make all runs in turn; return the largest exit code or, after a second Ctrl-C, EXIT_AT_ONCE."""
+        """Make all runs in turn; return the largest exit code or, after a second Ctrl-C,
+        EXIT_AT_ONCE."""
         worst = 0
         for is_resumed in plan_runs(self.place.run_dir, self.options):
             code = self.run_to_end(is_resumed)
@@ -74,34 +88,57 @@ class Supervisor:
         return EXIT_AT_ONCE if self.signals.is_forced and worst else worst
 
     def run_to_end(self, is_resumed: bool) -> int:
-        """Make one run with its restarts; return 0 if converged, 1 if not, 2 for a usage error, 75 if resumable."""
+        """Make one run with its restarts; return 0 if converged, 1 if not, 2 for a usage error, 75
+        if resumable."""
         restarts_left, is_checked, run_dir = self.options.restarts, False, self.place.run_dir
         self._stuck.clear()
         self._attempts = read_attempts(run_dir, self.batch_job)
         chosen = self.options.run
-        train_options = self.train_options(chosen or attempts.newest_run(run_dir) if is_resumed else None)
+        train_options = self.train_options(
+            chosen or attempts.newest_run(run_dir) if is_resumed else None
+        )
         while True:
             self._num_jobs += 1
             job, before = f'{self.token}-{self._num_jobs}', attempts.read_progress(run_dir, chosen)
             code = 0 if is_checked else self._run_doctor(job, train_options)
             is_fit = not code
-            if not is_fit and not self.signals.is_requested and (code == EXIT_USAGE or code == EXIT_FAILED and (
-                    self._num_jobs == 1 or not restarts_left) and not self._has_failure(job)):
-                return code  # the doctor found a fault; a killed rank or a lost host is a failed attempt instead
+            if (
+                not is_fit
+                and not self.signals.is_requested
+                and (
+                    code == EXIT_USAGE
+                    or code == EXIT_FAILED
+                    and (self._num_jobs == 1 or not restarts_left)
+                    and not self._has_failure(job)
+                )
+            ):
+                # the doctor found a fault; a killed rank or a lost host is a failed attempt instead
+                return code
             if is_fit and not self.signals.is_requested:
                 code = self._start(job, ['train', *train_options], partial(self._status, before))
             attempt = attempts.read_attempt(run_dir, before, code, train_options[0] == '--resume')
-            if attempt.end == 'interrupted' and self.has_ssh and not self.signals.is_requested and (
-                    code == EXIT_FAILED or self._has_failure(job)):
-                attempt = replace(attempt, end=None)  # guards send the ranks a stop request if a host is lost
+            if (
+                attempt.end == 'interrupted'
+                and self.has_ssh
+                and not self.signals.is_requested
+                and (code == EXIT_FAILED or self._has_failure(job))
+            ):
+                # guards send the ranks a stop request if a host is lost
+                attempt = replace(attempt, end=None)
             silent: dict[str, str] = {}
             if not attempt.end and not self.signals.is_requested:
                 silent = self.silent(self.place.hosts)
                 attempt = self.explain_failure(job, attempt, silent)
             self._record(job, attempt)
-            end_code, reason = attempts.judge(attempt, self.signals.is_requested, restarts_left, self._attempts,
-                                              bool(self._bad_hosts()))
-            # A restart checks the hosts again unless they passed, the cause was outside the program and all answer.
+            end_code, reason = attempts.judge(
+                attempt,
+                self.signals.is_requested,
+                restarts_left,
+                self._attempts,
+                bool(self._bad_hosts()),
+            )
+            # A restart checks the hosts again unless they passed, the cause was outside the program
+            # and all answer.
             is_checked = is_fit and attempt.origin == 'outside' and not silent
             if reason:
                 self.say(reason)
@@ -109,15 +146,21 @@ class Supervisor:
                 return end_code
             restarts_left -= 1
             if pause_s := attempts.pause_s(attempts.count_stuck(self._attempts)):
-                self.say(f'waiting {pause_s:.0f} s because the last attempt wrote no newer checkpoint')
+                self.say(
+                    f'waiting {pause_s:.0f} s because the last attempt wrote no newer checkpoint'
+                )
                 self.signals.pause(pause_s)
             if not self.regroup():
                 return EXIT_FAILED
             if self.signals.is_requested:
                 return EXIT_RESUMABLE if attempt.can_resume else EXIT_FAILED
-            train_options = self.train_options(RunFolder(run_dir, attempt.run) if attempt.run is not None else None)
-            self.say(f'restart {self.options.restarts - restarts_left} of {self.options.restarts}: '
-                     f'{" ".join(train_options)}')
+            train_options = self.train_options(
+                RunFolder(run_dir, attempt.run) if attempt.run is not None else None
+            )
+            self.say(
+                f'restart {self.options.restarts - restarts_left} of {self.options.restarts}: '
+                f'{" ".join(train_options)}'
+            )
 
     def _has_failure(self, job: str) -> bool:
         """Return whether a failure is recorded for a job, or a host does not answer."""
@@ -127,27 +170,43 @@ class Supervisor:
         return [f for f in read_failures(self.place.run_dir) if f.job in (job, job + _DOCTOR)]
 
     def train_options(self, run: RunFolder | None) -> list[str]:
-        """Return the options of train that resume or begin a run; raise ConfigError if neither is possible."""
+        """Return the options of train that resume or begin a run; raise ConfigError if neither is
+        possible."""
         if run and newest_step(run.checkpoints) >= 0:
             is_given = self.options.run and not any(a.gained for a in self._attempts)
-            return ['--resume', str(self.options.resume if is_given else run.checkpoints),
-                    *(['--elastic'] if self.options.elastic else [])]
+            return [
+                '--resume',
+                str(self.options.resume if is_given else run.checkpoints),
+                *(['--elastic'] if self.options.elastic else []),
+            ]
         if not self.options.config:
-            raise ConfigError(f'--resume: {self.place.run_dir} has no checkpoint of its newest run; start a new run '
-                              'with --config')
+            raise ConfigError(
+                f'--resume: {self.place.run_dir} has no checkpoint of its newest run; start a new '
+                'run '
+                'with --config'
+            )
         return ['--config', self.options.config, '--run.dir', str(self.place.run_dir)]
 
     def _status(self, before: attempts.RunProgress) -> str | None:
-        """Return the status of a run that has ended, '' once the ranks have written to its folder, before that None."""
+        """Return the status of a run that has ended, '' once the ranks have written to its folder,
+        before that None."""
         if attempts.read_progress(self.place.run_dir, before.chosen) == before:
             return None
         return attempts.read_attempt(self.place.run_dir, before, 0, True).end or ''
 
     def _start(self, job: str, words: Sequence[str], status: StatusReader | None) -> int:
-        self.say(('starting ' if words[0] == 'train' else 'checking the nodes with ')
-                 + plural(len(self.place.hosts) * self.place.ranks_per_node, 'rank'))
-        ranks = ['--run.num_nodes', len(self.place.hosts), '--run.ranks_per_node', self.place.ranks_per_node,
-                 '--run.ranks_per_device', self.options.ranks_per_device]
+        self.say(
+            ('starting ' if words[0] == 'train' else 'checking the nodes with ')
+            + plural(len(self.place.hosts) * self.place.ranks_per_node, 'rank')
+        )
+        ranks = [
+            '--run.num_nodes',
+            len(self.place.hosts),
+            '--run.ranks_per_node',
+            self.place.ranks_per_node,
+            '--run.ranks_per_device',
+            self.options.ranks_per_device,
+        ]
         return self.start(self.place, job, [*words, *self.options.train, *map(str, ranks)], status)
 
     def _run_doctor(self, job: str, train_options: Sequence[str]) -> int:
@@ -163,7 +222,8 @@ class Supervisor:
         self._stuck = {} if attempt.gained else {**self._stuck, job: self.place}
 
     def explain_failure(self, job: str, attempt: Attempt, silent: Mapping[str, str]) -> Attempt:
-        """Report where an attempt failed and which hosts do not answer; return the attempt with the first cause."""
+        """Report where an attempt failed and which hosts do not answer; return the attempt with the
+        first cause."""
         place = self.place
         where = attempt.place if attempt.run is None else f'last recorded: {attempt.place}'
         is_killed = attempt.exit_code > _SIGNAL_CODES
@@ -171,27 +231,44 @@ class Supervisor:
             self.signals.pause(_RETRY_S)  # until the ranks have recorded that they lost the engine
         for host in silent:
             note_failure(place.run_dir, Failure(job, host, 'does not answer', is_outside=True))
-        lost = {f.host: f.cause for f in reversed(self._failures(job)) if f.rank is None and f.host in place.hosts}
-        lost |= {host: f'does not answer {platform.node()}' for host in silent
-                 if not lost.get(host, '').startswith(NOT_REACHED)}
+        lost = {
+            f.host: f.cause
+            for f in reversed(self._failures(job))
+            if f.rank is None and f.host in place.hosts
+        }
+        lost |= {
+            host: f'does not answer {platform.node()}'
+            for host in silent
+            if not lost.get(host, '').startswith(NOT_REACHED)
+        }
         for host, cause in lost.items():
             reason = f' ({silent[host]})' if silent.get(host) and NOT_REACHED not in cause else ''
             self.say(f'host {host} (with rank {place.ranks_of(host)}) {cause}; {where}{reason}')
-        text = f'the ranks ended with exit code {attempt.exit_code}{explain_exit(attempt.exit_code)}'
+        text = (
+            f'the ranks ended with exit code {attempt.exit_code}{explain_exit(attempt.exit_code)}'
+        )
         cause, origin = text, 'outside' if is_killed else ''
         if first := next(iter(self._failures(job)), None):
             host = place.name_of(first) if self.has_ssh else first.host
-            subject = f'host {host} ' if host and first.rank is None else host and f'rank {first.rank} on {host}: '
+            subject = (
+                f'host {host} '
+                if host and first.rank is None
+                else host and f'rank {first.rank} on {host}: '
+            )
             cause, origin = subject + first.cause, 'outside' if first.is_outside else 'program'
         if not lost:  # ranks that lost the engine cannot print the cause
             self.say(f'{cause if is_killed else text}; {where}')
         return replace(attempt, cause=cause, origin=origin)
 
     def regroup(self) -> bool:
-        """Exclude failing hosts; wait for silent hosts or exclude them; return whether another attempt is possible."""
+        """Exclude failing hosts; wait for silent hosts or exclude them; return whether another
+        attempt is possible."""
         for host, cause in self._bad_hosts().items():
-            self.say(f'excluding {host} after {attempts.MAX_FAILURES} failures in attempts without a newer '
-                     f'checkpoint ({cause})')
+            self.say(
+                f'excluding {host} after {attempts.MAX_FAILURES} failures in attempts without a '
+                'newer '
+                f'checkpoint ({cause})'
+            )
             self._exclude({host})
         start = time.monotonic()
         while silent := self.silent(self.place.hosts):
@@ -200,46 +277,67 @@ class Supervisor:
                 return True
             can_exclude = self.options.elastic and len(silent) < len(self.place.hosts)
             if can_exclude and waited_s >= _ELASTIC_LIMIT_S:
-                self.say(f'excluding {" ".join(silent)}, which did not answer for {_ELASTIC_LIMIT_S:.0f} s')
+                self.say(
+                    f'excluding {" ".join(silent)}, which did not answer for '
+                    f'{_ELASTIC_LIMIT_S:.0f} s'
+                )
                 self._exclude(silent)
                 return True
             if waited_s >= _WAIT_LIMIT_S:
-                self.say(f'{" ".join(silent)} did not answer for {_WAIT_LIMIT_S:.0f} s; not restarted')
+                self.say(
+                    f'{" ".join(silent)} did not answer for {_WAIT_LIMIT_S:.0f} s; not restarted'
+                )
                 return False
             self.signals.pause(_RETRY_S)
         return True
 
     def _bad_hosts(self) -> dict[str, str]:
-        """Return the hosts to exclude and their last causes, from the failures since the newest checkpoint."""
+        """Return the hosts to exclude and their last causes, from the failures since the newest
+        checkpoint."""
         # The host names are those that the user gave.
-        failures = [replace(f, job=job, host=place.name_of(f)) for f in read_failures(self.place.run_dir)
-                    if (place := self._stuck.get(job := f.job.removesuffix(_DOCTOR)))]
-        return bad_hosts(failures, self.place.hosts) if self.options.elastic and self.has_ssh else {}
+        failures = [
+            replace(f, job=job, host=place.name_of(f))
+            for f in read_failures(self.place.run_dir)
+            if (place := self._stuck.get(job := f.job.removesuffix(_DOCTOR)))
+        ]
+        return (
+            bad_hosts(failures, self.place.hosts) if self.options.elastic and self.has_ssh else {}
+        )
 
     def _exclude(self, hosts: Collection[str]) -> None:
         self.place = replace(self.place, hosts=tuple(h for h in self.place.hosts if h not in hosts))
 
 
 def plan_runs(folder: Path, options: Options) -> list[bool]:
-    """Return for each run to make whether it resumes the newest run; with --resume, --seeds includes finished runs."""
+    """Return for each run to make whether it resumes the newest run; with --resume, --seeds
+    includes finished runs."""
     if not options.resume:
         return [False] * options.seeds
     if options.seeds == 1:
         return [True]
-    ends = [attempts.end_of(attempts.read_metrics(RunFolder(folder, number))) for number in sorted(run_numbers(folder))]
+    ends = [
+        attempts.end_of(attempts.read_metrics(RunFolder(folder, number)))
+        for number in sorted(run_numbers(folder))
+    ]
     is_unfinished = bool(ends) and ends[-1] not in attempts.OVER
     num_over = sum(end in attempts.OVER for end in ends)
     return [True] * is_unfinished + [False] * (options.seeds - num_over - is_unfinished)
 
 
 def bad_hosts(failures: Sequence[Failure], hosts: Sequence[str]) -> dict[str, str]:
-    """Return the hosts that failed in at least MAX_FAILURES attempts, with the last cause; none if all hosts did."""
+    """Return the hosts that failed in at least MAX_FAILURES attempts, with the last cause; none if
+    all hosts did."""
     lost = defaultdict(set)
     for failure in failures:
         if failure.rank is None:
             lost[failure.job].add(failure.host)
     # A launcher that loses all other hosts is itself at fault.
-    counted = [f for f in failures if f.rank is not None or not 1 < len(lost[f.job]) >= len(hosts) - 1]
-    bad = {h: [f.cause for f in counted if f.host == h][-1] for h in hosts
-           if len({f.job for f in counted if f.host == h}) >= attempts.MAX_FAILURES}
+    counted = [
+        f for f in failures if f.rank is not None or not 1 < len(lost[f.job]) >= len(hosts) - 1
+    ]
+    bad = {
+        h: [f.cause for f in counted if f.host == h][-1]
+        for h in hosts
+        if len({f.job for f in counted if f.host == h}) >= attempts.MAX_FAILURES
+    }
     return bad if len(bad) < len(hosts) else {}

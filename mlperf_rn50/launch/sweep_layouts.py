@@ -1,4 +1,5 @@
 """Choose the batch and learning rate of each layout (nodes x ranks) of a sweep. Pure functions."""
+
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,11 +21,17 @@ class SweepLayout:
 
 
 def parse_layouts(text: str, per_node: int | None = None) -> list[tuple[int, int]]:
-    """Parse layouts such as '1x4,2x4 16' into (nodes, ranks per node). per_node: ranks for words such as 16.
+    """Parse layouts such as '1x4,2x4 16' into (nodes, ranks per node). per_node: ranks for words
+    such as 16.
 
-    Raise ConfigError for other texts, for no layout and, if per_node is None, for a layout that lacks its ranks.
+    Raise ConfigError for other texts, for no layout and, if per_node is None, for a layout that
+    lacks its ranks.
     """
-    form = 'nodes x ranks, such as 2x4' if per_node is None else 'nodes, or nodes x accelerators, such as 16 or 2x8'
+    form = (
+        'nodes x ranks, such as 2x4'
+        if per_node is None
+        else 'nodes, or nodes x accelerators, such as 16 or 2x8'
+    )
     result = []
     for word in text.replace(',', ' ').split():
         m = re.fullmatch(r'([1-9]\d{0,8})(?:x([1-9]\d{0,8}))?', word, re.ASCII)
@@ -37,7 +44,8 @@ def parse_layouts(text: str, per_node: int | None = None) -> list[tuple[int, int
 
 
 def parse_lr_table(text: str) -> dict[int, tuple[float, float]]:
-    """Parse lines 'global_batch base_lr warmup_epochs' into (base_lr, warmup_epochs) by global batch."""
+    """Parse lines 'global_batch base_lr warmup_epochs' into (base_lr, warmup_epochs) by global
+    batch."""
     table = {}
     for line in text.splitlines():
         words = line.partition('#')[0].split()
@@ -46,24 +54,36 @@ def parse_lr_table(text: str) -> dict[int, tuple[float, float]]:
                 batch, lr, warmup = words
                 table[int(batch)] = (float(lr), float(warmup))
         except ValueError as e:
-            raise ConfigError(f'--lr-table: got {line!r}, expected: global_batch base_lr warmup_epochs') from e
+            raise ConfigError(
+                f'--lr-table: got {line!r}, expected: global_batch base_lr warmup_epochs'
+            ) from e
     return table
 
 
-def plan_layouts(splits: Sequence[tuple[int, int]], batch_size: int, is_local: bool, is_weak: bool, base_lr: float,
-                 warmup_epochs: float, lr_table: Mapping[int, tuple[float, float]] | None) -> list[SweepLayout]:
+def plan_layouts(
+    splits: Sequence[tuple[int, int]],
+    batch_size: int,
+    is_local: bool,
+    is_weak: bool,
+    base_lr: float,
+    warmup_epochs: float,
+    lr_table: Mapping[int, tuple[float, float]] | None,
+) -> list[SweepLayout]:
     """Return batch, learning rate and warm-up of each layout.
 
-    The configured batch and learning rate apply to the first layout. Weak scaling keeps the images per rank, strong
-    scaling the images per step. The learning rate scales with the global batch, and the warm-up epochs stay the same.
+    The configured batch and learning rate apply to the first layout. Weak scaling keeps the images
+    per rank, strong scaling the images per step. The learning rate scales with the global batch,
+    and the warm-up epochs stay the same.
 
     Args:
         splits: pairs of nodes and ranks per node; at least one.
         is_local: whether batch_size is per rank.
-        lr_table: (base_lr, warmup_epochs) by global batch size, instead of the scaled values; None for these.
+        lr_table: (base_lr, warmup_epochs) by global batch size, instead of the scaled values; None
+            for these.
 
     Raises:
-        ConfigError: the batch is not divisible by the number of ranks, or lr_table does not contain it.
+        ConfigError: the batch is not divisible by the number of ranks, or lr_table does not contain
+            it.
     """
     first = splits[0][0] * splits[0][1]
     reference = batch_size * first if is_local else batch_size
@@ -71,17 +91,24 @@ def plan_layouts(splits: Sequence[tuple[int, int]], batch_size: int, is_local: b
     for num_nodes, ranks_per_node in splits:
         world_size = num_nodes * ranks_per_node
         if is_weak and reference % first:
-            raise ConfigError(f'train.global_batch_size: got {reference}, expected a multiple of the {first} ranks of '
-                              'the first layout')
+            raise ConfigError(
+                f'train.global_batch_size: got {reference}, expected a multiple of the {first} '
+                'ranks of '
+                'the first layout'
+            )
         global_batch_size = reference // first * world_size if is_weak else reference
         if global_batch_size % world_size:
-            raise ConfigError(f'train.global_batch_size: got {global_batch_size}, expected a multiple of '
-                              f'{num_nodes}x{ranks_per_node} = {world_size} ranks, or --weak')
+            raise ConfigError(
+                f'train.global_batch_size: got {global_batch_size}, expected a multiple of '
+                f'{num_nodes}x{ranks_per_node} = {world_size} ranks, or --weak'
+            )
         lr, warmup = base_lr * global_batch_size / reference, warmup_epochs
         if lr_table is not None:
             if global_batch_size not in lr_table:
-                raise ConfigError(f'--lr-table: no line for a global batch of {global_batch_size} '
-                                  f'({num_nodes}x{ranks_per_node})')
+                raise ConfigError(
+                    f'--lr-table: no line for a global batch of {global_batch_size} '
+                    f'({num_nodes}x{ranks_per_node})'
+                )
             lr, warmup = lr_table[global_batch_size]
         result.append(SweepLayout(num_nodes, ranks_per_node, global_batch_size, lr, warmup))
     return result

@@ -1,16 +1,22 @@
-"""Time to train of a resumed run by what became of it: preserved, lost, paused, or between a fault and the resume.
+"""Time to train of a resumed run by what became of it: preserved, lost, paused, or between a fault
+and the resume.
 
-All times are seconds since run_start. Pure functions, used by the run itself and by the readers of its log.
+All times are seconds since run_start. Pure functions, used by the run itself and by the readers of
+its log.
 """
+
 from collections.abc import Sequence
 from typing import NamedTuple
 
-SKEW_S = 2.0  # tolerated difference between clocks of nodes and processes; milliseconds in published logs
-_STOPPING_S = 2.0  # a requested stop that follows its checkpoint at most this much later loses no training
+# tolerated difference between clocks of nodes and processes; milliseconds in published logs
+SKEW_S = 2.0
+# a requested stop that follows its checkpoint at most this much later loses no training
+_STOPPING_S = 2.0
 
 
 class Resume(NamedTuple):
-    """A resume from a checkpoint; checkpoint_s and clock_s are None if the log does not give them consistently."""
+    """A resume from a checkpoint; checkpoint_s and clock_s are None if the log does not give them
+    consistently."""
 
     resumed_s: float  # end of the interval without training
     stopped_s: float  # last sign of life of the attempt before
@@ -23,7 +29,8 @@ class ElapsedParts(NamedTuple):
     """Time since run_start by what became of it. The parts add up to the time to train."""
 
     training_preserved_s: float  # training and evaluations that the result is made of
-    training_lost_s: float  # training after the checkpoints from which the run resumed, which it repeated
+    # training after the checkpoints from which the run resumed, which it repeated
+    training_lost_s: float
     paused_s: float  # between a requested stop and the resume
     fault_to_resume_s: float  # between a fault and the resume
 
@@ -34,15 +41,21 @@ class ElapsedParts(NamedTuple):
 
 
 def checkpoint_time_s(before: Sequence[Resume], clock_s: float) -> float | None:
-    """Return when a checkpoint was taken that covers clock_s of training, in the newest attempt that can have it."""
+    """Return when a checkpoint was taken that covers clock_s of training, in the newest attempt
+    that can have it."""
     starts = [(0.0, 0.0), *((r.resumed_s, r.clock_s) for r in before if r.clock_s is not None)]
     if len(starts) <= len(before):  # unknown for an earlier resume
         return None
-    return next((at_s + clock_s - base_s for at_s, base_s in reversed(starts) if base_s <= clock_s), None)
+    return next(
+        (at_s + clock_s - base_s for at_s, base_s in reversed(starts) if base_s <= clock_s), None
+    )
 
 
-def clock_fault(before: Sequence[Resume], clock_s: float | None, covered_s: float, resumed_s: float) -> str | None:
-    """Return the kind of finding if the logged clock_s of a resume contradicts other lines, or is missing; else None.
+def clock_fault(
+    before: Sequence[Resume], clock_s: float | None, covered_s: float, resumed_s: float
+) -> str | None:
+    """Return the kind of finding if the logged clock_s of a resume contradicts other lines, or is
+    missing; else None.
 
     covered_s: time of the last line that the checkpoint certainly covers.
     """
@@ -54,9 +67,16 @@ def clock_fault(before: Sequence[Resume], clock_s: float | None, covered_s: floa
     return 'resume_clock_high' if checkpoint_s > resumed_s + SKEW_S else None
 
 
-def make_resume(before: Sequence[Resume], clock_s: float | None, *, resumed_s: float, stopped_s: float,
-                is_pause: bool) -> Resume:
-    """Return the next resume of a run. stopped_s: time of the last sign of life, which the resume cannot precede."""
+def make_resume(
+    before: Sequence[Resume],
+    clock_s: float | None,
+    *,
+    resumed_s: float,
+    stopped_s: float,
+    is_pause: bool,
+) -> Resume:
+    """Return the next resume of a run. stopped_s: time of the last sign of life, which the resume
+    cannot precede."""
     stopped_s = min(stopped_s, resumed_s)
     checkpoint_s = None if clock_s is None else checkpoint_time_s(before, clock_s)
     if checkpoint_s is None:
@@ -84,14 +104,19 @@ def outside_s(gaps: Sequence[tuple[float, float]], start_s: float, stop_s: float
 
 
 def elapsed_parts(resumes: Sequence[Resume], total_s: float | None) -> ElapsedParts | None:
-    """Return the parts of total_s, or None for a run without a resume, or if a checkpoint's time is unknown."""
+    """Return the parts of total_s, or None for a run without a resume, or if a checkpoint's time is
+    unknown."""
     if not resumes or total_s is None or any(r.checkpoint_s is None for r in resumes):
         return None
     total_s = max(total_s, resumes[-1].resumed_s)
     without_s = sum(b - a for a, b in gaps_of(resumes))
-    paused_s, fault_s = (sum(r.resumed_s - r.stopped_s for r in resumes if r.is_pause == is_pause)
-                         for is_pause in (True, False))
-    return ElapsedParts(total_s - without_s, max(0.0, without_s - paused_s - fault_s), paused_s, fault_s)
+    paused_s, fault_s = (
+        sum(r.resumed_s - r.stopped_s for r in resumes if r.is_pause == is_pause)
+        for is_pause in (True, False)
+    )
+    return ElapsedParts(
+        total_s - without_s, max(0.0, without_s - paused_s - fault_s), paused_s, fault_s
+    )
 
 
 def render_parts(parts: ElapsedParts | None) -> dict[str, float]:

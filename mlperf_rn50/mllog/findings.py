@@ -1,4 +1,6 @@
-"""Findings: errors, warnings and notes about logs, run sets and comparisons. findings.ini defines their kinds."""
+"""Findings: errors, warnings and notes about logs, run sets and comparisons. findings.ini defines
+their kinds."""
+
 from collections import Counter
 from collections.abc import Iterable
 from configparser import ConfigParser
@@ -10,7 +12,9 @@ MAX_FINDINGS = 50  # maximum number of findings of each grade in a log
 Grade = Literal['error', 'warning', 'note']
 GRADES: tuple[Grade, ...] = ('error', 'warning', 'note')
 _TEXTS = ConfigParser(interpolation=None)
-_TEXTS.read_string(resources.files(__package__).joinpath('findings.ini').read_text(encoding='utf-8'))
+_TEXTS.read_string(
+    resources.files(__package__).joinpath('findings.ini').read_text(encoding='utf-8')
+)
 _GRADE_OF = {kind: grade for grade in GRADES for kind in _TEXTS[grade]}
 
 
@@ -25,11 +29,24 @@ class Finding(NamedTuple):
     file: Path | None = None  # None for several logs
 
 
-def make_finding(kind: str, line: int | None = None, *values: Any, file: Path | None = None,
-                 grade: Grade | None = None) -> Finding:
-    """Return the finding of a kind, with the values in its text. Grade None means the grade in findings.ini."""
+def make_finding(
+    kind: str,
+    line: int | None = None,
+    *values: Any,
+    file: Path | None = None,
+    grade: Grade | None = None,
+) -> Finding:
+    """Return the finding of a kind, with the values in its text. Grade None means the grade in
+    findings.ini."""
     text, _, summary = _TEXTS[_GRADE_OF[kind]][kind].partition(' | ')
-    return Finding(kind, line, text.format(*values), (summary or text).format(*values), grade or _GRADE_OF[kind], file)
+    return Finding(
+        kind,
+        line,
+        text.format(*values),
+        (summary or text).format(*values),
+        grade or _GRADE_OF[kind],
+        file,
+    )
 
 
 def most_severe(findings: Iterable[Finding]) -> list[Finding]:
@@ -38,17 +55,21 @@ def most_severe(findings: Iterable[Finding]) -> list[Finding]:
 
 
 class Findings:
-    """Collects the first finding of each grade and summary, and counts the others, to use little memory for any log."""
+    """Collects the first finding of each grade and summary, and counts the others, to use little
+    memory for any log."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[Grade, str], Finding] = {}  # the first finding by grade and summary
         self._counts: Counter[tuple[Grade, str]] = Counter()
 
     def add(self, finding: Finding) -> None:
-        """Add a finding, or count it if its grade and summary are known, or omit it after MAX_FINDINGS of its grade."""
+        """Add a finding, or count it if its grade and summary are known, or omit it after
+        MAX_FINDINGS of its grade."""
         grade, kind = finding.grade, (finding.grade, finding.summary)
         if kind not in self._kept and sum(key[0] == grade for key in self._kept) >= MAX_FINDINGS:
-            self._kept.setdefault((grade, ''), make_finding('omitted', finding.line, f'{grade}s', grade=grade))
+            self._kept.setdefault(
+                (grade, ''), make_finding('omitted', finding.line, f'{grade}s', grade=grade)
+            )
             return
         self._kept.setdefault(kind, finding)
         self._counts[kind] += 1
@@ -63,5 +84,11 @@ class Findings:
 
     def in_file(self, path: Path) -> tuple[Finding, ...]:
         """Return all findings, the most severe first, with `path` as their file."""
-        return tuple(most_severe(f._replace(file=path) if (count := self._counts[kind]) < 2 else f._replace(
-            file=path, text=f'{count} lines from line {f.line} on: {kind[1]}') for kind, f in self._kept.items()))
+        return tuple(
+            most_severe(
+                f._replace(file=path)
+                if (count := self._counts[kind]) < 2
+                else f._replace(file=path, text=f'{count} lines from line {f.line} on: {kind[1]}')
+                for kind, f in self._kept.items()
+            )
+        )

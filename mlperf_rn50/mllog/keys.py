@@ -1,7 +1,10 @@
-"""MLLOG keys and values that readers of logs need, under their names in mlperf_logging.mllog.constants.
+"""MLLOG keys and values that readers of logs need, under their names in
+mlperf_logging.mllog.constants.
 
-They are copies, so that reports do not need mlperf-logging, pandas or SciPy. A test compares them with originals.
+They are copies, so that reports do not need mlperf-logging, pandas or SciPy. A test compares them
+with originals.
 """
+
 BLOCK_START = 'block_start'
 BLOCK_STOP = 'block_stop'
 CACHE_CLEAR = 'cache_clear'

@@ -1,4 +1,5 @@
 """A run as read from its log, with the sources of its facts and the findings about it."""
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,18 +9,21 @@ from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.elapsed import ElapsedParts, Resume, elapsed_parts
 from mlperf_rn50.mllog.findings import Finding
 
-# aborted: ended below the target; interrupted: ended by a stop request; failed: ended by an error, or the log has no
-# run_stop, no status, no evaluation or no valid time, or contradicts itself; running: no run_stop yet, and the log is
-# still being written; unreadable: the file is not the log of a single ResNet run.
+# aborted: ended below the target; interrupted: ended by a stop request; failed: ended by an error,
+# or the log has no run_stop, no status, no evaluation or no valid time, or contradicts itself;
+# running: no run_stop yet, and the log is still being written; unreadable: the file is not the log
+# of a single ResNet run.
 RunStatus = Literal['converged', 'aborted', 'interrupted', 'failed', 'running', 'unreadable']
 
-V05_TARGET, TARGET = 0.749, 0.759  # Top-1 required in the closed division of v0.5, and of later rounds
+# Top-1 required in the closed division of v0.5, and of later rounds
+V05_TARGET, TARGET = 0.749, 0.759
 IMAGENET_TRAIN, IMAGENET_VAL = 1_281_167, 50_000
 
 
 @dataclass(frozen=True, slots=True)
 class FactSource:
-    """Source of a fact: logged under its own key, implied by lines, names or rules, or in a system description."""
+    """Source of a fact: logged under its own key, implied by lines, names or rules, or in a system
+    description."""
 
     basis: Literal['logged', 'implied', 'described']
     text: str  # name of the key, lines or file
@@ -29,7 +33,8 @@ class FactSource:
 
 
 class Evaluation(NamedTuple):
-    """Top-1, as a fraction, after `epoch` epochs of training. Times are seconds since run_start, None if unknown."""
+    """Top-1, as a fraction, after `epoch` epochs of training. Times are seconds since run_start,
+    None if unknown."""
 
     epoch: int
     accuracy: float
@@ -40,7 +45,8 @@ class Evaluation(NamedTuple):
 
 
 class TrainSegment(NamedTuple):
-    """A logged epoch, or a block if the log has no epochs. Epochs count from 1; times are seconds since run_start."""
+    """A logged epoch, or a block if the log has no epochs. Epochs count from 1; times are seconds
+    since run_start."""
 
     first_epoch: int
     num_epochs: int
@@ -52,7 +58,8 @@ class TrainSegment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run as read from its log. A fact is None if neither the log nor the system description gives it."""
+    """A run as read from its log. A fact is None if neither the log nor the system description
+    gives it."""
 
     path: Path
     round: str  # v0.5, v0.6, a later round if the folder name contains it, otherwise v0.7+
@@ -69,7 +76,8 @@ class Run:
     num_accelerators: int | None = None  # 0 for a run on CPUs
     accelerator: str | None = None  # model, from the system description
     framework: str | None = None  # name and version, from the system description
-    node_gbit_s: float | None = None  # of a node's ports to other nodes together, from the system description
+    # of a node's ports to other nodes together, from the system description
+    node_gbit_s: float | None = None
     global_batch_size: int | None = None
     opt_name: str | None = None
     optimizer: Mapping[str, Any] = field(default_factory=dict)
@@ -79,32 +87,40 @@ class Run:
     eval_samples: int | None = None
     evaluations: Sequence[Evaluation] = ()
     segments: Sequence[TrainSegment] = ()
-    learning_rates: Sequence[tuple[float, float]] = ()  # (seconds since run_start, learning rate) as logged
+    # (seconds since run_start, learning rate) as logged
+    learning_rates: Sequence[tuple[float, float]] = ()
     init_s: float | None = None  # from the first init_start to init_stop
     epochs_to_converge: int | None = None
     last_epoch: int | None = None
-    is_from_0: bool = False  # whether the log counts evaluations from epoch 0, against the rules; here the first is 1
-    time_to_train_s: float | None = None  # from run_start to run_stop; None if logged times contradict each other
+    # whether the log counts evaluations from epoch 0, against the rules; here the first is 1
+    is_from_0: bool = False
+    # from run_start to run_stop; None if logged times contradict each other
+    time_to_train_s: float | None = None
     start_s: float | None = None  # time of run_start, in seconds since 1970
     last_s: float | None = None  # time of the last event, in seconds since 1970
     age_s: float | None = None  # time since the last write to the log of a running run
     num_resumes: int = 0
     resumes: Sequence[Resume] = ()  # those after run_start
     sources: Mapping[str, FactSource] = field(default_factory=dict)  # by field name
-    lines: Mapping[str, int] = field(default_factory=dict)  # line numbers of keys that occur once, such as run_start
+    # line numbers of keys that occur once, such as run_start
+    lines: Mapping[str, int] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()  # errors first; one finding for all lines of a kind
 
     def fact(self, name: str) -> Any:
-        """Return a field; None if it is only implied and the log has no run_stop, because more lines may follow."""
+        """Return a field; None if it is only implied and the log has no run_stop, because more
+        lines may follow."""
         source = self.sources.get(name)
         is_cut = keys.RUN_STOP not in self.lines
         return None if is_cut and source and source.basis == 'implied' else getattr(self, name)
 
     @property
     def elapsed(self) -> ElapsedParts | None:
-        """Parts of the time to train of a resumed run or, without an end, of the time to its last line."""
+        """Parts of the time to train of a resumed run or, without an end, of the time to its last
+        line."""
         seen_s = None if self.start_s is None or self.last_s is None else self.last_s - self.start_s
-        return elapsed_parts(self.resumes, seen_s if self.time_to_train_s is None else self.time_to_train_s)
+        return elapsed_parts(
+            self.resumes, seen_s if self.time_to_train_s is None else self.time_to_train_s
+        )
 
     @property
     def num_warnings(self) -> int:
@@ -113,7 +129,8 @@ class Run:
 
     @property
     def errors(self) -> tuple[str, ...]:
-        """Texts of the findings that make a number of this run invalid. mlperf-rn50 check lists them as violations."""
+        """Texts of the findings that make a number of this run invalid. mlperf-rn50 check lists
+        them as violations."""
         return tuple(f.text for f in self.findings if f.grade == 'error')
 
     @property
@@ -123,8 +140,12 @@ class Run:
 
     @property
     def other_dataset(self) -> str | None:
-        """Name of the data set, None for ImageNet, of which some systems omit a few images of an epoch."""
-        is_near = not self.dataset and abs((self.train_samples or 0) - IMAGENET_TRAIN) < 0.01 * IMAGENET_TRAIN
+        """Name of the data set, None for ImageNet, of which some systems omit a few images of an
+        epoch."""
+        is_near = (
+            not self.dataset
+            and abs((self.train_samples or 0) - IMAGENET_TRAIN) < 0.01 * IMAGENET_TRAIN
+        )
         return None if self.is_imagenet or is_near else self.dataset or 'an unnamed data set'
 
     @property

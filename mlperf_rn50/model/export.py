@@ -1,4 +1,6 @@
-"""Export of a trained network to ONNX, or to Gluon's symbol and parameter files, with a check of the written files."""
+"""Export of a trained network to ONNX, or to Gluon's symbol and parameter files, with a check of
+the written files."""
+
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +15,16 @@ from mlperf_rn50.errors import RunFailed
 from mlperf_rn50.files import dump_json, refuse_existing
 from mlperf_rn50.runfolder.outputs import new_files
 
-LIMIT = 1e-4  # maximum difference, as a fraction of the largest logit; another order of float32 sums causes about 1e-6
+# maximum difference, as a fraction of the largest logit; another order of float32 sums causes about
+# 1e-6
+LIMIT = 1e-4
 INPUT = 'data'
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Largest difference between logits: absolute, and as a fraction of the largest absolute logit of the image."""
+    """Largest difference between logits: absolute, and as a fraction of the largest absolute logit
+    of the image."""
 
     absolute: float
     relative: float
@@ -27,21 +32,31 @@ class Difference:
 
 
 def difference(expected: np.ndarray, got: np.ndarray) -> Difference:
-    """Compare the logits of a network (expected) and its export (got): (images, classes). Different shapes give NaN."""
+    """Compare the logits of a network (expected) and its export (got): (images, classes). Different
+    shapes give NaN."""
     if expected.shape != got.shape:
         return Difference(np.nan, np.nan, len(expected))
     errors = np.abs(expected.astype(np.float64) - got).max(axis=1)
-    return Difference(float(errors.max()), float((errors / np.abs(expected).max(axis=1)).max()), len(expected))
+    return Difference(
+        float(errors.max()), float((errors / np.abs(expected).max(axis=1)).max()), len(expected)
+    )
 
 
-def export(net: HybridBlock, images: NDArray, out: Path, stem: str, output_format: str,
-           facts: dict) -> tuple[list[Path], Difference]:
-    """Write a network and its description, all files or none. Return their paths and the measured difference.
+def export(
+    net: HybridBlock, images: NDArray, out: Path, stem: str, output_format: str, facts: dict
+) -> tuple[list[Path], Difference]:
+    """Write a network and its description, all files or none. Return their paths and the measured
+    difference.
 
-    Raise ConfigError if a file exists or cannot be written, RunFailed if the exported logits differ. net is float32 on
-    the CPU, without fused operators. images are the check's input, (batch, 3, side, side). facts are added to the JSON.
+    Raise ConfigError if a file exists or cannot be written, RunFailed if the exported logits
+    differ. net is float32 on the CPU, without fused operators. images are the check's input,
+    (batch, 3, side, side). facts are added to the JSON.
     """
-    names = [f'{stem}.onnx'] if output_format == 'onnx' else [f'{stem}-symbol.json', f'{stem}-0000.params']
+    names = (
+        [f'{stem}.onnx']
+        if output_format == 'onnx'
+        else [f'{stem}-symbol.json', f'{stem}-0000.params']
+    )
     names.append(f'{stem}.{output_format}.json')
     refuse_existing(out / name for name in names)  # before the work
     expected = net(images).asnumpy()
@@ -50,19 +65,43 @@ def export(net: HybridBlock, images: NDArray, out: Path, stem: str, output_forma
         net.export(str(written))
         if output_format == 'onnx':
             shape = tuple(images.shape[1:])
-            mx.onnx.export_model(f'{written}-symbol.json', f'{written}-0000.params', [(1, *shape)], [np.float32],
-                                 f'{written}.onnx', dynamic=True, dynamic_input_shapes=[('batch', *shape)])
+            mx.onnx.export_model(
+                f'{written}-symbol.json',
+                f'{written}-0000.params',
+                [(1, *shape)],
+                [np.float32],
+                f'{written}.onnx',
+                dynamic=True,
+                dynamic_input_shapes=[('batch', *shape)],
+            )
             import onnx
+
             network = onnx.load(f'{written}.onnx')
-            del network.graph.input[1:]  # MXNet lists the parameters, too; onnxruntime would warn of each
+            # MXNet lists the parameters, too; onnxruntime would warn of each
+            del network.graph.input[1:]
             onnx.save(network, f'{written}.onnx')
-        measured = difference(expected, (_run_onnx if output_format == 'onnx' else _run_gluon)(written, images))
+        measured = difference(
+            expected, (_run_onnx if output_format == 'onnx' else _run_gluon)(written, images)
+        )
         if not measured.relative <= LIMIT:  # also true for NaN
-            raise RunFailed(f'{out / names[0]}: not written; got logits that differ by {measured.absolute:.3g}, '
-                            f'{measured.relative:.3g} of the largest logit, expected at most {LIMIT:g} of it')
-        dump_json(Path(scratch) / names[-1], {**facts, 'format': output_format, 'files': names[:-1], 'check': {
-            'images': measured.num_images, 'max_absolute_difference': measured.absolute,
-            'max_relative_difference': measured.relative}})
+            raise RunFailed(
+                f'{out / names[0]}: not written; got logits that differ by '
+                f'{measured.absolute:.3g}, '
+                f'{measured.relative:.3g} of the largest logit, expected at most {LIMIT:g} of it'
+            )
+        dump_json(
+            Path(scratch) / names[-1],
+            {
+                **facts,
+                'format': output_format,
+                'files': names[:-1],
+                'check': {
+                    'images': measured.num_images,
+                    'max_absolute_difference': measured.absolute,
+                    'max_relative_difference': measured.relative,
+                },
+            },
+        )
         for name in names:
             (Path(scratch) / name).rename(place / name)
     return [out / name for name in names], measured
@@ -77,5 +116,6 @@ def _run_gluon(stem: Path, images: NDArray) -> np.ndarray:
 
 def _run_onnx(stem: Path, images: NDArray) -> np.ndarray:
     import onnxruntime
+
     session = onnxruntime.InferenceSession(f'{stem}.onnx', providers=['CPUExecutionProvider'])
     return session.run(None, {INPUT: images.asnumpy()})[0]

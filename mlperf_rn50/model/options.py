@@ -1,4 +1,5 @@
 """Options for the network."""
+
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,20 +11,35 @@ class ModelConfig:
     """Network.
 
     Args:
-        name: network; resnet50 is the benchmark, the others are for throughput studies. All ResNets are v1.5.
-        layout: memory layout of images and activations; null selects NHWC if NVIDIA's kernels run (float16 on a GPU
-            with NVIDIA's build of MXNet), otherwise NCHW. A CPU supports only NCHW.
+        name: network; resnet50 is the benchmark, the others are for throughput studies. All ResNets
+            are v1.5.
+        layout: memory layout of images and activations; null selects NHWC if NVIDIA's kernels run
+            (float16 on a GPU with NVIDIA's build of MXNet), otherwise NCHW. A CPU supports only
+            NCHW.
         zero_gamma: initialise the last BatchNorm of each block with gamma = 0.
-        fused_bn_relu: compute BatchNorm and ReLU in one operator (on GPUs: only NVIDIA's builds, float16 and NHWC);
-            null uses the operator on a GPU where available, and on a CPU with AVX-512.
-        fused_bn_add_relu: compute BatchNorm, addition of the shortcut and ReLU in one operator, which NVIDIA's builds
-            have for float16 with NHWC; null uses the operator where available.
+        fused_bn_relu: compute BatchNorm and ReLU in one operator (on GPUs: only NVIDIA's builds,
+            float16 and NHWC); null uses the operator on a GPU where available, and on a CPU with
+            AVX-512.
+        fused_bn_add_relu: compute BatchNorm, addition of the shortcut and ReLU in one operator,
+            which NVIDIA's builds have for float16 with NHWC; null uses the operator where
+            available.
         bn_momentum: weight of the old value in an update of the running statistics.
         bn_epsilon: constant added to the variance in BatchNorm.
     """
 
-    name: Literal['resnet18', 'resnet34', 'resnet50', 'resnet101', 'resnet152', 'alexnet', 'googlenet', 'inception_v3',
-                  'inception_v4', 'vgg16', 'vgg19'] = 'resnet50'
+    name: Literal[
+        'resnet18',
+        'resnet34',
+        'resnet50',
+        'resnet101',
+        'resnet152',
+        'alexnet',
+        'googlenet',
+        'inception_v3',
+        'inception_v4',
+        'vgg16',
+        'vgg19',
+    ] = 'resnet50'
     layout: Literal['NCHW', 'NHWC'] | None = None
     zero_gamma: bool = False
     fused_bn_relu: bool | None = None
@@ -37,14 +53,27 @@ class ModelConfig:
 
 
 def check_model(m: ModelConfig, device: str, precision: str) -> None:
-    """Raise ConfigError for a network that the device does not support at the precision (keys of the section train)."""
-    require(device == 'gpu' or m.layout != 'NHWC',
-            'model.layout: got NHWC with train.device=cpu, expected NCHW; convolutions on a CPU do not support NHWC')
-    require(m.layout != 'NHWC' or m.is_resnet,
-            f'model.layout: got NHWC with model.name={m.name}, expected NCHW; only ResNets support NHWC')
+    """Raise ConfigError for a network that the device does not support at the precision (keys of
+    the section train)."""
+    require(
+        device == 'gpu' or m.layout != 'NHWC',
+        'model.layout: got NHWC with train.device=cpu, expected NCHW; convolutions on a CPU do '
+        'not support NHWC',
+    )
+    require(
+        m.layout != 'NHWC' or m.is_resnet,
+        f'model.layout: got NHWC with model.name={m.name}, expected NCHW; only ResNets support '
+        'NHWC',
+    )
     is_nvidia = (device, precision) == ('gpu', 'float16') and m.layout != 'NCHW' and m.is_resnet
     kind = f'train.device={device}, train.precision={precision}, model.layout={m.layout}'
-    require(is_nvidia or device == 'cpu' or not m.fused_bn_relu,
-            f'model.fused_bn_relu: got true with {kind}, expected null; a GPU supports it only for float16 with NHWC')
-    require(is_nvidia or not m.fused_bn_add_relu,
-            f'model.fused_bn_add_relu: got true with {kind}, expected null; it needs gpu, float16 and NHWC')
+    require(
+        is_nvidia or device == 'cpu' or not m.fused_bn_relu,
+        f'model.fused_bn_relu: got true with {kind}, expected null; a GPU supports it only for '
+        'float16 with NHWC',
+    )
+    require(
+        is_nvidia or not m.fused_bn_add_relu,
+        f'model.fused_bn_add_relu: got true with {kind}, expected null; it needs gpu, float16 and '
+        'NHWC',
+    )

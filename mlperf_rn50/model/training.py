@@ -1,4 +1,6 @@
-"""What only training needs of a network: its loss, and the moving average of its weights and statistics (train.ema)."""
+"""What only training needs of a network: its loss, and the moving average of its weights and
+statistics (train.ema)."""
+
 from collections.abc import Mapping
 
 from mxnet import nd
@@ -8,7 +10,8 @@ PERIOD = 4  # steps between two updates, because an update takes a pass over all
 
 
 class SmoothedCrossEntropy(HybridBlock):
-    """Weighted cross entropy per image; the fraction `smoothing` of the target is spread evenly over all classes."""
+    """Weighted cross entropy per image; the fraction `smoothing` of the target is spread evenly
+    over all classes."""
 
     def __init__(self, smoothing: float):
         super().__init__()
@@ -30,14 +33,19 @@ class MovingAverage:
         self.arrays = {name: nd.zeros(a.shape, a.context) for name, a in self._sources.items()}
 
     def update(self, step: int) -> None:
-        """Queue an update after step 1, counted from 1, and after every PERIOD steps from then on, without waiting."""
+        """Queue an update after step 1, counted from 1, and after every PERIOD steps from then on,
+        without waiting."""
         number, rest = divmod(step - 1, PERIOD)
-        # An update stands for PERIOD steps. The first one copies the values, so initial values have no share.
-        kept = self._decay ** PERIOD
+        # An update stands for PERIOD steps. The first one copies the values, so initial values have
+        # no share.
+        kept = self._decay**PERIOD
         share = (1 - kept) / (1 - kept ** (number + 1))
         for name, array in self.arrays.items() if not rest else ():
             source = self._sources[name]
-            if 'running_' in name:  # a backward pass changes statistics, but MXNet lets only a write wait for it
+            # a backward pass changes statistics, but MXNet lets only a write wait for it
+            if 'running_' in name:
                 source *= 1
             # One operator: array - share (array - source), as a step of SGD with weight decay.
-            nd.sgd_update(array, source, out=array, lr=share, wd=1.0, rescale_grad=-1.0, lazy_update=False)
+            nd.sgd_update(
+                array, source, out=array, lr=share, wd=1.0, rescale_grad=-1.0, lazy_update=False
+            )

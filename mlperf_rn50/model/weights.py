@@ -1,8 +1,10 @@
 """Trained weights of a run, stored with the description needed to use them.
 
-weights/ in a run folder contains best.npz and best.json, and last.npz and last.json if the last network differs.
-The files are not trusted. They are read without pickle, and each .npz is checked against the SHA-256 in its .json.
+weights/ in a run folder contains best.npz and best.json, and last.npz and last.json if the last
+network differs. The files are not trusted. They are read without pickle, and each .npz is checked
+against the SHA-256 in its .json.
 """
+
 import hashlib
 import re
 from collections.abc import Sequence
@@ -22,9 +24,22 @@ from mlperf_rn50.runfolder.names import folder_index
 
 FORMAT = 1
 BEST, LAST = 'best', 'last'
-# Keys that determine the preprocessing of the input, and the images on which the accuracy was measured.
-DATA_KEYS = ('dir', 'dataset', 'num_val', 'num_classes', 'synthetic', 'image_size', 'resize_shorter', 'interpolation',
-             'mean', 'std', 'decoder', 'pad_to_4_channels')
+# Keys that determine the preprocessing of the input, and the images on which the accuracy was
+# measured.
+DATA_KEYS = (
+    'dir',
+    'dataset',
+    'num_val',
+    'num_classes',
+    'synthetic',
+    'image_size',
+    'resize_shorter',
+    'interpolation',
+    'mean',
+    'std',
+    'decoder',
+    'pad_to_4_channels',
+)
 _ADDED_DATA_KEYS = ('eval_flip',)  # keys that descriptions of 0.6.0 and older lack
 TRAIN_KEYS = ('precision', 'device', 'eval_batch_size')
 _MAX_BYTES = 1 << 26  # maximum size of a description, which contains the names of all classes
@@ -50,17 +65,40 @@ class WeightsDescription:
 
     def tree(self) -> dict[str, Any]:
         """Return the configuration for these weights, as sections with keys."""
-        return {'model': self.model, 'data': self.data,
-                'train': {**self.train, 'local_batch_size': self.train['eval_batch_size']}}
+        return {
+            'model': self.model,
+            'data': self.data,
+            'train': {**self.train, 'local_batch_size': self.train['eval_batch_size']},
+        }
 
 
-def describe_weights(config: Config, classes: Sequence[str], eval_batch_size: int, epoch: int, seed: int, *,
-                     is_best: bool, is_last: bool, **more: Any) -> WeightsDescription:
-    """Return the description of a run's network. more: further fields, such as those of its accuracy."""
+def describe_weights(
+    config: Config,
+    classes: Sequence[str],
+    eval_batch_size: int,
+    epoch: int,
+    seed: int,
+    *,
+    is_best: bool,
+    is_last: bool,
+    **more: Any,
+) -> WeightsDescription:
+    """Return the description of a run's network. more: further fields, such as those of its
+    accuracy."""
     tree = to_tree(for_evaluation(config))
     train = {**tree['train'], 'eval_batch_size': eval_batch_size}
-    return WeightsDescription(__version__, tree['model'], {k: tree['data'][k] for k in (*DATA_KEYS, *_ADDED_DATA_KEYS)},
-                              {k: train[k] for k in TRAIN_KEYS}, tuple(classes), epoch, seed, is_best, is_last, **more)
+    return WeightsDescription(
+        __version__,
+        tree['model'],
+        {k: tree['data'][k] for k in (*DATA_KEYS, *_ADDED_DATA_KEYS)},
+        {k: train[k] for k in TRAIN_KEYS},
+        tuple(classes),
+        epoch,
+        seed,
+        is_best,
+        is_last,
+        **more,
+    )
 
 
 def write_arrays(path: Path, arrays: Arrays) -> str:
@@ -72,7 +110,8 @@ def write_arrays(path: Path, arrays: Arrays) -> str:
 
 
 def save_weights(folder: Path, stem: str, description: WeightsDescription, arrays: Arrays) -> Path:
-    """Write <stem>.npz and .json atomically. Return the .npz path. Raise StorageError (disk fault) or UserError."""
+    """Write <stem>.npz and .json atomically. Return the .npz path. Raise StorageError (disk fault)
+    or UserError."""
     path = folder / f'{stem}.npz'
     try:
         files.make_folder(folder)
@@ -81,51 +120,74 @@ def save_weights(folder: Path, stem: str, description: WeightsDescription, array
     except OSError as e:
         if e.errno in files.DISK_FAULTS:
             raise files.storage_error(path, e, 'the weights') from e
-        raise UserError(f'{path}: cannot write the weights: {e.strerror}; free space or fix the permissions') from e
+        raise UserError(
+            f'{path}: cannot write the weights: {e.strerror}; free space or fix the permissions'
+        ) from e
     return path
 
 
 def find_weights(path: Path, which: str = BEST) -> Path:
-    """Return the .npz for an .npz, a weights folder or a run folder (its newest run). Raise UserError if missing."""
+    """Return the .npz for an .npz, a weights folder or a run folder (its newest run). Raise
+    UserError if missing."""
     if path.is_file():
         return path
     if not path.is_dir():
-        raise UserError(f'{path}: no such file or folder; expected a run folder, its weights folder or an .npz')
+        raise UserError(
+            f'{path}: no such file or folder; expected a run folder, its weights folder or an .npz'
+        )
     folders = [path, *(p for p in path.iterdir() if re.fullmatch(r'weights(_\d+)?', p.name))]
     kept = [p for p in folders if (p / f'{BEST}.npz').is_file()]
     if not kept:
-        raise UserError(f'{path}: contains no weights, expected weights/{BEST}.npz; a run writes them with its first '
-                        'checkpoint after an evaluation and at its end')
+        raise UserError(
+            f'{path}: contains no weights, expected weights/{BEST}.npz; a run writes them with '
+            'its first '
+            'checkpoint after an evaluation and at its end'
+        )
     folder = path if path in kept else max(kept, key=folder_index)
     last, best = folder / f'{LAST}.npz', folder / f'{BEST}.npz'
     # A last.npz of an earlier epoch than best.npz dates from before the run was resumed.
-    return last if which == LAST and last.is_file() and _describe(last).epoch > _describe(best).epoch else best
+    return (
+        last
+        if which == LAST and last.is_file() and _describe(last).epoch > _describe(best).epoch
+        else best
+    )
 
 
 def load_weights(path: Path) -> tuple[WeightsDescription, Arrays]:
-    """Load the description and arrays that find_weights() finds. Raise UserError if missing, DataError if damaged."""
+    """Load the description and arrays that find_weights() finds. Raise UserError if missing,
+    DataError if damaged."""
     npz = find_weights(path)
     description = _describe(npz)
     try:
         data = files.read_bytes(npz)
         got = hashlib.sha256(data).hexdigest()
         if got != description.sha256:
-            raise DataError(f'{npz}: got SHA-256 {got[:12]}…, expected {description.sha256[:12]}… from '
-                            f'{npz.stem}.json; copy both files again')
+            raise DataError(
+                f'{npz}: got SHA-256 {got[:12]}…, expected {description.sha256[:12]}… from '
+                f'{npz.stem}.json; copy both files again'
+            )
         arrays = read_arrays(data)
     except (OSError, ValueError) as e:
         raise _damaged(npz, e) from e
     for name, array in arrays.items():
         if array.dtype not in (np.float32, np.float16):
-            raise DataError(f'{npz}: {name}: got {array.dtype}, expected float32 or float16 as written by this program')
+            raise DataError(
+                f'{npz}: {name}: got {array.dtype}, expected float32 or float16 as written by '
+                'this program'
+            )
     return description, arrays
 
 
 def _damaged(path: Path, error: Exception) -> DataError:
     reason = ' '.join(str(error).split())[:200] or type(error).__name__
     if isinstance(error, FileNotFoundError):
-        return DataError(f'{error.filename}: missing; expected an .npz and a .json of the same name')
-    return DataError(f'{path}: not weights of this program ({reason}); expected files from the weights folder of a run')
+        return DataError(
+            f'{error.filename}: missing; expected an .npz and a .json of the same name'
+        )
+    return DataError(
+        f'{path}: not weights of this program ({reason}); expected files from the weights folder '
+        'of a run'
+    )
 
 
 def _describe(npz: Path) -> WeightsDescription:
@@ -142,24 +204,31 @@ def _describe(npz: Path) -> WeightsDescription:
                 raise ValueError(f'{section}.{missing[0]} is missing')
         check_keys({section: content[section] for section in needed})
         if len(description.classes) != description.data['num_classes']:
-            raise ValueError(f'classes: got {len(description.classes)}, expected '
-                             f'data.num_classes={description.data["num_classes"]} names')
+            raise ValueError(
+                f'classes: got {len(description.classes)}, expected '
+                f'data.num_classes={description.data["num_classes"]} names'
+            )
         return description
     except (OSError, ValueError, UserError, msgspec.MsgspecError) as e:
         raise _damaged(path, e) from e
 
 
 def portable(config: Config, arrays: Arrays) -> tuple[Config, Arrays]:
-    """Return configuration (for evaluations) and arrays of the same network for any CPU: float32, NCHW, RGB, not fused.
+    """Return configuration (for evaluations) and arrays of the same network for any CPU: float32,
+    NCHW, RGB, not fused.
 
-    set_weights converts the arrays; here, only the zero channel of a padded first convolution is dropped.
+    set_weights converts the arrays; here, only the zero channel of a padded first convolution is
+    dropped.
     """
     data = replace(for_evaluation(config).data, pad_to_4_channels=False, decoder='cpu')
     model = replace(config.model, layout='NCHW', fused_bn_relu=None, fused_bn_add_relu=None)
     train = replace(config.train, precision='float32', device='cpu')
     if config.data.pad_to_4_channels:
         axis = 3 if config.model.layout == 'NHWC' else 1
-        arrays = {n: a.take(range(3), axis) if a.ndim == 4 and a.shape[axis] == 4 else a for n, a in arrays.items()}
+        arrays = {
+            n: a.take(range(3), axis) if a.ndim == 4 and a.shape[axis] == 4 else a
+            for n, a in arrays.items()
+        }
     return replace(config, data=data, model=model, train=train), arrays
 
 
@@ -170,36 +239,50 @@ def _with_shape(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def set_weights(net: Any, arrays: Arrays, has_other_classes: bool = False) -> list[str]:
-    """Copy arrays of either layout to a network. Return a note if its last layer is left out for other classes.
+    """Copy arrays of either layout to a network. Return a note if its last layer is left out for
+    other classes.
 
-    Raise UserError if more differs. has_other_classes: leave it out even if the numbers of classes are equal.
+    Raise UserError if more differs. has_other_classes: leave it out even if the numbers of classes
+    are equal.
     """
     import mxnet as mx
+
     params = dict(net.collect_params().items())
     arrays = {n: _with_shape(a, params[n].shape) if n in params else a for n, a in arrays.items()}
-    for names, place in ((sorted(params.keys() - arrays), 'weights'), (sorted(arrays.keys() - params), 'network')):
+    for names, place in (
+        (sorted(params.keys() - arrays), 'weights'),
+        (sorted(arrays.keys() - params), 'network'),
+    ):
         if names:
-            raise UserError(f'weights: {names[0]} is missing in the {place} ({len(names)} such names); '
-                            'expected the same model.name')
+            raise UserError(
+                f'weights: {names[0]} is missing in the {place} ({len(names)} such names); '
+                'expected the same model.name'
+            )
     fresh = _fresh_layer(params, arrays)
     left_out = fresh or list(params)[-2:] * has_other_classes
     for name, param in params.items():
         if name not in fresh and arrays[name].shape != param.shape:
-            raise UserError(f'weights: {name}: got shape {arrays[name].shape}, expected {param.shape}; use the '
-                            'same model.name and data.pad_to_4_channels')
+            raise UserError(
+                f'weights: {name}: got shape {arrays[name].shape}, expected {param.shape}; use the '
+                'same model.name and data.pad_to_4_channels'
+            )
     for name in set(params) - set(left_out):
         for array in params[name].list_data():
-            # Let MXNet copy the values, because an array that a graph has used may be in oneDNN's layout.
+            # Let MXNet copy the values, because an array that a graph has used may be in oneDNN's
+            # layout.
             mx.nd.array(arrays[name], dtype=array.dtype).copyto(array)
     if not left_out:
         return []
     kind, counts = '' if fresh else 'other ', [d[left_out[0]].shape[0] for d in (arrays, params)]
-    return [f'the weights are for {counts[0]} {kind}classes, the data has {counts[1]}; the last layer '
-            f'({", ".join(left_out)}) is newly initialised']
+    return [
+        f'the weights are for {counts[0]} {kind}classes, the data has {counts[1]}; the last layer '
+        f'({", ".join(left_out)}) is newly initialised'
+    ]
 
 
 def _fresh_layer(params: dict[str, Any], arrays: Arrays) -> list[str]:
-    """Return the names of the last layer's weight and bias if only the number of classes differs, otherwise []."""
+    """Return the names of the last layer's weight and bias if only the number of classes differs,
+    otherwise []."""
     last = list(params)[-2:]
     old, new = [arrays[n].shape for n in last], [params[n].shape for n in last]
     differs = all(a and b and a[0] != b[0] and a[1:] == b[1:] for a, b in zip(old, new))

@@ -1,11 +1,14 @@
-"""Networks other than ResNet, for throughput studies; functions that build any network and count its FLOPs.
+"""Networks other than ResNet, for throughput studies; functions that build any network and count
+its FLOPs.
 
 Networks come from Gluon's model zoo if it has them. Sources: AlexNet, Krizhevsky 2014
-(https://arxiv.org/abs/1404.5997); VGG, Simonyan and Zisserman 2014 (https://arxiv.org/abs/1409.1556); GoogLeNet,
-Szegedy et al. 2014 (https://arxiv.org/abs/1409.4842), without local response normalisation; Inception-v3, Szegedy et
-al. 2015 (https://arxiv.org/abs/1512.00567); Inception-v4, Szegedy et al. 2016 (https://arxiv.org/abs/1602.07261). The
-networks here have no auxiliary classifiers.
+(https://arxiv.org/abs/1404.5997); VGG, Simonyan and Zisserman 2014
+(https://arxiv.org/abs/1409.1556); GoogLeNet, Szegedy et al. 2014 (https://arxiv.org/abs/1409.4842),
+without local response normalisation; Inception-v3, Szegedy et al. 2015
+(https://arxiv.org/abs/1512.00567); Inception-v4, Szegedy et al. 2016
+(https://arxiv.org/abs/1602.07261). The networks here have no auxiliary classifiers.
 """
+
 import json
 import math
 import os
@@ -25,12 +28,19 @@ from mlperf_rn50.model.weights import set_weights
 from mlperf_rn50.npz import Arrays
 from mlperf_rn50.system.processor import find_processor
 
-# GoogLeNet's channels in stages 3 to 5 (table 1): 1x1; reduction and 3x3; reduction and 5x5; projection of the pool.
+# GoogLeNet's channels in stages 3 to 5 (table 1): 1x1; reduction and 3x3; reduction and 5x5;
+# projection of the pool.
 _GOOGLENET = (
     ((64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64)),
-    ((192, 96, 208, 16, 48, 64), (160, 112, 224, 24, 64, 64), (128, 128, 256, 24, 64, 64), (112, 144, 288, 32, 64, 64),
-     (256, 160, 320, 32, 128, 128)),
-    ((256, 160, 320, 32, 128, 128), (384, 192, 384, 48, 128, 128)))
+    (
+        (192, 96, 208, 16, 48, 64),
+        (160, 112, 224, 24, 64, 64),
+        (128, 128, 256, 24, 64, 64),
+        (112, 144, 288, 32, 64, 64),
+        (256, 160, 320, 32, 128, 128),
+    ),
+    ((256, 160, 320, 32, 128, 128), (384, 192, 384, 48, 128, 128)),
+)
 
 Kernel = int | tuple[int, int]
 
@@ -59,28 +69,54 @@ def _conv(channels: int, kernel: int, stride: int = 1) -> nn.HybridBlock:
 
 
 def _googlenet_unit(a: int, b0: int, b: int, c0: int, c: int, d: int) -> nn.HybridBlock:
-    return _branches(_conv(a, 1), _chain(_conv(b0, 1), _conv(b, 3)), _chain(_conv(c0, 1), _conv(c, 5)),
-                     _chain(nn.MaxPool2D(3, 1, 1), _conv(d, 1)))
+    return _branches(
+        _conv(a, 1),
+        _chain(_conv(b0, 1), _conv(b, 3)),
+        _chain(_conv(c0, 1), _conv(c, 5)),
+        _chain(nn.MaxPool2D(3, 1, 1), _conv(d, 1)),
+    )
 
 
 def _googlenet(num_classes: int) -> nn.HybridBlock:
     def pool() -> nn.HybridBlock:
         return nn.MaxPool2D(3, 2, ceil_mode=True)
-    stages = (block for stage in _GOOGLENET for block in (pool(), *(_googlenet_unit(*sizes) for sizes in stage)))
-    return _chain(_conv(64, 7, 2), pool(), _conv(64, 1), _conv(192, 3), *stages, nn.GlobalAvgPool2D(), nn.Flatten(),
-                  nn.Dropout(0.4), nn.Dense(num_classes))
+
+    stages = (
+        block
+        for stage in _GOOGLENET
+        for block in (pool(), *(_googlenet_unit(*sizes) for sizes in stage))
+    )
+    return _chain(
+        _conv(64, 7, 2),
+        pool(),
+        _conv(64, 1),
+        _conv(192, 3),
+        *stages,
+        nn.GlobalAvgPool2D(),
+        nn.Flatten(),
+        nn.Dropout(0.4),
+        nn.Dense(num_classes),
+    )
 
 
-def _norm_conv(channels: int, kernel: Kernel, stride: int = 1, padding: Kernel = 0) -> nn.HybridBlock:
+def _norm_conv(
+    channels: int, kernel: Kernel, stride: int = 1, padding: Kernel = 0
+) -> nn.HybridBlock:
     """Return convolution, BatchNorm and ReLU, as in the later Inception networks."""
-    return _chain(nn.Conv2D(channels, kernel, stride, padding, use_bias=False), nn.BatchNorm(epsilon=0.001),
-                  nn.Activation('relu'))
+    return _chain(
+        nn.Conv2D(channels, kernel, stride, padding, use_bias=False),
+        nn.BatchNorm(epsilon=0.001),
+        nn.Activation('relu'),
+    )
 
 
 def _path(*layers: tuple[int, Kernel]) -> nn.HybridBlock:
-    """Return a chain of convolutions, given as (channels, kernel), that keep the size of the feature map."""
+    """Return a chain of convolutions, given as (channels, kernel), that keep the size of the
+    feature map."""
+
     def same(kernel: Kernel) -> Kernel:
         return kernel // 2 if isinstance(kernel, int) else (kernel[0] // 2, kernel[1] // 2)
+
     return _chain(*(_norm_conv(channels, kernel, 1, same(kernel)) for channels, kernel in layers))
 
 
@@ -89,36 +125,78 @@ def _pooled(channels: int) -> nn.HybridBlock:
 
 
 def _inception_v4(num_classes: int) -> nn.HybridBlock:
-    """Return the network of figure 9 in the paper, from the units of figures 3 to 8 with the sizes of table 1."""
+    """Return the network of figure 9 in the paper, from the units of figures 3 to 8 with the sizes
+    of table 1."""
+
     def split() -> nn.HybridBlock:
         return _branches(_path((256, (1, 3))), _path((256, (3, 1))))
-    # Gluon numbers the parameters in the order of creation, so the units are created in the order of the network.
+
+    # Gluon numbers the parameters in the order of creation, so the units are created in the order
+    # of the network.
     return _chain(
         # Stem.
-        _norm_conv(32, 3, 2), _norm_conv(32, 3), _path((64, 3)),
+        _norm_conv(32, 3, 2),
+        _norm_conv(32, 3),
+        _path((64, 3)),
         _branches(nn.MaxPool2D(3, 2), _norm_conv(96, 3, 2)),
-        _branches(_chain(_path((64, 1)), _norm_conv(96, 3)),
-                  _chain(_path((64, 1), (64, (7, 1)), (64, (1, 7))), _norm_conv(96, 3))),
+        _branches(
+            _chain(_path((64, 1)), _norm_conv(96, 3)),
+            _chain(_path((64, 1), (64, (7, 1)), (64, (1, 7))), _norm_conv(96, 3)),
+        ),
         _branches(_norm_conv(192, 3, 2), nn.MaxPool2D(3, 2)),
         # Four units A, and reduction A.
-        *(_branches(_pooled(96), _path((96, 1)), _path((64, 1), (96, 3)), _path((64, 1), (96, 3), (96, 3)))
-          for _ in range(4)),
-        _branches(nn.MaxPool2D(3, 2), _norm_conv(384, 3, 2), _chain(_path((192, 1), (224, 3)), _norm_conv(256, 3, 2))),
+        *(
+            _branches(
+                _pooled(96),
+                _path((96, 1)),
+                _path((64, 1), (96, 3)),
+                _path((64, 1), (96, 3), (96, 3)),
+            )
+            for _ in range(4)
+        ),
+        _branches(
+            nn.MaxPool2D(3, 2),
+            _norm_conv(384, 3, 2),
+            _chain(_path((192, 1), (224, 3)), _norm_conv(256, 3, 2)),
+        ),
         # Seven units B, and reduction B.
-        *(_branches(_pooled(128), _path((384, 1)), _path((192, 1), (224, (1, 7)), (256, (7, 1))),
-                    _path((192, 1), (192, (1, 7)), (224, (7, 1)), (224, (1, 7)), (256, (7, 1)))) for _ in range(7)),
-        _branches(nn.MaxPool2D(3, 2), _chain(_path((192, 1)), _norm_conv(192, 3, 2)),
-                  _chain(_path((256, 1), (256, (1, 7)), (320, (7, 1))), _norm_conv(320, 3, 2))),
+        *(
+            _branches(
+                _pooled(128),
+                _path((384, 1)),
+                _path((192, 1), (224, (1, 7)), (256, (7, 1))),
+                _path((192, 1), (192, (1, 7)), (224, (7, 1)), (224, (1, 7)), (256, (7, 1))),
+            )
+            for _ in range(7)
+        ),
+        _branches(
+            nn.MaxPool2D(3, 2),
+            _chain(_path((192, 1)), _norm_conv(192, 3, 2)),
+            _chain(_path((256, 1), (256, (1, 7)), (320, (7, 1))), _norm_conv(320, 3, 2)),
+        ),
         # Three units C.
-        *(_branches(_pooled(256), _path((256, 1)), _chain(_path((384, 1)), split()),
-                    _chain(_path((384, 1), (448, (1, 3)), (512, (3, 1))), split())) for _ in range(3)),
-        nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dropout(0.2), nn.Dense(num_classes))
+        *(
+            _branches(
+                _pooled(256),
+                _path((256, 1)),
+                _chain(_path((384, 1)), split()),
+                _chain(_path((384, 1), (448, (1, 3)), (512, (3, 1))), split()),
+            )
+            for _ in range(3)
+        ),
+        nn.GlobalAvgPool2D(),
+        nn.Flatten(),
+        nn.Dropout(0.2),
+        nn.Dense(num_classes),
+    )
 
 
 def _inception_v3(num_classes: int) -> nn.HybridBlock:
     """Return Gluon's network with global pooling, so that it accepts images of any size."""
     features = vision.inception_v3(prefix='').features[:-2]
-    return _chain(features, nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dropout(0.5), nn.Dense(num_classes))
+    return _chain(
+        features, nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dropout(0.5), nn.Dense(num_classes)
+    )
 
 
 # Networks that Gluon lacks, or has for a single size of images.
@@ -126,24 +204,32 @@ _MAKERS = {'googlenet': _googlenet, 'inception_v3': _inception_v3, 'inception_v4
 
 
 class Classifier(nn.HybridBlock):
-
     def __init__(self, config: ModelConfig, num_classes: int):
         super().__init__(prefix=f'{config.name}_')
         with self.name_scope():
             make = _MAKERS.get(config.name)
-            self.net = make(num_classes) if make else getattr(vision, config.name)(classes=num_classes, prefix='')
+            self.net = (
+                make(num_classes)
+                if make
+                else getattr(vision, config.name)(classes=num_classes, prefix='')
+            )
 
     def hybrid_forward(self, F, x):
         return F.cast(self.net(x), 'float32')
 
 
 def build_for_sizes(config: Config, net: nn.HybridBlock) -> dict[int, nn.HybridBlock]:
-    """Return the networks by size of training images, largest first; net is that of the first epoch.
+    """Return the networks by size of training images, largest first; net is that of the first
+    epoch.
 
-    They share their parameters. A ResNet on a CPU needs another network for each size with 1x1 maps (row_image_size).
+    They share their parameters. A ResNet on a CPU needs another network for each size with 1x1 maps
+    (row_image_size).
     """
     sides = sorted({*config.data.sizes, config.data.size_of()}, reverse=True)
-    rows, data = {side: row_image_size(with_size(config, side)) for side in sides}, mx.sym.var('data', dtype='float32')
+    rows, data = (
+        {side: row_image_size(with_size(config, side)) for side in sides},
+        mx.sym.var('data', dtype='float32'),
+    )
     nets: dict[int | None, nn.HybridBlock] = {row_image_size(config): net}
     for size in {*rows.values()} - {*nets} if config.model.is_resnet else ():
         nets[size] = mx.gluon.SymbolBlock(_resnet(config, size)(data), data, net.collect_params())
@@ -152,14 +238,23 @@ def build_for_sizes(config: Config, net: nn.HybridBlock) -> dict[int, nn.HybridB
 
 
 def _resnet(config: Config, image_size: int | None, is_plain: bool = False) -> ResNet:
-    return ResNet(config, fusion=PLAIN if is_plain else fusion_of(config, find_processor()), image_size=image_size)
+    return ResNet(
+        config,
+        fusion=PLAIN if is_plain else fusion_of(config, find_processor()),
+        image_size=image_size,
+    )
 
 
-def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool = False) -> nn.HybridBlock:
-    """Return an initialised, hybridized network. is_plain: a ResNet has no fused operators and takes any image size."""
+def build_model(
+    config: Config, context: mx.Context, seed: int, is_plain: bool = False
+) -> nn.HybridBlock:
+    """Return an initialised, hybridized network. is_plain: a ResNet has no fused operators and
+    takes any image size."""
     if config.train.precision == 'bfloat16':
         from mxnet.contrib import amp
-        # amp adds casts around operators; weights stay float32. No loss scaling is needed with bfloat16's range.
+
+        # amp adds casts around operators; weights stay float32. No loss scaling is needed with
+        # bfloat16's range.
         amp.init('bfloat16')
     mx.random.seed(seed)
     if config.model.is_resnet:
@@ -174,21 +269,34 @@ def build_model(config: Config, context: mx.Context, seed: int, is_plain: bool =
             if 'exceed' not in str(e):  # MXNet's message for a kernel larger than its input
                 raise
             name = config.model.name
-            raise ConfigError(f'data.image_size, data.sizes, data.eval_size: got {smallest}, too small for {name}, '
-                              f'expected about {image_size_of(name)}; raise it') from e
-        net.initialize(mx.init.Xavier(rnd_type='gaussian', factor_type='in', magnitude=2), ctx=context)
+            raise ConfigError(
+                f'data.image_size, data.sizes, data.eval_size: got {smallest}, too small for '
+                f'{name}, '
+                f'expected about {image_size_of(name)}; raise it'
+            ) from e
+        net.initialize(
+            mx.init.Xavier(rnd_type='gaussian', factor_type='in', magnitude=2), ctx=context
+        )
     if config.train.precision == 'float16':
         net.cast('float16')
-    # On a GPU, the backward pass is one segment if the exchange follows it; otherwise several, so that both overlap.
-    is_own = config.train.device == 'gpu' and 'MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_BWD' not in os.environ
+    # On a GPU, the backward pass is one segment if the exchange follows it; otherwise several, so
+    # that both overlap.
+    is_own = (
+        config.train.device == 'gpu' and 'MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_BWD' not in os.environ
+    )
     # NVIDIA's builds pass every keyword on, and reject None.
-    bulk_size = {'backward_bulk_size': 999 if config.comm.num_buckets == 1 else 25} if is_own else {}
+    bulk_size = (
+        {'backward_bulk_size': 999 if config.comm.num_buckets == 1 else 25} if is_own else {}
+    )
     net.hybridize(static_alloc=True, static_shape=True, **bulk_size)
     return net
 
 
-def restore_model(config: Config, context: mx.Context, arrays: Arrays, where: str) -> nn.HybridBlock:
-    """Return a network of ordinary operators with these weights. Raise DataError if any are missing or do not fit."""
+def restore_model(
+    config: Config, context: mx.Context, arrays: Arrays, where: str
+) -> nn.HybridBlock:
+    """Return a network of ordinary operators with these weights. Raise DataError if any are missing
+    or do not fit."""
     net = build_model(config, context, 0, is_plain=True)
     try:
         notes = set_weights(net, arrays)
@@ -204,8 +312,11 @@ def count_parameters(net: nn.HybridBlock) -> int:
     return sum(p.data().size for p in net.collect_params().values() if p.grad_req != 'null')
 
 
-def _nodes(net: nn.HybridBlock, shape: tuple[int, ...]) -> Iterator[tuple[str, str, tuple[int, ...], tuple[int, ...]]]:
-    """Yield operator, last input's name, second input's shape and output's shape of each node with several inputs."""
+def _nodes(
+    net: nn.HybridBlock, shape: tuple[int, ...]
+) -> Iterator[tuple[str, str, tuple[int, ...], tuple[int, ...]]]:
+    """Yield operator, last input's name, second input's shape and output's shape of each node with
+    several inputs."""
     symbol = net(mx.sym.var('data'))
     internals = symbol.get_internals()
     shape_of = dict(zip(internals.list_outputs(), internals.infer_shape(data=shape)[1]))
@@ -217,13 +328,21 @@ def _nodes(net: nn.HybridBlock, shape: tuple[int, ...]) -> Iterator[tuple[str, s
 
 
 def count_flops(net: nn.HybridBlock, shape: tuple[int, int, int]) -> int:
-    """Return the FLOPs of one image's forward pass, two per multiply-add of convolutions and dense layers."""
-    return sum(2 * math.prod(output) * math.prod(weight) // weight[0]
-               for op, _, weight, output in _nodes(net, (1, *shape)) if op in ('Convolution', 'FullyConnected'))
+    """Return the FLOPs of one image's forward pass, two per multiply-add of convolutions and dense
+    layers."""
+    return sum(
+        2 * math.prod(output) * math.prod(weight) // weight[0]
+        for op, _, weight, output in _nodes(net, (1, *shape))
+        if op in ('Convolution', 'FullyConnected')
+    )
 
 
 def variance_corrections(net: nn.HybridBlock, shape: tuple[int, ...]) -> dict[str, float]:
-    """Return N / (N - 1) for each running variance by name. N is the number of values per channel in a batch."""
-    counts = {var: math.prod(output) // gamma[0] for op, var, gamma, output in _nodes(net, shape) if 'BatchNorm' in op}
+    """Return N / (N - 1) for each running variance by name. N is the number of values per channel
+    in a batch."""
+    counts = {
+        var: math.prod(output) // gamma[0]
+        for op, var, gamma, output in _nodes(net, shape)
+        if 'BatchNorm' in op
+    }
     return {var: num / max(1, num - 1) for var, num in counts.items()}
-

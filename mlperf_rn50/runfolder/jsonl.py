@@ -1,4 +1,6 @@
-"""Records as JSON lines: writing them, and decoding those of untrusted files into msgspec Structs."""
+"""Records as JSON lines: writing them, and decoding those of untrusted files into msgspec
+Structs."""
+
 import itertools
 import json
 import os
@@ -14,7 +16,8 @@ from mlperf_rn50.files import no_link, numbered_lines, regular_file
 MAX_LINE_BYTES = 1 << 24  # maximum length of a line; the times of 10,000 ranks take 8.1 MB
 _MAX_LINES, _MAX_BYTES = 1 << 22, 1 << 29  # maximum read from one file
 _MAX_LOOK_BYTES = 1 << 26  # maximum number of bytes read in one call of Tail.read
-_LAST_BYTES = 64  # number of bytes before the read position that Tail keeps to detect a replaced file
+# number of bytes before the read position that Tail keeps to detect a replaced file
+_LAST_BYTES = 64
 T = TypeVar('T')
 
 
@@ -24,7 +27,8 @@ def encode(record: Any) -> str:
 
 
 def decode(content: bytes | str, kind: type[T]) -> T | None:
-    """Decode JSON to a value of a type; return None for malformed JSON, which includes NaN, or a different type."""
+    """Decode JSON to a value of a type; return None for malformed JSON, which includes NaN, or a
+    different type."""
     try:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -44,7 +48,8 @@ def append(path: Path, record: Any) -> None:
 
 
 def read_lines(path: Path, kind: type[T], mark: bytes = b'') -> Iterator[tuple[int, T]]:
-    """Yield (number, value) of each complete line that contains mark and decodes to kind; a missing file has none."""
+    """Yield (number, value) of each complete line that contains mark and decodes to kind; a missing
+    file has none."""
     num_left = _MAX_BYTES
     try:
         for number, line in itertools.islice(numbered_lines(path, MAX_LINE_BYTES), _MAX_LINES):
@@ -68,12 +73,15 @@ class Tail:
         self._inode: int | None = None
 
     def read(self) -> tuple[bool, list[Any]]:
-        """Return whether the file was replaced, truncated or removed, and its new values, if any."""
+        """Return whether the file was replaced, truncated or removed, and its new values, if
+        any."""
         try:
             with open(self.path, 'rb', opener=regular_file) as f:
                 f.seek(self._offset - len(self._last))
                 inode = os.fstat(f.fileno()).st_ino
-                is_replaced = self._inode not in (None, inode) or f.read(len(self._last)) != self._last
+                is_replaced = (
+                    self._inode not in (None, inode) or f.read(len(self._last)) != self._last
+                )
                 if is_replaced:
                     self._reset()
                 self._inode = inode
@@ -93,7 +101,11 @@ class Tail:
                 break
             self._offset += len(line)
             self._last = (self._last + line)[-_LAST_BYTES:]
-            if is_whole and not self._is_skipping and (record := decode(line, self._kind)) is not None:
+            if (
+                is_whole
+                and not self._is_skipping
+                and (record := decode(line, self._kind)) is not None
+            ):
                 records.append(record)
             self._is_skipping = not is_whole  # the next part is the rest of an overlong line
         return records

@@ -1,4 +1,5 @@
 """Lock files: the kernel releases the lock when the holder ends, and the file names the holder."""
+
 import fcntl
 import os
 import platform
@@ -26,24 +27,31 @@ class FileLock:
         self._file: BinaryIO | None = None
 
     def take(self) -> bool:
-        """Take the lock; return False if another process holds it. Warn and return True if locks are unsupported."""
+        """Take the lock; return False if another process holds it. Warn and return True if locks
+        are unsupported."""
         self._file = self._file or self._open()
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         except OSError as e:
-            sys.stderr.write(f'{self.path}: this file system has no locks ({e.strerror}); start only one program at a '
-                             'time in this folder\n')
+            sys.stderr.write(
+                f'{self.path}: this file system has no locks ({e.strerror}); start only one '
+                'program at a '
+                'time in this folder\n'
+            )
             return True
-        if not self._is_current(self._file):  # the previous holder has deleted the file in the meantime
+        # the previous holder has deleted the file in the meantime
+        if not self._is_current(self._file):
             self.close()
             return self.take()
         self.is_held = True
         with suppress(OSError):
             self._file.truncate(0)
-            self._file.write(f'process {os.getpid()} on {platform.node()} since {datetime.now():%Y-%m-%d %H:%M:%S}\n'
-                             .encode())
+            self._file.write(
+                f'process {os.getpid()} on {platform.node()} since '
+                f'{datetime.now():%Y-%m-%d %H:%M:%S}\n'.encode()
+            )
         return True
 
     def _open(self) -> BinaryIO:
@@ -77,7 +85,8 @@ def read_holder(path: Path) -> str:
 
 
 def is_locked(path: Path) -> bool | None:
-    """Return whether a process holds a lock; None if unknown, as on a file system that hides locks of other hosts."""
+    """Return whether a process holds a lock; None if unknown, as on a file system that hides locks
+    of other hosts."""
     try:
         with open(path, 'rb', opener=regular_file) as f:
             fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -89,7 +98,9 @@ def is_locked(path: Path) -> bool | None:
 
 
 @contextmanager
-def folder_lock(folder: Path, option: str = '--run-dir', name: str = LAUNCHER_LOCK) -> Iterator[None]:
+def folder_lock(
+    folder: Path, option: str = '--run-dir', name: str = LAUNCHER_LOCK
+) -> Iterator[None]:
     """Lock a folder for one program; remove the folders created here if no run began in them.
 
     Raise ConfigError if it is in use, not writable, or has another file of this name.
@@ -102,12 +113,15 @@ def folder_lock(folder: Path, option: str = '--run-dir', name: str = LAUNCHER_LO
             refuse_existing([lock.path], option)
         is_taken = lock.take()
     if not is_taken:
-        raise ConfigError(f'{option}: {folder} is in use by {lock.holder()}; wait for it or use a new folder')
+        raise ConfigError(
+            f'{option}: {folder} is in use by {lock.holder()}; wait for it or use a new folder'
+        )
     try:
         yield
     finally:
         with suppress(OSError):
-            lock.path.unlink()  # before close(), so that no other program can lock a file that is then deleted
+            # before close(), so that no other program can lock a file that is then deleted
+            lock.path.unlink()
         lock.close()
         with suppress(OSError):
             if folder in made and not run_numbers(folder):

@@ -1,8 +1,10 @@
 """Files of a run. A folder may contain several numbered runs; nothing is overwritten.
 
-Run 0 owns result_0.txt, config.yaml, metrics.jsonl, env.json, train.log, checkpoints/ and weights/; run k owns
-result_k.txt, config_k.yaml and so on. .run_k.lock reserves the number k, and is locked while a program writes run k.
+Run 0 owns result_0.txt, config.yaml, metrics.jsonl, env.json, train.log, checkpoints/ and weights/;
+run k owns result_k.txt, config_k.yaml and so on. .run_k.lock reserves the number k, and is locked
+while a program writes run k.
 """
+
 import re
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,8 +20,19 @@ _RESULT = r'result_(\d{1,15})'
 LOG = _RESULT + r'\.txt'  # name of the log of a run
 PACKED_LOG = LOG + r'\.(?:gz|xz|zst|bz2|zip|7z)'
 # Names of files and folders that contain the number of their run.
-_NUMBERED = re.compile(r'(?:result|config|metrics|env|train|telemetry|trace|tensorboard|checkpoints|weights)_(\d+).*')
-_FIRST = {'config.yaml', 'metrics.jsonl', 'env.json', 'train.log', 'tensorboard', 'checkpoints', 'weights'}  # of run 0
+_NUMBERED = re.compile(
+    r'(?:result|config|metrics|env|train|telemetry|trace|tensorboard|checkpoints|weights)_(\d+).*'
+)
+# of run 0
+_FIRST = {
+    'config.yaml',
+    'metrics.jsonl',
+    'env.json',
+    'train.log',
+    'tensorboard',
+    'checkpoints',
+    'weights',
+}
 
 
 @dataclass(frozen=True)
@@ -52,7 +65,8 @@ class RunFolder:
     lock = _NumberedPath('.run', '.lock', first='_0')
 
     def telemetry(self, host: str) -> Path:
-        """Return the path of a node's samples; characters of the host name that are unsafe in file names become _."""
+        """Return the path of a node's samples; characters of the host name that are unsafe in file
+        names become _."""
         safe = re.sub(r'[^\w.-]', '_', host)
         return self.dir / f'telemetry_{self.index}_{safe}.jsonl'
 
@@ -73,13 +87,15 @@ def run_number(name: str) -> int | None:
 
 
 def run_of(log: Path) -> RunFolder:
-    """Return the run that wrote a log, result_<k>.txt or result_<k>_v0.6.txt; run 0 for a log with another name."""
+    """Return the run that wrote a log, result_<k>.txt or result_<k>_v0.6.txt; run 0 for a log with
+    another name."""
     m = re.fullmatch(_RESULT + r'(?:_v0\.6)?', log.stem)
     return RunFolder(log.parent, int(m[1]) if m else 0)
 
 
 def folder_index(folder: Path) -> int:
-    """Return the number of the run that owns a folder such as weights_3; 0 for a name without a number."""
+    """Return the number of the run that owns a folder such as weights_3; 0 for a name without a
+    number."""
     digits = folder.name.rpartition('_')[2]
     return int(digits) if digits.isdecimal() else 0
 
@@ -89,18 +105,25 @@ def host_of(telemetry: Path) -> str:
 
 
 def find_telemetry(folder: Path) -> dict[int, list[Path]]:
-    """Return the telemetry files in a folder by run number; the files of each run are sorted by name."""
+    """Return the telemetry files in a folder by run number; the files of each run are sorted by
+    name."""
     with suppress(OSError):
-        paths = [p for p in folder.iterdir() if re.fullmatch(r'telemetry_\d{1,15}_.+\.jsonl', p.name)]
+        paths = [
+            p for p in folder.iterdir() if re.fullmatch(r'telemetry_\d{1,15}_.+\.jsonl', p.name)
+        ]
         return grouped(sorted(paths), lambda p: int(p.name.split('_')[1]))
     return {}
 
 
 def check_present(run: RunFolder) -> None:
-    """Raise StorageError if the log has vanished from the run folder, for example after a lost mount."""
+    """Raise StorageError if the log has vanished from the run folder, for example after a lost
+    mount."""
     if not run.result.exists():
-        raise StorageError(f'{run.dir}: {run.result.name} has vanished, so this is no longer the folder of this run; '
-                           'mount it again, and resume from the last checkpoint')
+        raise StorageError(
+            f'{run.dir}: {run.result.name} has vanished, so this is no longer the folder of this '
+            'run; '
+            'mount it again, and resume from the last checkpoint'
+        )
 
 
 def run_numbers(folder: Path) -> list[int]:
@@ -109,17 +132,22 @@ def run_numbers(folder: Path) -> list[int]:
 
 
 def find_run_folders(path: Path) -> list[Path]:
-    """Return the folders with runs below a folder that has none itself; otherwise the path itself."""
+    """Return the folders with runs below a folder that has none itself; otherwise the path
+    itself."""
     below = {log.parent for log in path.rglob('result_*.txt') if run_number(log.name) is not None}
     return [path] if path in below or not below else sorted(below)
 
 
 def new_run(folder: Path) -> RunFolder:
-    """Claim the next free run number of a folder, which is created if missing; raise UserError on failure."""
+    """Claim the next free run number of a folder, which is created if missing; raise UserError on
+    failure."""
     with writing_folder(folder, 'run.dir'):
         make_folder(folder)
         taken = [int(m[1]) for p in folder.iterdir() if (m := _NUMBERED.fullmatch(p.name))]
-        if any(p.name in _FIRST and not (p.is_dir() and next(p.iterdir(), None) is None) for p in folder.iterdir()):
+        if any(
+            p.name in _FIRST and not (p.is_dir() and next(p.iterdir(), None) is None)
+            for p in folder.iterdir()
+        ):
             taken.append(0)  # except for an empty folder, such as checkpoints on another disk
         for run in (RunFolder(folder, k) for k in count(max(taken, default=-1) + 1)):
             with suppress(FileExistsError):  # or another program claims it first
@@ -129,8 +157,11 @@ def new_run(folder: Path) -> RunFolder:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Return the finished checkpoints of a folder, oldest first; this only looks at names, not at content."""
-    paths = (p for p in folder.glob(f'{CHECKPOINT_PREFIX}*') if is_checkpoint_name(p.name) and p.is_dir())
+    """Return the finished checkpoints of a folder, oldest first; this only looks at names, not at
+    content."""
+    paths = (
+        p for p in folder.glob(f'{CHECKPOINT_PREFIX}*') if is_checkpoint_name(p.name) and p.is_dir()
+    )
     return sorted(paths, key=step_of)
 
 

@@ -1,8 +1,10 @@
-"""Folders of outputs, in which a command replaces only files that it wrote and that have not been changed since.
+"""Folders of outputs, in which a command replaces only files that it wrote and that have not been
+changed since.
 
-LISTING contains the SHA-256 and the name of each such file, as sha256sum prints them. Commands that are not repeated
-into the same folder have no listing and replace no file.
+LISTING contains the SHA-256 and the name of each such file, as sha256sum prints them. Commands that
+are not repeated into the same folder have no listing and replace no file.
 """
+
 import os
 import re
 from collections.abc import Iterator
@@ -10,7 +12,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mlperf_rn50.files import read_text, refuse_existing, sha256_of, write_atomically, writing_folder
+from mlperf_rn50.files import (
+    read_text,
+    refuse_existing,
+    sha256_of,
+    write_atomically,
+    writing_folder,
+)
 from mlperf_rn50.runfolder.locks import OUTPUT_LOCK, folder_lock
 
 LISTING = '.mlperf_rn50.sha256'
@@ -34,13 +42,17 @@ def _read_listing(path: Path) -> list[str]:
 
 @contextmanager
 def new_files(folder: Path, is_repeatable: bool = True) -> Iterator[Path]:
-    """Yield a scratch folder. After a block without error, move its files to a folder, which is locked meanwhile.
+    """Yield a scratch folder. After a block without error, move its files to a folder, which is
+    locked meanwhile.
 
-    Raise ConfigError before the first move if a file of the user would be replaced. is_repeatable: replace files that
-    an earlier call wrote.
+    Raise ConfigError before the first move if a file of the user would be replaced. is_repeatable:
+    replace files that an earlier call wrote.
     """
-    with writing_folder(folder), folder_lock(folder, '--out', OUTPUT_LOCK), \
-            TemporaryDirectory(prefix='.new-', dir=folder) as scratch:
+    with (
+        writing_folder(folder),
+        folder_lock(folder, '--out', OUTPUT_LOCK),
+        TemporaryDirectory(prefix='.new-', dir=folder) as scratch,
+    ):
         yield Path(scratch)
         new, listing = sorted(Path(scratch).iterdir()), folder / LISTING
         old = [folder / path.name for path in new]
@@ -49,6 +61,8 @@ def new_files(folder: Path, is_repeatable: bool = True) -> Iterator[Path]:
         refuse_existing(path for path in old if found.get(path) not in lines or path.is_symlink())
         if is_repeatable:  # before the moves, so that an interrupted command can be repeated
             others = {line for line in lines if folder / line.partition('  ')[2] not in old}
-            write_atomically(listing, '\n'.join(sorted({*others, *found.values(), *map(_line_of, new)})) + '\n')
+            write_atomically(
+                listing, '\n'.join(sorted({*others, *found.values(), *map(_line_of, new)})) + '\n'
+            )
         for path, target in zip(new, old):
             path.replace(target)

@@ -1,9 +1,12 @@
-"""Records of a run folder, with one type per kind of line for its writer and for all of its readers.
+"""Records of a run folder, with one type per kind of line for its writer and for all of its
+readers.
 
-The files are not trusted. A reader skips a line whose values do not have these types and ranges, and ignores unknown
-keys. Keys with a default may be missing, because earlier versions did not write them. Epochs count from 1, accuracies
-are fractions, and time_s is the time since run_start, unless a record states another origin.
+The files are not trusted. A reader skips a line whose values do not have these types and ranges,
+and ignores unknown keys. Keys with a default may be missing, because earlier versions did not write
+them. Epochs count from 1, accuracies are fractions, and time_s is the time since run_start, unless
+a record states another origin.
 """
+
 import time
 from collections import deque
 from dataclasses import dataclass, replace
@@ -54,7 +57,8 @@ class EvalRecord(Struct, tag_field='event', tag='eval', kw_only=True):
 
 
 class EpochRecord(Struct, tag_field='event', tag='epoch'):
-    """Bytes of training records that each host read in an epoch; new bytes are read for the first time."""
+    """Bytes of training records that each host read in an epoch; new bytes are read for the first
+    time."""
 
     epoch: Epoch
     record_bytes: Bytes
@@ -62,7 +66,8 @@ class EpochRecord(Struct, tag_field='event', tag='epoch'):
 
 
 class RankSteps(Struct, kw_only=True):
-    """Sums of a rank in seconds over its steps since the last evaluation; the phases add up to the time of these."""
+    """Sums of a rank in seconds over its steps since the last evaluation; the phases add up to the
+    time of these."""
 
     rank: Annotated[int, Meta(ge=0, le=10**6)]
     host: str
@@ -71,14 +76,18 @@ class RankSteps(Struct, kw_only=True):
     data_s: Number  # phase: waiting for images
     read_s: Number = 0.0  # part of data_s in which the record files were not ready
     decode_s: Number = 0.0  # part of data_s in which DALI was not ready
-    python_s: Number = 0.0  # phase: the device waits for the training loop, which has not yet asked for images
+    # phase: the device waits for the training loop, which has not yet asked for images
+    python_s: Number = 0.0
     compute_s: Number  # phase: forward and backward pass
     wait_s: Number  # phase: from the end of the backward pass to the end of the exchange
-    slow_rank_s: Number = 0.0  # part of wait_s in which a slower rank still computed, so the rest moves bytes
+    # part of wait_s in which a slower rank still computed, so the rest moves bytes
+    slow_rank_s: Number = 0.0
     update_s: Number = 0.0  # phase: from the end of the exchange to the end of the update
     hidden_s: Number = 0.0  # exchange during the backward pass, which is part of compute_s
-    spread_s: dict[Name, tuple[Number, Number, Number]] = {}  # median, 99th percentile and maximum of a step
-    critical_s: dict[Name, Number] = {}  # sums over the steps in which the other ranks waited for this one
+    # median, 99th percentile and maximum of a step
+    spread_s: dict[Name, tuple[Number, Number, Number]] = {}
+    # sums over the steps in which the other ranks waited for this one
+    critical_s: dict[Name, Number] = {}
     # Since the last evaluation, with the one that ends. Zero or empty: not measured.
     wall_s: Number = 0.0
     cpu_s: Number = 0.0  # of all threads of the rank
@@ -88,7 +97,8 @@ class RankSteps(Struct, kw_only=True):
     num_sharing: Whole = 1  # ranks of the run that may use one of its cores, itself included
     others_s: Number | None = None  # CPU time of other programs on its cores
     steal_s: Number = 0.0  # time that the host of a virtual machine took from these cores
-    # By kind of thread (compute, exchange, input): of the one that waited most, time on a core and ready without one
+    # By kind of thread (compute, exchange, input): of the one that waited most, time on a core and
+    # ready without one
     ready_s: dict[Name, tuple[Number, Number]] = {}
     stopped_s: Number = 0.0  # by SIGSTOP
     load: Number | None = None  # 1-minute load average
@@ -103,9 +113,11 @@ class RanksRecord(Struct, tag_field='event', tag='ranks'):
     stragglers: list[Annotated[str, Meta(max_length=4000)]] = []
     eval_s: Number = 0.0  # evaluation, as seen by the training loop of rank 0
     checkpoint_s: Number = 0.0  # training waited for checkpoints
-    latency_s: Number | None = None  # exchange of a single number among all ranks; None for one rank
-    # By phase, numbers of steps of all ranks since the start of the process. Bin k counts steps of 1e-5 * 2**(k / 4) to
-    # 1e-5 * 2**((k + 1) / 4) seconds, the first and last bin also those beyond.
+    # exchange of a single number among all ranks; None for one rank
+    latency_s: Number | None = None
+    # By phase, numbers of steps of all ranks since the start of the process. Bin k counts steps of
+    # 1e-5 * 2**(k / 4) to 1e-5 * 2**((k + 1) / 4) seconds, the first and last bin also those
+    # beyond.
     histograms: dict[Name, list[Whole]] = {}
 
 
@@ -116,12 +128,14 @@ class NetworkRecord(Struct, tag_field='event', tag='network'):
     flops_per_image: Gauge  # of the forward pass; with data.sizes, the mean over the planned epochs
     gradient_bytes: Whole  # exchanged by each rank in a step
     num_buckets: Count
-    peak_flops_per_s: Gauge | None = None  # of a rank in large matrix products, while all ranks compute
+    # of a rank in large matrix products, while all ranks compute
+    peak_flops_per_s: Gauge | None = None
     job: Annotated[str, Meta(max_length=200)] = ''  # as in Failure
 
 
 class StepSpans(Struct):
-    """Line of a trace: a step of a rank. Times are in seconds on the host's monotonic clock, in this order."""
+    """Line of a trace: a step of a rank. Times are in seconds on the host's monotonic clock, in
+    this order."""
 
     step: Whole  # counted from 1
     start_s: Number  # end of the step before, or of the evaluation or checkpoint before
@@ -130,7 +144,8 @@ class StepSpans(Struct):
     computed_s: Number  # end of the backward pass
     exchanged_s: Number  # end of the exchange
     updated_s: Number  # end of the update, and start of the next step
-    buckets: list[tuple[Number, Number]] = []  # when each was computed on this rank, and when its exchange ended
+    # when each was computed on this rank, and when its exchange ended
+    buckets: list[tuple[Number, Number]] = []
     attempt_s: Gauge = 0.0  # start of the attempt, equal on all ranks, in seconds since 1970
 
 
@@ -142,12 +157,14 @@ class ResumedRecord(Struct, tag_field='event', tag='resumed', omit_defaults=True
     lr_scale: Number | None = None
     time_s: Number | None = None
     epoch: Epochs | None = None  # trained so far
-    elapsed_parts: dict[Name, Number] = {}  # of time_s, in seconds: fields of mllog.elapsed.ElapsedParts
+    # of time_s, in seconds: fields of mllog.elapsed.ElapsedParts
+    elapsed_parts: dict[Name, Number] = {}
     changed: dict[str, tuple[Any, Any]] = {}  # before and now, of each changed configuration key
 
 
 class BandRecord(Struct, array_like=True):
-    """The reference runs at an epoch; point: fraction of the schedule; low and high: None for too few runs."""
+    """The reference runs at an epoch; point: fraction of the schedule; low and high: None for too
+    few runs."""
 
     epoch: Epoch
     point: float | None
@@ -168,7 +185,8 @@ class ReferenceRecord(Struct, tag_field='event', tag='reference'):
 
 
 class CourseRecord(Struct, tag_field='event', tag='course'):
-    """Comparison of an evaluation with the reference runs; mean, low and high are None if there is no band."""
+    """Comparison of an evaluation with the reference runs; mean, low and high are None if there is
+    no band."""
 
     epoch: Epoch
     point: float | None = None
@@ -198,12 +216,24 @@ class EndRecord(Struct, tag_field='event', tag='end', omit_defaults=True):
     best_top1: Fraction | None = None
     images_per_s: Number | None = None
     checkpoint_s: Number = 0.0
-    elapsed_parts: dict[Name, Number] = {}  # of time_to_train_s, for a resumed run, as in ResumedRecord
+    # of time_to_train_s, for a resumed run, as in ResumedRecord
+    elapsed_parts: dict[Name, Number] = {}
 
 
 # Any line of metrics.jsonl
-MetricsRecord = (TrainRecord | LossScaleRecord | EvalRecord | EpochRecord | RanksRecord | NetworkRecord
-                 | ResumedRecord | ReferenceRecord | CourseRecord | ClockStepRecord | EndRecord)
+MetricsRecord = (
+    TrainRecord
+    | LossScaleRecord
+    | EvalRecord
+    | EpochRecord
+    | RanksRecord
+    | NetworkRecord
+    | ResumedRecord
+    | ReferenceRecord
+    | CourseRecord
+    | ClockStepRecord
+    | EndRecord
+)
 
 
 @dataclass(frozen=True)
@@ -212,7 +242,8 @@ class Attempt:
 
     run: int | None  # number of the run; None if no run began
     exit_code: Annotated[int, Meta(ge=-255, le=255)]
-    end: str | None  # a status of errors.EXIT_CODES; None if metrics.jsonl has no EndRecord of the attempt
+    # a status of errors.EXIT_CODES; None if metrics.jsonl has no EndRecord of the attempt
+    end: str | None
     gained: bool  # whether the attempt wrote a newer checkpoint
     can_resume: bool
     has_stepped: bool = False  # whether the attempt recorded a step
@@ -230,7 +261,8 @@ class Failure:
     host: str
     cause: str
     rank: int | None = None  # None for a failure of the host
-    is_outside: bool = False  # whether the cause is outside the program, such as a lost host or a kill
+    # whether the cause is outside the program, such as a lost host or a kill
+    is_outside: bool = False
     time_s: float = 0.0  # since 1970; 0 in records of earlier versions
 
 
@@ -249,7 +281,8 @@ def read_attempts(folder: Path, job: str | None = None) -> list[Attempt]:
 
 
 def note_failure(folder: Path, failure: Failure) -> None:
-    """Record a failure at the present time. A launcher counts failures to choose hosts for a restart."""
+    """Record a failure at the present time. A launcher counts failures to choose hosts for a
+    restart."""
     append(folder / 'failures.jsonl', replace(failure, time_s=time.time()))
 
 
@@ -266,14 +299,16 @@ class GpuSample(Struct, omit_defaults=True):
 
 
 class TelemetryRecord(Struct, omit_defaults=True):
-    """Line of telemetry: a sample of a node or, with an event (start, run_start, meter, stop), a fact about it."""
+    """Line of telemetry: a sample of a node or, with an event (start, run_start, meter, stop), a
+    fact about it."""
 
     time_ms: Annotated[float, Meta(ge=0, le=1e15)]  # on the node's clock, since 1970
     event: str | None = None
     host: str | None = None
     cpu_cores: Count | None = None
     memory_bytes: Gauge | None = None
-    clock_s: Number | None = None  # in the line for run_start or a resume: training that the result is made of so far
+    # in the line for run_start or a resume: training that the result is made of so far
+    clock_s: Number | None = None
     elapsed_s: Number | None = None  # in the line for a resume: time since run_start
     boot: Name | None = None
     cpu_percent: Percent | None = None
@@ -286,7 +321,8 @@ class TelemetryRecord(Struct, omit_defaults=True):
     infiniband_receive_bytes_per_s: Rates = {}
     infiniband_send_bytes_per_s: Rates = {}
     gpus: list[GpuSample] = []
-    energy_j: dict[str, dict[Name, Annotated[float, Meta(ge=0, le=1e12)]]] = {}  # by kind and device
+    # by kind and device
+    energy_j: dict[str, dict[Name, Annotated[float, Meta(ge=0, le=1e12)]]] = {}
     gpu_energy: str | None = None  # counted, or integrated from power
 
     @property

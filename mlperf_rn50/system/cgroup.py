@@ -2,11 +2,12 @@
 
 Groups may be of version 1, version 2 or both.
 
-A group is subject to the limits of all its ancestors, so the tightest limit applies. Groups outside a container are
-not visible from inside.
-Source: Linux Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/{memory,cpusets}.rst, scheduler/sched-bwc.rst;
-proc(5) for /proc/self/cgroup and mountinfo.
+A group is subject to the limits of all its ancestors, so the tightest limit applies. Groups outside
+a container are not visible from inside. Source: Linux Documentation/admin-guide/cgroup-v2.rst,
+cgroup-v1/{memory,cpusets}.rst, scheduler/sched-bwc.rst; proc(5) for /proc/self/cgroup and
+mountinfo.
 """
+
 import os
 import re
 import resource
@@ -17,7 +18,8 @@ from pathlib import Path, PurePosixPath
 from mlperf_rn50.text import grouped
 
 ROOT = Path('/')
-_NUM_PROCESSES, _NUM_OF_MPI = 32, 16  # of a rank with few cores, 29 of which were measured, and of Open MPI on a node
+# of a rank with few cores, 29 of which were measured, and of Open MPI on a node
+_NUM_PROCESSES, _NUM_OF_MPI = 32, 16
 _NO_LIMIT_BYTES = 1 << 60  # without a limit, version 1 reports almost 1 << 63
 
 
@@ -58,14 +60,17 @@ def _number(text: str) -> int | None:
 
 
 def _mounts(text: str) -> Iterator[tuple[set[str], str, str]]:
-    """Yield (controllers, root, mount point) of every mounted hierarchy. For version 2, controllers is {''}."""
+    """Yield (controllers, root, mount point) of every mounted hierarchy. For version 2, controllers
+    is {''}."""
     for line in text.splitlines():
         before, _, after = line.partition(' - ')
         fields, system = before.split(), after.split()
         if len(fields) > 4 and len(system) > 2 and system[0] in ('cgroup', 'cgroup2'):
             controllers = {''} if system[0] == 'cgroup2' else set(system[2].split(','))
             # mountinfo writes a space in a path as \040.
-            top, point = (re.sub(r'\\([0-7]{3})', lambda m: chr(int(m[1], 8)), f) for f in fields[3:5])
+            top, point = (
+                re.sub(r'\\([0-7]{3})', lambda m: chr(int(m[1], 8)), f) for f in fields[3:5]
+            )
             yield controllers, top, point
 
 
@@ -74,38 +79,58 @@ def _folders(root: Path) -> Iterator[Path]:
     mounts = list(_mounts(read_small(root / 'proc/self/mountinfo')))
     for line in read_small(root / 'proc/self/cgroup').splitlines():
         names, _, group = line.partition(':')[2].partition(':')
-        mount = next(((top, point) for known, top, point in mounts if set(names.split(',')) <= known), None)
+        mount = next(
+            ((top, point) for known, top, point in mounts if set(names.split(',')) <= known), None
+        )
         if mount is None:
             continue
         top, point = mount
         path = PurePosixPath(group)
-        # In a container without a cgroup namespace, the group's path is outside the mount, whose top is then the group.
-        inside = path.relative_to(top) if path.is_relative_to(top) and '..' not in path.parts else PurePosixPath()
+        # In a container without a cgroup namespace, the group's path is outside the mount, whose
+        # top is then the group.
+        inside = (
+            path.relative_to(top)
+            if path.is_relative_to(top) and '..' not in path.parts
+            else PurePosixPath()
+        )
         yield from (root / point.lstrip('/') / p for p in (inside, *inside.parents))
 
 
 def _memory(folder: Path) -> tuple[int, int] | None:
     """Return (limit, used) of a group in bytes, or None if there is no limit."""
-    for limit, used, cache in (('memory.max', 'memory.current', 'inactive_file'),
-                               ('memory.limit_in_bytes', 'memory.usage_in_bytes', 'total_inactive_file')):
+    for limit, used, cache in (
+        ('memory.max', 'memory.current', 'inactive_file'),
+        ('memory.limit_in_bytes', 'memory.usage_in_bytes', 'total_inactive_file'),
+    ):
         limit_bytes = _number(read_small(folder / limit))
         if limit_bytes is not None and limit_bytes < _NO_LIMIT_BYTES:
-            reclaimable = re.search(rf'^{cache} (\d+)$', read_small(folder / 'memory.stat'), re.MULTILINE)
+            reclaimable = re.search(
+                rf'^{cache} (\d+)$', read_small(folder / 'memory.stat'), re.MULTILINE
+            )
             used_bytes = _number(read_small(folder / used)) or 0
             return limit_bytes, max(0, used_bytes - int(reclaimable[1] if reclaimable else 0))
     return None
 
 
 def memory_cgroup(root: Path = ROOT) -> Path | None:
-    """Return the folder of this process's innermost group that counts out-of-memory kills, or None."""
-    return next((f for f in _folders(root)
-                 if any((f / name).exists() for name in ('memory.events', 'memory.oom_control'))), None)
+    """Return the folder of this process's innermost group that counts out-of-memory kills, or
+    None."""
+    return next(
+        (
+            f
+            for f in _folders(root)
+            if any((f / name).exists() for name in ('memory.events', 'memory.oom_control'))
+        ),
+        None,
+    )
 
 
 def _quota(folder: Path) -> float | None:
     """Return the CPU quota of a group in CPUs, or None if there is no quota."""
-    words = read_small(folder / 'cpu.max').split() or [read_small(folder / 'cpu.cfs_quota_us'),
-                                                  read_small(folder / 'cpu.cfs_period_us')]
+    words = read_small(folder / 'cpu.max').split() or [
+        read_small(folder / 'cpu.cfs_quota_us'),
+        read_small(folder / 'cpu.cfs_period_us'),
+    ]
     quota, period = (_number(w) for w in (*words, '')[:2])
     return quota / period if quota and period else None
 
@@ -113,9 +138,15 @@ def _quota(folder: Path) -> float | None:
 def throttled_s(root: Path = ROOT) -> float:
     """Return the seconds in which CPU quotas stopped a group of this process; each CPU counts."""
     texts = [read_small(f / 'cpu.stat') for f in _folders(root)]
-    return max((int(number) * unit_s for text in texts for name, unit_s in (('throttled_usec', 1e-6),
-                                                                            ('throttled_time', 1e-9))
-                for number in re.findall(rf'^{name} (\d+)$', text, re.MULTILINE)), default=0.0)
+    return max(
+        (
+            int(number) * unit_s
+            for text in texts
+            for name, unit_s in (('throttled_usec', 1e-6), ('throttled_time', 1e-9))
+            for number in re.findall(rf'^{name} (\d+)$', text, re.MULTILINE)
+        ),
+        default=0.0,
+    )
 
 
 def processes_needed(num_ranks: int) -> int:
@@ -124,14 +155,26 @@ def processes_needed(num_ranks: int) -> int:
 
 
 def free_processes(root: Path = ROOT) -> tuple[int, str] | None:
-    """Return the number of processes and threads that may still be started, and their limit; None without a limit."""
-    limits = [(limit - (_number(read_small(f / 'pids.current')) or 0), f'the pids limit of the cgroup is {limit}')
-              for f in _folders(root) if (limit := _number(read_small(f / 'pids.max'))) is not None]
+    """Return the number of processes and threads that may still be started, and their limit; None
+    without a limit."""
+    limits = [
+        (
+            limit - (_number(read_small(f / 'pids.current')) or 0),
+            f'the pids limit of the cgroup is {limit}',
+        )
+        for f in _folders(root)
+        if (limit := _number(read_small(f / 'pids.max'))) is not None
+    ]
     most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     if os.geteuid() and most != resource.RLIM_INFINITY:  # root has no limit
-        own = [text for p in (root / 'proc').glob('[0-9]*/status') if re.search(
-            rf'^Uid:\t{os.getuid()}\t', text := read_small(p), re.MULTILINE)]
-        used = sum(int(n) for text in own for n in re.findall(r'^Threads:\t(\d+)', text, re.MULTILINE))
+        own = [
+            text
+            for p in (root / 'proc').glob('[0-9]*/status')
+            if re.search(rf'^Uid:\t{os.getuid()}\t', text := read_small(p), re.MULTILINE)
+        ]
+        used = sum(
+            int(n) for text in own for n in re.findall(r'^Threads:\t(\d+)', text, re.MULTILINE)
+        )
         limits.append((most - used, f'ulimit -u is {most}'))
     return min(limits, default=None)
 
@@ -148,10 +191,16 @@ def _cpuset(folder: Path) -> set[int] | None:
 
 
 def find_limits(root: Path = ROOT) -> Limits:
-    """Return the limits of this process. root may be a folder with copies of /proc and the mounts."""
+    """Return the limits of this process. root may be a folder with copies of /proc and the
+    mounts."""
     folders = list(_folders(root))
-    limit_bytes, used_bytes = min((m for f in folders if (m := _memory(f))), key=lambda m: m[0] - m[1],
-                                  default=(None, 0))
+    limit_bytes, used_bytes = min(
+        (m for f in folders if (m := _memory(f))), key=lambda m: m[0] - m[1], default=(None, 0)
+    )
     cpusets = [c for f in folders if (c := _cpuset(f))]
-    return Limits(limit_bytes, used_bytes, min((q for f in folders if (q := _quota(f))), default=None),
-                  tuple(sorted(set.intersection(*cpusets))) if cpusets else None)
+    return Limits(
+        limit_bytes,
+        used_bytes,
+        min((q for f in folders if (q := _quota(f))), default=None),
+        tuple(sorted(set.intersection(*cpusets))) if cpusets else None,
+    )

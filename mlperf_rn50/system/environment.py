@@ -1,4 +1,5 @@
 """Hardware and software of this host, from lscpu, lsblk, /sys/class and nvidia-smi (NVML)."""
+
 import os
 import platform
 import re
@@ -19,97 +20,173 @@ from mlperf_rn50.system.processor import find_processor
 Facts = dict[str, Any]
 SYS = Path('/sys')
 _GPU_KEYS = ('name', 'memory.total', 'clocks.max.sm', 'power.limit', 'driver_version')
-_VARIABLES = ('OMP_', 'HOROVOD_', 'MXNET_', 'DNNL_', 'DALI_', 'NCCL_', 'KMP_', 'GLIBC_', 'CUDA_VISIBLE_DEVICES',
-              'CUDA_DEVICE_ORDER')
+_VARIABLES = (
+    'OMP_',
+    'HOROVOD_',
+    'MXNET_',
+    'DNNL_',
+    'DALI_',
+    'NCCL_',
+    'KMP_',
+    'GLIBC_',
+    'CUDA_VISIBLE_DEVICES',
+    'CUDA_DEVICE_ORDER',
+)
 _MXNETS = ('mxnet', 'mxnet-cu112', 'mxnet-cu117')
-_PACKAGES = (*_MXNETS, 'horovod', 'nvidia-dali-cuda120', 'numpy', 'mlperf-logging', 'mlperf-compliance', 'openmpi')
-_NAMES = {'nvidia-dali-cuda120': 'DALI', 'horovod': 'Horovod', 'openmpi': 'Open MPI', 'numpy': 'NumPy'}
+_PACKAGES = (
+    *_MXNETS,
+    'horovod',
+    'nvidia-dali-cuda120',
+    'numpy',
+    'mlperf-logging',
+    'mlperf-compliance',
+    'openmpi',
+)
+_NAMES = {
+    'nvidia-dali-cuda120': 'DALI',
+    'horovod': 'Horovod',
+    'openmpi': 'Open MPI',
+    'numpy': 'NumPy',
+}
 
 
 def query_gpus(*keys: str) -> list[dict[str, str]]:
     """Query nvidia-smi for properties of each GPU of this host, such as memory.total."""
-    text = output_of('nvidia-smi', f'--query-gpu={",".join(keys)}', '--format=csv,noheader', timeout_s=60)
+    text = output_of(
+        'nvidia-smi', f'--query-gpu={",".join(keys)}', '--format=csv,noheader', timeout_s=60
+    )
     return [dict(zip(keys, (w.strip() for w in line.split(',')))) for line in text.splitlines()]
 
 
 def parse_cpu(text: str) -> Facts:
-    """Parse model, sockets, cores, threads, frequency and caches from the output of `lscpu --json`."""
-    from mlperf_rn50.runfolder.jsonl import decode  # imported late, because --version needs no packages
+    """Parse model, sockets, cores, threads, frequency and caches from the output of `lscpu
+    --json`."""
+    # imported late, because --version needs no packages
+    from mlperf_rn50.runfolder.jsonl import decode
+
     entries = (decode(text, dict) or {}).get('lscpu', [])
     fields = {entry.get('field', '').rstrip(':'): entry.get('data') for entry in entries}
 
     def count(name: str) -> int | None:
         return int(fields[name]) if re.fullmatch(r'\d+', fields.get(name) or '') else None
+
     mhz = fields.get('CPU max MHz') or ''
-    caches = ', '.join(f'{name.removesuffix(" cache")} {size}' for name, size in fields.items()
-                       if name.endswith(' cache'))
-    return {'model': fields.get('Model name'), 'sockets': count('Socket(s)'),
-            'cores_per_socket': count('Core(s) per socket'), 'threads_per_core': count('Thread(s) per core'),
-            'max_mhz': float(mhz) if re.fullmatch(r'[\d.]+', mhz) else None, 'caches': caches or None}
+    caches = ', '.join(
+        f'{name.removesuffix(" cache")} {size}'
+        for name, size in fields.items()
+        if name.endswith(' cache')
+    )
+    return {
+        'model': fields.get('Model name'),
+        'sockets': count('Socket(s)'),
+        'cores_per_socket': count('Core(s) per socket'),
+        'threads_per_core': count('Thread(s) per core'),
+        'max_mhz': float(mhz) if re.fullmatch(r'[\d.]+', mhz) else None,
+        'caches': caches or None,
+    }
 
 
 def parse_storage(text: str) -> list[Facts]:
     """Parse kind, model and size of each disk from the output of `lsblk --json`."""
+
     def kind(disk: Facts) -> str:
         if str(disk.get('name')).startswith('vd'):
             return 'virtual disk'
         return 'NVMe SSD' if disk.get('tran') == 'nvme' else 'HDD' if disk.get('rota') else 'SSD'
+
     from mlperf_rn50.runfolder.jsonl import decode
+
     devices = (decode(text, dict) or {}).get('blockdevices', [])
-    return [{'kind': kind(d), 'model': (d.get('model') or '').strip() or None, 'bytes': int(d['size'])}
-            for d in devices if d.get('type') == 'disk' and int(d.get('size') or 0)]
+    return [
+        {'kind': kind(d), 'model': (d.get('model') or '').strip() or None, 'bytes': int(d['size'])}
+        for d in devices
+        if d.get('type') == 'disk' and int(d.get('size') or 0)
+    ]
 
 
 def find_networks(sys: Path = SYS) -> list[Facts]:
-    """Find the network interfaces that have a device, and the InfiniBand ports. A rate is None if unknown."""
+    """Find the network interfaces that have a device, and the InfiniBand ports. A rate is None if
+    unknown."""
     result = []
     for path in sorted((sys / 'class/net').glob('*/device')):
         speed = read_small(path.parent / 'speed')
-        result.append({'name': path.parent.name, 'rate': f'{speed} Mb/s' if re.fullmatch(r'[1-9]\d*', speed) else None})
+        result.append(
+            {
+                'name': path.parent.name,
+                'rate': f'{speed} Mb/s' if re.fullmatch(r'[1-9]\d*', speed) else None,
+            }
+        )
     for path in sorted((sys / 'class/infiniband').glob('*/ports/*/rate')):
         result.append({'name': path.parts[-4], 'rate': read_small(path) or None})
     return result
 
 
 def find_hardware() -> Facts:
-    return {'cpu': parse_cpu(output_of('lscpu', '--json')),
-            'memory_bytes': os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'),
-            'storage': parse_storage(output_of('lsblk', '--json', '--bytes', '--nodeps', '--output',
-                                               'NAME,TYPE,SIZE,ROTA,TRAN,MODEL')),
-            'networks': find_networks(), 'gpus': query_gpus(*_GPU_KEYS)}
+    return {
+        'cpu': parse_cpu(output_of('lscpu', '--json')),
+        'memory_bytes': os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'),
+        'storage': parse_storage(
+            output_of(
+                'lsblk',
+                '--json',
+                '--bytes',
+                '--nodeps',
+                '--output',
+                'NAME,TYPE,SIZE,ROTA,TRAN,MODEL',
+            )
+        ),
+        'networks': find_networks(),
+        'gpus': query_gpus(*_GPU_KEYS),
+    }
 
 
 def host_facts() -> Facts:
     hardware, os_name = find_hardware(), None
     with suppress(OSError):
         os_name = platform.freedesktop_os_release().get('PRETTY_NAME')
-    return {'hostname': platform.node(), 'os': platform.platform(), 'os_name': os_name,
-            'cpu': hardware['cpu']['model'] or platform.machine(),
-            'processor': asdict(find_processor()), 'cpu_cores': len(os.sched_getaffinity(0)),
-            'memory_bytes': hardware['memory_bytes'], 'gpus': [g['name'] for g in hardware['gpus']],
-            'hardware': hardware}
+    return {
+        'hostname': platform.node(),
+        'os': platform.platform(),
+        'os_name': os_name,
+        'cpu': hardware['cpu']['model'] or platform.machine(),
+        'processor': asdict(find_processor()),
+        'cpu_cores': len(os.sched_getaffinity(0)),
+        'memory_bytes': hardware['memory_bytes'],
+        'gpus': [g['name'] for g in hardware['gpus']],
+        'hardware': hardware,
+    }
 
 
 def dump_environment(path: Path, ranks_of_hosts: list[tuple[str, int]]) -> None:
-    """Write env.json: versions, facts about this host, number of ranks per host, relevant variables, and the commit."""
-    facts = {'python': sys.version.split()[0], 'packages': package_versions(), **git_commit(),
-             'host': host_facts(), 'num_nodes': len(ranks_of_hosts),
-             'nodes': [{'hostname': name, 'num_ranks': num_ranks} for name, num_ranks in ranks_of_hosts],
-             'variables': {k: v for k, v in sorted(os.environ.items()) if k.startswith(_VARIABLES)}}
+    """Write env.json: versions, facts about this host, number of ranks per host, relevant
+    variables, and the commit."""
+    facts = {
+        'python': sys.version.split()[0],
+        'packages': package_versions(),
+        **git_commit(),
+        'host': host_facts(),
+        'num_nodes': len(ranks_of_hosts),
+        'nodes': [{'hostname': name, 'num_ranks': num_ranks} for name, num_ranks in ranks_of_hosts],
+        'variables': {k: v for k, v in sorted(os.environ.items()) if k.startswith(_VARIABLES)},
+    }
     dump_json(path, facts, indent=1)
 
 
 def package_versions() -> dict[str, str]:
     """Return the versions of the relevant packages that are installed."""
-    result = {'mlperf-rn50': mlperf_rn50.__version__}  # an editable installation may have outdated metadata
+    # an editable installation may have outdated metadata
+    result = {'mlperf-rn50': mlperf_rn50.__version__}
     for name in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             result[name] = metadata.version(name)
     # A container may have MXNet and Open MPI without Python package metadata.
     if not any(name in result for name in _MXNETS) and (version := _mxnet_version()):
         result['mxnet'] = version
-    if 'mxnet' in result and 'openmpi' not in result and (
-            match := re.match(r'mpirun \(Open MPI\) (\S+)', output_of('mpirun', '--version'))):
+    if (
+        'mxnet' in result
+        and 'openmpi' not in result
+        and (match := re.match(r'mpirun \(Open MPI\) (\S+)', output_of('mpirun', '--version')))
+    ):
         result['openmpi'] = match[1]
     return result
 
@@ -119,27 +196,42 @@ def _mxnet_version() -> str | None:
     spec = util.find_spec('mxnet')
     for folder in (spec and spec.submodule_search_locations) or ():
         path = Path(folder) / 'libinfo.py'
-        if path.is_file() and (match := re.search(r"^__version__ = '([\w.+-]+)'", path.read_text(), re.MULTILINE)):
+        if path.is_file() and (
+            match := re.search(r"^__version__ = '([\w.+-]+)'", path.read_text(), re.MULTILINE)
+        ):
             return match[1]
     return None
 
 
 def output_of(*command: str, timeout_s: float = 10) -> str:
-    """Return the output of a command in English, because lscpu translates its output; '' if the command fails."""
+    """Return the output of a command in English, because lscpu translates its output; '' if the
+    command fails."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors='replace', timeout=timeout_s,
-                              env={**os.environ, 'LC_ALL': 'C'})
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors='replace',
+            timeout=timeout_s,
+            env={**os.environ, 'LC_ALL': 'C'},
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ''
     return done.stdout if done.returncode == 0 else ''
 
 
 def git_commit() -> dict[str, str | None]:
-    """Return the commit of the program, with '-dirty' for modified files, or None and the reason."""
+    """Return the commit of the program, with '-dirty' for modified files, or None and the
+    reason."""
     folder = Path(mlperf_rn50.__file__).parent
     try:
-        git(folder, 'ls-files', '--error-unmatch', '__init__.py')  # an installed package may be in another checkout
-        commit = git(folder, 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*').decode().strip()
+        # an installed package may be in another checkout
+        git(folder, 'ls-files', '--error-unmatch', '__init__.py')
+        commit = (
+            git(folder, 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*')
+            .decode()
+            .strip()
+        )
     except ValueError as e:
         return {'git_commit': None, 'git_commit_missing': str(e)}
     return {'git_commit': commit}
@@ -150,9 +242,19 @@ def render_stack() -> str:
     versions, processor, commit = package_versions(), find_processor(), git_commit()['git_commit']
     mxnet = next((n for n in versions if n.startswith('mxnet')), 'mxnet')
     names = {mxnet: f'MXNet {mxnet.partition("-")[2]}'.strip(), **_NAMES}
-    limit = f', limited to {processor.uses} by DNNL_MAX_CPU_ISA' if processor.uses != processor.has else ''
-    return '\n'.join([
-        f'mlperf-rn50 {versions["mlperf-rn50"]}' + (f' (commit {commit})' if commit else ''),
-        ', '.join(f'{name} {versions.get(package, "not installed")}' for package, name in names.items()),
-        f'Python {sys.version.split()[0]}, {platform.platform()}',
-        f'{processor.name or platform.machine()}, {processor.has}{limit}'])
+    limit = (
+        f', limited to {processor.uses} by DNNL_MAX_CPU_ISA'
+        if processor.uses != processor.has
+        else ''
+    )
+    return '\n'.join(
+        [
+            f'mlperf-rn50 {versions["mlperf-rn50"]}' + (f' (commit {commit})' if commit else ''),
+            ', '.join(
+                f'{name} {versions.get(package, "not installed")}'
+                for package, name in names.items()
+            ),
+            f'Python {sys.version.split()[0]}, {platform.platform()}',
+            f'{processor.name or platform.machine()}, {processor.has}{limit}',
+        ]
+    )

@@ -1,8 +1,10 @@
 """GPUs that this process can use, in CUDA's order, and their assignment to the ranks of a node.
 
 NVML lists all GPUs whose device files can be opened, in order of PCI address, as CUDA does if
-CUDA_DEVICE_ORDER=PCI_BUS_ID. CUDA uses only those in CUDA_VISIBLE_DEVICES, if set. Sources: CUDA C++ guide, NVML API.
+CUDA_DEVICE_ORDER=PCI_BUS_ID. CUDA uses only those in CUDA_VISIBLE_DEVICES, if set. Sources: CUDA
+C++ guide, NVML API.
 """
+
 import os
 import re
 from collections import Counter
@@ -24,7 +26,8 @@ _NVIDIA, _DISPLAY_CLASS = '0x10de', '0x03'
 
 @dataclass(frozen=True)
 class Gpu:
-    """A CUDA device: a card, or a MIG instance of a card. bus_id is the PCI address of the card, '' if unknown."""
+    """A CUDA device: a card, or a MIG instance of a card. bus_id is the PCI address of the card, ''
+    if unknown."""
 
     uuid: str
     name: str
@@ -40,9 +43,14 @@ def _text(value: Any) -> str:
 
 
 def linux_bus_id(text: str) -> str:
-    """Convert a PCI address from NVML notation (00000000:3B:00.0) to Linux notation. Return '' for anything else."""
+    """Convert a PCI address from NVML notation (00000000:3B:00.0) to Linux notation. Return '' for
+    anything else."""
     domain, _, rest = text.partition(':')
-    return f'{int(domain, 16):04x}:{rest.lower()}' if re.fullmatch(r'[0-9A-Fa-f]+', domain) and rest else ''
+    return (
+        f'{int(domain, 16):04x}:{rest.lower()}'
+        if re.fullmatch(r'[0-9A-Fa-f]+', domain) and rest
+        else ''
+    )
 
 
 def _read_gpu(nvml: Any, handle: Any) -> Gpu:
@@ -52,9 +60,14 @@ def _read_gpu(nvml: Any, handle: Any) -> Gpu:
     memory_bytes = None
     with suppress(Exception):  # an NVML error; some devices have no memory of their own
         memory_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    return Gpu(_text(nvml.nvmlDeviceGetUUID(handle)), _text(nvml.nvmlDeviceGetName(handle)),
-               linux_bus_id(_text(nvml.nvmlDeviceGetPciInfo(card).busId)), f'{major}.{minor}',
-               _text(nvml.nvmlSystemGetDriverVersion()), memory_bytes)
+    return Gpu(
+        _text(nvml.nvmlDeviceGetUUID(handle)),
+        _text(nvml.nvmlDeviceGetName(handle)),
+        linux_bus_id(_text(nvml.nvmlDeviceGetPciInfo(card).busId)),
+        f'{major}.{minor}',
+        _text(nvml.nvmlSystemGetDriverVersion()),
+        memory_bytes,
+    )
 
 
 def _visible_handles(nvml: Any, handles: Sequence[Any], visible: str | None) -> list[Any]:
@@ -63,25 +76,38 @@ def _visible_handles(nvml: Any, handles: Sequence[Any], visible: str | None) -> 
     visible_handles: list[Any] = []
     for word in map(str.strip, visible.split(',')):
         try:
-            handle = handles[int(word)] if re.fullmatch('[0-9]{1,9}', word) else nvml.nvmlDeviceGetHandleByUUID(word)
-        except Exception:  # an NVML error, or a number beyond the last card; CUDA ignores the rest of the list
+            handle = (
+                handles[int(word)]
+                if re.fullmatch('[0-9]{1,9}', word)
+                else nvml.nvmlDeviceGetHandleByUUID(word)
+            )
+        # an NVML error, or a number beyond the last card; CUDA ignores the rest of the list
+        except Exception:
             break
         visible_handles.append(handle)
     return visible_handles
 
 
 def find_visible_gpus() -> list[Gpu]:
-    """Return the devices that CUDA sees, from NVML. UUID prefixes and numbers of cards in MIG mode are not resolved."""
+    """Return the devices that CUDA sees, from NVML. UUID prefixes and numbers of cards in MIG mode
+    are not resolved."""
     nvml, handles = find_gpus()
     with suppress(Exception):  # an NVML error
-        return [_read_gpu(nvml, h) for h in _visible_handles(nvml, handles, os.environ.get(VISIBLE))]
+        return [
+            _read_gpu(nvml, h) for h in _visible_handles(nvml, handles, os.environ.get(VISIBLE))
+        ]
     return []
 
 
 def all_bus_ids(sys: Path) -> list[str]:
-    """Return the PCI addresses of all NVIDIA cards of a host, in order, including those that cannot be opened."""
-    return [p.name for p in sorted((sys / 'bus/pci/devices').glob('*'))
-            if read_small(p / 'vendor') == _NVIDIA and read_small(p / 'class').startswith(_DISPLAY_CLASS)]
+    """Return the PCI addresses of all NVIDIA cards of a host, in order, including those that cannot
+    be opened."""
+    return [
+        p.name
+        for p in sorted((sys / 'bus/pci/devices').glob('*'))
+        if read_small(p / 'vendor') == _NVIDIA
+        and read_small(p / 'class').startswith(_DISPLAY_CLASS)
+    ]
 
 
 @dataclass(frozen=True)
@@ -100,7 +126,8 @@ class View:
 
 
 def make_view(host: str, gpus: Sequence[Gpu], num_gpus: int, visible: str | None) -> View:
-    """Make a rank's view. If NVML does not find as many GPUs as CUDA (num_gpus), numbers replace their UUIDs."""
+    """Make a rank's view. If NVML does not find as many GPUs as CUDA (num_gpus), numbers replace
+    their UUIDs."""
     uuids = tuple(g.uuid for g in gpus)
     if len(uuids) == num_gpus and all(uuids):
         return View(host, uuids, visible, tuple(g.bus_id for g in gpus))
@@ -113,8 +140,9 @@ def make_view(host: str, gpus: Sequence[Gpu], num_gpus: int, visible: str | None
 def choose_gpus(views: Sequence[View], ranks_per_device: int) -> list[int]:
     """Return for each rank the number of its GPU among those that it sees. Each rank has one view.
 
-    Ranks of a host that see the same GPUs divide them in order, `ranks_per_device` consecutive ranks per GPU; a rank
-    that sees a single GPU uses number 0. Raise ConfigError if more or non-consecutive ranks would share a GPU.
+    Ranks of a host that see the same GPUs divide them in order, `ranks_per_device` consecutive
+    ranks per GPU; a rank that sees a single GPU uses number 0. Raise ConfigError if more or
+    non-consecutive ranks would share a GPU.
     """
     numbers, alike = [], Counter[tuple[str, tuple[str, ...]]]()
     sizes = Counter((v.host, v.uuids) for v in views)
@@ -127,43 +155,74 @@ def choose_gpus(views: Sequence[View], ranks_per_device: int) -> list[int]:
         numbers.append(number)
     uuids = [v.uuids[n] for v, n in zip(views, numbers)]
     _check_shared(uuids, views, ranks_per_device)
-    _check_instances(uuids, [v.cards[n] if v.cards else '' for v, n in zip(views, numbers)], views, ranks_per_device)
+    _check_instances(
+        uuids,
+        [v.cards[n] if v.cards else '' for v, n in zip(views, numbers)],
+        views,
+        ranks_per_device,
+    )
     return numbers
 
 
 def _too_many(rank: int, view: View, num_ranks: int, ranks_per_device: int) -> str:
-    num_gpus, setting = len(view.uuids), '' if view.visible is None else f' ({VISIBLE}={view.shown})'
+    num_gpus, setting = (
+        len(view.uuids),
+        '' if view.visible is None else f' ({VISIBLE}={view.shown})',
+    )
     if not num_gpus:
-        return (f'train.device: got gpu, but rank {rank} on {view.host} sees no GPU{setting}; make one visible, or set '
-                'train.device=cpu')
+        return (
+            f'train.device: got gpu, but rank {rank} on {view.host} sees no GPU{setting}; make '
+            'one visible, or set '
+            'train.device=cpu'
+        )
     same = f'; all see {", ".join(view.uuids)}' if not view.uuids[0].startswith('number ') else ''
-    return (f'run.ranks_per_device: got {ranks_per_device} with {num_ranks} ranks on {view.host} that see {num_gpus} '
-            f'GPU{"s" * (num_gpus > 1)}{setting}{same}; expected at least {-(-num_ranks // num_gpus)}, or a GPU for '
-            'each rank')
+    return (
+        f'run.ranks_per_device: got {ranks_per_device} with {num_ranks} ranks on {view.host} that '
+        f'see {num_gpus} '
+        f'GPU{"s" * (num_gpus > 1)}{setting}{same}; expected at least '
+        f'{-(-num_ranks // num_gpus)}, or a GPU for '
+        'each rank'
+    )
 
 
 def _check_shared(uuids: Sequence[str], views: Sequence[View], ranks_per_device: int) -> None:
-    """Raise ConfigError if more than `ranks_per_device` ranks, or ranks that are not consecutive, use the same GPU."""
+    """Raise ConfigError if more than `ranks_per_device` ranks, or ranks that are not consecutive,
+    use the same GPU."""
     for uuid, ranks in grouped(range(len(uuids)), lambda rank: uuids[rank]).items():
-        leaders = [r for r in ranks if r % ranks_per_device == 0]  # the ranks that exchange gradients with other GPUs
+        # the ranks that exchange gradients with other GPUs
+        leaders = [r for r in ranks if r % ranks_per_device == 0]
         hosts = ', '.join(dict.fromkeys(views[r].host for r in ranks))
         got = f'run.ranks_per_device: got {ranks_per_device}, but ranks'
         if len(ranks) > ranks_per_device:
-            raise ConfigError(f'{got} {", ".join(map(str, ranks))} on {hosts} all use GPU {uuid} ({VISIBLE}: '
-                              f'{"; ".join(dict.fromkeys(views[r].shown for r in ranks))}); expected a GPU for each, '
-                              f'or {len(ranks)}')
+            raise ConfigError(
+                f'{got} {", ".join(map(str, ranks))} on {hosts} all use GPU {uuid} ({VISIBLE}: '
+                f'{"; ".join(dict.fromkeys(views[r].shown for r in ranks))}); expected a GPU for '
+                'each, '
+                f'or {len(ranks)}'
+            )
         if len(leaders) > 1:  # NCCL rejects two ranks on one GPU
-            raise ConfigError(f'{got} {leaders[0]} and {leaders[1]} on {hosts}, which are not consecutive, use GPU '
-                              f'{uuid}; expected consecutive ranks on a GPU')
+            raise ConfigError(
+                f'{got} {leaders[0]} and {leaders[1]} on {hosts}, which are not consecutive, use '
+                'GPU '
+                f'{uuid}; expected consecutive ranks on a GPU'
+            )
 
 
-def _check_instances(uuids: Sequence[str], cards: Sequence[str], views: Sequence[View], ranks_per_device: int) -> None:
-    """Raise ConfigError if NCCL would have to connect two instances of one card, which have the card's PCI address."""
+def _check_instances(
+    uuids: Sequence[str], cards: Sequence[str], views: Sequence[View], ranks_per_device: int
+) -> None:
+    """Raise ConfigError if NCCL would have to connect two instances of one card, which have the
+    card's PCI address."""
     leaders: dict[tuple[str, str], int] = {}
     for rank in range(0, len(uuids), ranks_per_device):
         host, card = views[rank].host, cards[rank]
         first = leaders.setdefault((host, card), rank)
         if card and uuids[first] != uuids[rank]:
-            raise ConfigError(f'run.ranks_per_device: got {ranks_per_device}, but ranks {first} and {rank} on {host} '
-                              f'use {uuids[first]} and {uuids[rank]}, two instances of the card {card}, which NCCL '
-                              'refuses; expected one rank per card, or the number of consecutive ranks on each card')
+            raise ConfigError(
+                f'run.ranks_per_device: got {ranks_per_device}, but ranks {first} and {rank} on '
+                f'{host} '
+                f'use {uuids[first]} and {uuids[rank]}, two instances of the card {card}, which '
+                'NCCL '
+                'refuses; expected one rank per card, or the number of consecutive ranks on each '
+                'card'
+            )

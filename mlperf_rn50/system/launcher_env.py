@@ -1,8 +1,10 @@
-"""Environment of this process: its rank and size, without communication, and variables that other programs have left.
+"""Environment of this process: its rank and size, without communication, and variables that other
+programs have left.
 
-Values that end or block a library were tried with MXNet 1.9.1, DALI 2.4.0, Horovod 0.28.1 and libgomp. Variables for
-GPUs follow MXNet's documentation. Horovod reads other text as 0.
+Values that end or block a library were tried with MXNet 1.9.1, DALI 2.4.0, Horovod 0.28.1 and
+libgomp. Variables for GPUs follow MXNet's documentation. Horovod reads other text as 0.
 """
+
 import os
 import platform
 import re
@@ -39,20 +41,30 @@ KVSTORE_USETREE MEM_PLAN_VERBOSE_LOGGING MKLDNN_DEBUG MKLDNN_ENABLED MKLDNN_FORC
 SAFE_ACCUMULATION USE_FUSION VERBOSE_TUNING_INFO"""
 _HOROVOD_WHOLE = """CACHE_CAPACITY FUSION_THRESHOLD GLOO_TIMEOUT_SECONDS NUM_NCCL_STREAMS STALL_CHECK_TIME_SECONDS
 STALL_SHUTDOWN_TIME_SECONDS"""
-_COUNT = r'0*[1-9]\d{0,2}', 'a whole number of 1 to 999'  # of threads or buffers; MXNet aborts without room for them
+# of threads or buffers; MXNet aborts without room for them
+_COUNT = r'0*[1-9]\d{0,2}', 'a whole number of 1 to 999'
 _WHOLE = r'\d{1,9}|1\d{9}|20\d{8}|2147483647', 'a whole number of at most 2147483647'
 # (prefix, names, pattern of the value, description of the value)
 _FORMS = (
     ('MXNET_', _MXNET_POSITIVE, *_COUNT),
     ('MXNET_', 'OPTIMIZER_AGGREGATION_SIZE', r'0*[1-9]\d{0,8}', 'a whole number of at least 1'),
     ('MXNET_', _MXNET_WHOLE, *_WHOLE),
-    ('MXNET_EXEC_BULK_EXEC_MAX_NODE_', 'TRAIN TRAIN_BWD TRAIN_FWD', r'\d{1,7}',  # MXNet reserves memory for them
-     'a whole number of at most 9999999'),
+    # MXNet reserves memory for them
+    (
+        'MXNET_EXEC_BULK_EXEC_MAX_NODE_',
+        'TRAIN TRAIN_BWD TRAIN_FWD',
+        r'\d{1,7}',
+        'a whole number of at most 9999999',
+    ),
     ('MXNET_', _MXNET_SWITCHES, '0|1|(?i:true|false)', '0 or 1'),
     ('MXNET_', 'MKLDNN_CACHE_NUM', r'-1|\d{1,9}', 'a whole number, or -1 for no limit'),
     ('MXNET_', 'TUNING_WEIGHT_SCALE', r'\d+\.?\d*|\.\d+', 'a number'),
-    ('MXNET_', 'ENGINE_TYPE', 'NaiveEngine|ThreadedEngine(PerDevice)?',
-     'NaiveEngine, ThreadedEngine or ThreadedEnginePerDevice'),
+    (
+        'MXNET_',
+        'ENGINE_TYPE',
+        'NaiveEngine|ThreadedEngine(PerDevice)?',
+        'NaiveEngine, ThreadedEngine or ThreadedEnginePerDevice',
+    ),
     ('HOROVOD_', _HOROVOD_WHOLE, r'\d{1,18}', 'a whole number'),
     # An exchange waits for this time.
     ('HOROVOD_', 'CYCLE_TIME', r'\d{1,3}(\.\d*)?|\.\d+', 'a number of milliseconds below 1000'),
@@ -63,16 +75,22 @@ _FORMS = (
     ('NNVM_', 'EXEC_MATCH_RANGE EXEC_NUM_TEMP', *_WHOLE),
     ('NNVM_', 'AUTO_SEARCH_MATCH_RANGE', '0|1|(?i:true|false)', '0 or 1'),
     ('DALI_', 'MALLOC_POOL_THRESHOLD', r'\d+[kM]?', 'a number of bytes, such as 4096 or 64k'),
-    ('GOMP_', 'CPU_AFFINITY', r'[\d\s,:-]*\d[\d\s,:-]*', 'CPU numbers, such as 0-3'))  # libgomp would wait for ever
-# Variables that tell a process its rank. Those of a launcher come from an outer job or an old shell.
-_OF_RANKS = re.compile(r'HOROVOD_(RANK|SIZE|LOCAL_|CROSS_|GLOO_RENDEZVOUS_|HOSTNAME|ELASTIC)|OMPI_(COMM|UNIVERSE)_|'
-                       r'OMPI_MCA_(ess|orte_(app_num|bound|ess_|hnp_uri|jobfam|local_daemon|num_nodes|top_session))|'
-                       r'PMIX?_(?!MCA_)|MPI_LOCAL')
+    # libgomp would wait for ever
+    ('GOMP_', 'CPU_AFFINITY', r'[\d\s,:-]*\d[\d\s,:-]*', 'CPU numbers, such as 0-3'),
+)
+# Variables that tell a process its rank. Those of a launcher come from an outer job or an old
+# shell.
+_OF_RANKS = re.compile(
+    r'HOROVOD_(RANK|SIZE|LOCAL_|CROSS_|GLOO_RENDEZVOUS_|HOSTNAME|ELASTIC)|OMPI_(COMM|UNIVERSE)_|'
+    r'OMPI_MCA_(ess|orte_(app_num|bound|ess_|hnp_uri|jobfam|local_daemon|num_nodes|top_session))|'
+    r'PMIX?_(?!MCA_)|MPI_LOCAL'
+)
 _OF_GLOO = ('HOROVOD_CONTROLLER', 'HOROVOD_CPU_OPERATIONS')
 
 
 def environment_number(name: str) -> int | None:
-    """Return the whole number in an environment variable, None if it is not set; raise ConfigError for other text."""
+    """Return the whole number in an environment variable, None if it is not set; raise ConfigError
+    for other text."""
     text = os.environ.get(name)
     if text is None:
         return None
@@ -86,7 +104,8 @@ def _number(names: tuple[str, ...]) -> int | None:
 
 
 def _slurm_number(name: str) -> int | None:
-    """Return a number of the Slurm step under srun --mpi=pmix, where PMIx sets only the rank; otherwise None."""
+    """Return a number of the Slurm step under srun --mpi=pmix, where PMIx sets only the rank;
+    otherwise None."""
     return environment_number(name) if 'PMIX_RANK' in os.environ else None
 
 
@@ -102,21 +121,29 @@ def launched_rank() -> int:
 
 
 def launched_local() -> tuple[int, int]:
-    """Return this process's rank on its node and the number of ranks there; (0, 1) without a launcher."""
+    """Return this process's rank on its node and the number of ranks there; (0, 1) without a
+    launcher."""
     rank, size = _number(_LOCAL_RANK), _number(_LOCAL_SIZE)
     if rank is None and size is None and (num_tasks := _slurm_number('SLURM_STEP_NUM_TASKS')):
-        rank, even = _slurm_number('SLURM_LOCALID'), -(-num_tasks // (_slurm_number('SLURM_STEP_NUM_NODES') or 1))
+        rank, even = (
+            _slurm_number('SLURM_LOCALID'),
+            -(-num_tasks // (_slurm_number('SLURM_STEP_NUM_NODES') or 1)),
+        )
         tasks = os.environ.get('SLURM_STEP_TASKS_PER_NODE', '')
         size = _tasks_on_node(tasks, _slurm_number('SLURM_NODEID') or 0) or even
     rank, size = rank or 0, size or 1
     if rank >= size:
-        raise ConfigError(f'rank on this node: got {rank} with {size} ranks, expected at most {size - 1}, from the '
-                          'environment of the launcher; start the ranks with a script in launch/')
+        raise ConfigError(
+            f'rank on this node: got {rank} with {size} ranks, expected at most {size - 1}, from '
+            'the '
+            'environment of the launcher; start the ranks with a script in launch/'
+        )
     return rank, size
 
 
 def _tasks_on_node(text: str, node: int) -> int:
-    """Return the tasks of a node from Slurm's list, such as 4(x2),3 for 4, 4 and 3; 0 if it is not in the list."""
+    """Return the tasks of a node from Slurm's list, such as 4(x2),3 for 4, 4 and 3; 0 if it is not
+    in the list."""
     for tasks, repeats in re.findall(r'(\d{1,9})(?:\(x(\d{1,9})\))?', text, re.ASCII):
         node -= int(repeats or 1)
         if node < 0:
@@ -125,12 +152,21 @@ def _tasks_on_node(text: str, node: int) -> int:
 
 
 def resume_command(checkpoints: Path, is_newest: bool = True) -> str:
-    """Return the command line that resumes a run; is_newest: whether it is the one that the launcher would resume."""
+    """Return the command line that resumes a run; is_newest: whether it is the one that the
+    launcher would resume."""
     num_ranks = os.environ.get('OMPI_COMM_WORLD_SIZE')  # of mpirun without a launcher
     typed = shlex.join(['mlperf-rn50', 'train', *sys.argv[2:]])
-    words = shlex.split(os.environ.get(COMMAND) or f'mpirun -np {num_ranks} ' * bool(num_ranks) + typed)
-    place = next((i for i in range(2, len(words) + 1)
-                  if os.path.basename(words[i - 2]) == 'mlperf-rn50' and words[i - 1] == 'train'), 0)
+    words = shlex.split(
+        os.environ.get(COMMAND) or f'mpirun -np {num_ranks} ' * bool(num_ranks) + typed
+    )
+    place = next(
+        (
+            i
+            for i in range(2, len(words) + 1)
+            if os.path.basename(words[i - 2]) == 'mlperf-rn50' and words[i - 1] == 'train'
+        ),
+        0,
+    )
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument('--resume', nargs='?', const='')
     if is_newest and not place:  # a launcher
@@ -139,7 +175,8 @@ def resume_command(checkpoints: Path, is_newest: bool = True) -> str:
     num_local = launched_local()[1]
     ranks = [*(['--hosts', 'HOSTS'] if num_local < (launched_size() or 1) else []), str(num_local)]
     start = words[:place] or ['launch/ranks.sh', *ranks, 'mlperf-rn50', 'train']
-    given, changes = parser.parse_known_args(words[place or len(words):])  # the run folder lacks a resume's options
+    # the run folder lacks a resume's options
+    given, changes = parser.parse_known_args(words[place or len(words) :])
     return shlex.join([*start, '--resume', str(checkpoints), *(changes if given.resume else [])])
 
 
@@ -149,17 +186,19 @@ def rank_name() -> str:
 
 
 def print_stderr(line: str) -> None:
-    """Write a line to stderr in a single write, so that lines of ranks do not mix; unbuffered print() writes twice."""
+    """Write a line to stderr in a single write, so that lines of ranks do not mix; unbuffered
+    print() writes twice."""
     if sys.stderr:  # None if stderr was closed at the start
         sys.stderr.write(f'{line}\n')
         sys.stderr.flush()
 
 
 def settle_variables(env: MutableMapping[str, str], starts_ranks: bool = False) -> None:
-    """Correct an environment before it is used; raise ConfigError for a value that a library would not survive.
+    """Correct an environment before it is used; raise ConfigError for a value that a library would
+    not survive.
 
-    OMP_NUM_THREADS becomes one number, because MXNet reads no list; without a number, it and empty variables are
-    removed. Horovod's controller is the one of the program that started this rank.
+    OMP_NUM_THREADS becomes one number, because MXNet reads no list; without a number, it and empty
+    variables are removed. Horovod's controller is the one of the program that started this rank.
 
     Args:
         starts_ranks: True for a launcher, whose ranks get their own variables.
@@ -169,12 +208,18 @@ def settle_variables(env: MutableMapping[str, str], starts_ranks: bool = False) 
             text = env.get(name, '').strip()
             _set(env, name, text)
             if text and not re.fullmatch(pattern, text, re.ASCII):
-                raise ConfigError(f'{name}: got {text[:40]!r} in the environment, expected {expected}; correct or '
-                                  'unset it')
+                raise ConfigError(
+                    f'{name}: got {text[:40]!r} in the environment, expected {expected}; correct '
+                    'or '
+                    'unset it'
+                )
     _set(env, 'OMP_NUM_THREADS', str(omp_threads(env.get('OMP_NUM_THREADS', '')) or ''))
     for name in [n for n in env if starts_ranks and _OF_RANKS.match(n)]:
         del env[name]
-    is_gloo = 'HOROVOD_GLOO_RENDEZVOUS_ADDR' in env and not {'OMPI_COMM_WORLD_RANK', 'PMIX_RANK'} & {*env}
+    is_gloo = 'HOROVOD_GLOO_RENDEZVOUS_ADDR' in env and not {
+        'OMPI_COMM_WORLD_RANK',
+        'PMIX_RANK',
+    } & {*env}
     for name in _OF_GLOO:
         if not is_gloo and env.get(name, '').lower() != 'ccl':
             env.pop(name, None)

@@ -1,7 +1,9 @@
-"""Settings and messages of Open MPI, and space for its files: its session folder in TMPDIR, and shared memory.
+"""Settings and messages of Open MPI, and space for its files: its session folder in TMPDIR, and
+shared memory.
 
 Measured with Open MPI 4.1.8 and 2 ranks: 8.3 MB per node in TMPDIR, and 4 MiB per rank in /dev/shm.
 """
+
 import os
 import re
 import shutil
@@ -15,9 +17,11 @@ from mlperf_rn50.errors import ConfigError
 SHARED_MEMORY = Path('/dev/shm')
 SESSION_BYTES = 10 << 20
 SETTING_FILES = 'OMPI_MCA_mca_base_param_files'
-_SETTING = re.compile(r'^[ \t]*(\w+)[ \t]*=[ \t]*([^#\n]*)', re.MULTILINE)  # line of a file with settings
+# line of a file with settings
+_SETTING = re.compile(r'^[ \t]*(\w+)[ \t]*=[ \t]*([^#\n]*)', re.MULTILINE)
 _NOISE = re.compile(r'ORTE_ERROR_LOG|PMIX ERROR|\*\*\*|more process|Set MCA parameter')
-_GENERIC = ('It looks like', 'MPI_INIT has failed', 'Sorry! You were')  # starts of messages without a cause
+# starts of messages without a cause
+_GENERIC = ('It looks like', 'MPI_INIT has failed', 'Sorry! You were')
 
 
 def free_bytes(folder: Path) -> int | None:
@@ -28,18 +32,23 @@ def free_bytes(folder: Path) -> int | None:
 
 
 def tmp_dir() -> Path:
-    """Return TMPDIR as launch/engines/openmpi.sh reads it, unlike tempfile, which replaces a TMPDIR that is full."""
+    """Return TMPDIR as launch/engines/openmpi.sh reads it, unlike tempfile, which replaces a TMPDIR
+    that is full."""
     return Path(os.environ.get('TMPDIR') or '/tmp')
 
 
 def no_room(name: str, folder: Path, free: int, needed: int) -> str:
     """Return the message for a folder without space for Open MPI. free and needed are in bytes."""
-    return (f'{name}: {folder} has {free / 1e6:.1f} MB free, expected {needed / 1e6:.0f} MB for files of Open MPI; '
-            'free space there')
+    return (
+        f'{name}: {folder} has {free / 1e6:.1f} MB free, expected {needed / 1e6:.0f} MB for files '
+        'of Open MPI; '
+        'free space there'
+    )
 
 
 def check_session(env: Mapping[str, str]) -> None:
-    """Raise ConfigError if the disk is too full for the rest of Open MPI's session files, because MPI would hang."""
+    """Raise ConfigError if the disk is too full for the rest of Open MPI's session files, because
+    MPI would hang."""
     base = Path(env.get('OMPI_MCA_orte_tmpdir_base', ''))
     free = free_bytes(base.parent) if base.name else None
     with suppress(OSError):  # a file was removed in the meantime, so the job already runs
@@ -49,7 +58,8 @@ def check_session(env: Mapping[str, str]) -> None:
 
 
 def session_problem(folder: Path) -> str:
-    """Return why a folder cannot hold Open MPI's session files, so that mpirun would hang; '' if it can."""
+    """Return why a folder cannot hold Open MPI's session files, so that mpirun would hang; '' if it
+    can."""
     try:
         with tempfile.TemporaryFile(dir=folder) as f:
             os.posix_fallocate(f.fileno(), 0, SESSION_BYTES)
@@ -59,18 +69,37 @@ def session_problem(folder: Path) -> str:
 
 
 def mpi_settings(env: Mapping[str, str], prefix: Path) -> dict[str, str]:
-    """Return the user's settings of Open MPI and UCX by variable; the environment overrides Open MPI's files."""
+    """Return the user's settings of Open MPI and UCX by variable; the environment overrides Open
+    MPI's files."""
     home = os.path.expanduser('~')  # unlike Path.home(), works for a user without a home folder
-    files = env.get(SETTING_FILES) or f'{home}/.openmpi/mca-params.conf:{prefix}/etc/openmpi-mca-params.conf'
+    files = (
+        env.get(SETTING_FILES)
+        or f'{home}/.openmpi/mca-params.conf:{prefix}/etc/openmpi-mca-params.conf'
+    )
     found: dict[str, str] = {}
     for file in reversed(re.split('[:,]', files)):
         with suppress(OSError, ValueError):
-            found |= {f'OMPI_MCA_{n}': value.strip() for n, value in _SETTING.findall(Path(file).read_text())}
-    return found | {k: v for k, v in env.items() if k.startswith(('OMPI_MCA_', 'UCX_')) and k != SETTING_FILES}
+            found |= {
+                f'OMPI_MCA_{n}': value.strip()
+                for n, value in _SETTING.findall(Path(file).read_text())
+            }
+    return found | {
+        k: v for k, v in env.items() if k.startswith(('OMPI_MCA_', 'UCX_')) and k != SETTING_FILES
+    }
 
 
 def reason_of(output: str) -> str:
     """Return the first message in the output of mpirun that names a cause, in one line."""
-    text = '\n'.join(re.sub(r'^\[\S+:\d+\]|\[\S+\[/\S+\]', '', s) for s in output.splitlines() if not _NOISE.search(s))
-    messages = [m for part in re.split(r'^-{40,}$', text, flags=re.MULTILINE) if (m := ' '.join(part.split()))]
-    return min(messages, key=lambda m: m.startswith(_GENERIC), default='no reason given')[:400].rstrip('.')
+    text = '\n'.join(
+        re.sub(r'^\[\S+:\d+\]|\[\S+\[/\S+\]', '', s)
+        for s in output.splitlines()
+        if not _NOISE.search(s)
+    )
+    messages = [
+        m
+        for part in re.split(r'^-{40,}$', text, flags=re.MULTILINE)
+        if (m := ' '.join(part.split()))
+    ]
+    return min(messages, key=lambda m: m.startswith(_GENERIC), default='no reason given')[
+        :400
+    ].rstrip('.')

@@ -1,4 +1,5 @@
 """Diagnosis of out-of-memory failures: the limit, the memory used, and how many ranks would fit."""
+
 import re
 import resource
 import signal
@@ -10,14 +11,19 @@ from mlperf_rn50.system.cgroup import find_limits, free_processes, read_small
 from mlperf_rn50.text import plural
 
 PROC = Path('/proc')
-_FAILED_ALLOCATION = re.compile(r'bad_alloc|Memory allocation failed|Failed to allocate CPU Memory|'
-                                r'Cannot allocate memory|failed to map segment|start new thread', re.IGNORECASE)
+_FAILED_ALLOCATION = re.compile(
+    r'bad_alloc|Memory allocation failed|Failed to allocate CPU Memory|'
+    r'Cannot allocate memory|failed to map segment|start new thread',
+    re.IGNORECASE,
+)
 
-_FAILED_START = re.compile('Resource temporarily unavailable|start new thread')  # fork() and clone() fail with EAGAIN
+# fork() and clone() fail with EAGAIN
+_FAILED_START = re.compile('Resource temporarily unavailable|start new thread')
 
 
 def read_numbers(path: Path) -> dict[str, int]:
-    """Return the numbers in lines 'name number' (memory.events, vmstat), 'name: number' (io) and 'Name: number kB'.
+    """Return the numbers in lines 'name number' (memory.events, vmstat), 'name: number' (io) and
+    'Name: number kB'.
 
     The latter (status, meminfo) are converted to bytes. Return {} for an unreadable file.
     """
@@ -26,41 +32,56 @@ def read_numbers(path: Path) -> dict[str, int]:
 
 
 def oom_kills(folder: Path) -> int | None:
-    """Return the number of out-of-memory kills in a cgroup, or None if the kernel does not count them."""
-    return (read_numbers(folder / 'memory.events') or read_numbers(folder / 'memory.oom_control')).get('oom_kill')
+    """Return the number of out-of-memory kills in a cgroup, or None if the kernel does not count
+    them."""
+    return (
+        read_numbers(folder / 'memory.events') or read_numbers(folder / 'memory.oom_control')
+    ).get('oom_kill')
 
 
 @dataclass(frozen=True)
 class MemorySample:
-    """Peak memory and address space of a process in bytes (0: unknown), out-of-memory kills in its cgroup or host."""
+    """Peak memory and address space of a process in bytes (0: unknown), out-of-memory kills in its
+    cgroup or host."""
 
     peak: int = 0
     peak_address_space: int = 0
     num_kills: int = 0
 
 
-def take_sample(pid: int, cgroup: Path | None, before: MemorySample = MemorySample()) -> MemorySample:
+def take_sample(
+    pid: int, cgroup: Path | None, before: MemorySample = MemorySample()
+) -> MemorySample:
     """Sample a process. Values missing after its end come from the previous sample."""
     sizes = read_numbers(PROC / str(pid) / 'status')
     num_kills = oom_kills(cgroup) if cgroup else None
     if num_kills is None:
         num_kills = read_numbers(PROC / 'vmstat').get('oom_kill', 0)
-    return MemorySample(sizes.get('VmHWM', before.peak), sizes.get('VmPeak', before.peak_address_space), num_kills)
+    return MemorySample(
+        sizes.get('VmHWM', before.peak), sizes.get('VmPeak', before.peak_address_space), num_kills
+    )
 
 
 def gigabytes(num_bytes: int) -> str:
     return f'{num_bytes / 1e9:.1f} GB'
 
 
-def explain_kill(before: MemorySample, after: MemorySample, limit: int | None, host_total: int, num_ranks: int) -> str:
-    """Explain the SIGKILL of a process. Return '' if memory was not the reason. limit: of the cgroup, in bytes."""
+def explain_kill(
+    before: MemorySample, after: MemorySample, limit: int | None, host_total: int, num_ranks: int
+) -> str:
+    """Explain the SIGKILL of a process. Return '' if memory was not the reason. limit: of the
+    cgroup, in bytes."""
     if after.num_kills <= before.num_kills:
         return ''
     cause, total = f'the {gigabytes(host_total)} of the host are exhausted', host_total
     if limit is not None and limit < host_total:
         cause, total = f'the memory limit of the cgroup is {gigabytes(limit)}', limit
-    used = f'this rank used {gigabytes(before.peak)}' if num_ranks == 1 else \
-        f'{num_ranks} ranks used about {gigabytes(num_ranks * before.peak)} together, {gigabytes(before.peak)} each'
+    used = (
+        f'this rank used {gigabytes(before.peak)}'
+        if num_ranks == 1
+        else f'{num_ranks} ranks used about {gigabytes(num_ranks * before.peak)} together, '
+        f'{gigabytes(before.peak)} each'
+    )
     num_fit = int(total // before.peak) if before.peak else 0
     fix = 'lower train.local_batch_size'
     if 0 < num_fit < num_ranks:
@@ -71,12 +92,16 @@ def explain_kill(before: MemorySample, after: MemorySample, limit: int | None, h
 
 
 def _address_space_message(name: str, limit: int, used: int) -> str:
-    return (f'out of memory: {name} is limited to {gigabytes(limit)} (ulimit -v), {gigabytes(used)} used; '
-            'raise the limit (ulimit -v unlimited), or lower train.local_batch_size')
+    return (
+        f'out of memory: {name} is limited to {gigabytes(limit)} (ulimit -v), {gigabytes(used)} '
+        'used; '
+        'raise the limit (ulimit -v unlimited), or lower train.local_batch_size'
+    )
 
 
 def soft_limit(kind: int) -> int | None:
-    """Return a soft limit of this process and its children (memory limits in bytes), or None if unlimited."""
+    """Return a soft limit of this process and its children (memory limits in bytes), or None if
+    unlimited."""
     soft, _ = resource.getrlimit(kind)
     return None if soft == resource.RLIM_INFINITY else soft
 
@@ -87,35 +112,57 @@ def explain_death(number: int, before: MemorySample, after: MemorySample, num_ra
         host_total = read_numbers(PROC / 'meminfo').get('MemTotal', 0)
         return explain_kill(before, after, find_limits().memory_limit_bytes, host_total, num_ranks)
     used, limit = before.peak_address_space, soft_limit(resource.RLIMIT_AS)
-    if number in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS) and limit is not None and used >= 0.8 * limit:
+    if (
+        number in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
+        and limit is not None
+        and used >= 0.8 * limit
+    ):
         return _address_space_message('the address space of the process', limit, used)
     return ''
 
 
 def explain_exit(code: int) -> str:
-    """Return an addition to an exit code with which a library, such as MPI, ended a rank; '' for this program's."""
+    """Return an addition to an exit code with which a library, such as MPI, ended a rank; '' for
+    this program's."""
     if code >= 128 or code in (*EXIT_CODES.values(), EXIT_USAGE):
         return ''
     limit = soft_limit(resource.RLIMIT_AS)
-    memory = f', probably out of memory, as ulimit -v is {gigabytes(limit)}' if limit is not None else ''
-    return f' of a library, such as MPI or Horovod{memory}; see its lines above, and run mlperf-rn50 doctor'
+    memory = (
+        f', probably out of memory, as ulimit -v is {gigabytes(limit)}' if limit is not None else ''
+    )
+    return (
+        f' of a library, such as MPI or Horovod{memory}; see its lines above, and run '
+        'mlperf-rn50 doctor'
+    )
 
 
 def explain_error(error: BaseException) -> str:
-    """Explain an exception that reports a failed allocation or start of a process; return '' for any other one."""
+    """Explain an exception that reports a failed allocation or start of a process; return '' for
+    any other one."""
     text = str(error)
     if soft_limit(resource.RLIMIT_AS) is None and _FAILED_START.search(text):
         free = free_processes()
-        return (f'no process or thread can be started ({" ".join(text.split())[:120]}){f"; {free[1]}" if free else ""}'
-                '; raise the limit of processes (ulimit -u, pids of the container), or start fewer ranks on a host')
+        return (
+            'no process or thread can be started '
+            f'({" ".join(text.split())[:120]}){f"; {free[1]}" if free else ""}'
+            '; raise the limit of processes (ulimit -u, pids of the container), or start fewer '
+            'ranks on a host'
+        )
     if not isinstance(error, MemoryError) and not _FAILED_ALLOCATION.search(text):
         return ''
     limit = soft_limit(resource.RLIMIT_AS)
     used = read_numbers(PROC / 'self/status')
     if limit is not None:
         # A process that cannot even read its status has used all of its address space.
-        return _address_space_message('the address space of this process', limit, used.get('VmPeak', limit))
+        return _address_space_message(
+            'the address space of this process', limit, used.get('VmPeak', limit)
+        )
     host = read_numbers(PROC / 'meminfo')
-    return (f'out of memory: an allocation failed ({" ".join(text.split())[:120] or type(error).__name__}); this '
-            f'process used {gigabytes(used.get("VmHWM", 0))}, the host has {gigabytes(host.get("MemAvailable", 0))} of '
-            f'{gigabytes(host.get("MemTotal", 0))} left; lower train.local_batch_size, or start fewer ranks on a host')
+    return (
+        'out of memory: an allocation failed '
+        f'({" ".join(text.split())[:120] or type(error).__name__}); this '
+        f'process used {gigabytes(used.get("VmHWM", 0))}, the host has '
+        f'{gigabytes(host.get("MemAvailable", 0))} of '
+        f'{gigabytes(host.get("MemTotal", 0))} left; lower train.local_batch_size, or start fewer '
+        'ranks on a host'
+    )

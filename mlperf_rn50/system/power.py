@@ -1,9 +1,12 @@
-"""Energy of a node's processors and GPUs, from energy counters or, for GPUs without one, power readings.
+"""Energy of a node's processors and GPUs, from energy counters or, for GPUs without one, power
+readings.
 
-Source: NVML, and the kernel's power capping framework (/sys/class/powercap; since Linux 5.10, only for root). The
-zone intel-rapl:N of an Intel or AMD CPU package includes its inner zones (core, uncore). Memory (dram) and the whole
-platform (psys) are excluded, and so is intel-rapl-mmio, which counts the packages again.
+Source: NVML, and the kernel's power capping framework (/sys/class/powercap; since Linux 5.10, only
+for root). The zone intel-rapl:N of an Intel or AMD CPU package includes its inner zones (core,
+uncore). Memory (dram) and the whole platform (psys) are excluded, and so is intel-rapl-mmio, which
+counts the packages again.
 """
+
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -11,9 +14,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-_MAX_PACKAGE_W = 2000.0  # upper bound of a package's power, to detect that its counter may have wrapped around twice
+# upper bound of a package's power, to detect that its counter may have wrapped around twice
+_MAX_PACKAGE_W = 2000.0
 _MAX_POWER_GAP_S = 10.0  # maximum time between power readings, for interpolation
-BOOT_ID = Path('/proc/sys/kernel/random/boot_id')  # identifies a running machine, also inside containers
+# identifies a running machine, also inside containers
+BOOT_ID = Path('/proc/sys/kernel/random/boot_id')
 
 
 class CounterLost(Exception):
@@ -21,14 +26,18 @@ class CounterLost(Exception):
 
 
 class EnergyCounter:
-    """Joules since this object was created, from an increasing counter that may wrap around at the end of its range."""
+    """Joules since this object was created, from an increasing counter that may wrap around at the
+    end of its range."""
 
-    def __init__(self, name: str, read: Callable[[], float], now_s: float, range_j: float | None = None):
+    def __init__(
+        self, name: str, read: Callable[[], float], now_s: float, range_j: float | None = None
+    ):
         self.name, self._read, self._range_j = name, read, range_j
         self._before, self._then_s, self._total_j = read(), now_s, 0.0
 
     def joules(self, now_s: float) -> float:
-        """Return the joules so far, given a monotonic clock's time. Raise CounterLost if they are no longer known."""
+        """Return the joules so far, given a monotonic clock's time. Raise CounterLost if they are
+        no longer known."""
         value_j = self._read()
         risen_j = value_j - self._before
         if self._range_j is not None:
@@ -74,11 +83,15 @@ def open_packages(sys: Path, now_s: float) -> list[EnergyCounter]:
 
 
 def find_gpus() -> tuple[ModuleType | None, list[Any]]:
-    """Return NVML and its handles for all GPUs of this host, or (None, []) if NVML does not work."""
+    """Return NVML and its handles for all GPUs of this host, or (None, []) if NVML does not
+    work."""
     try:
         import pynvml
+
         pynvml.nvmlInit()
-        return pynvml, [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        return pynvml, [
+            pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())
+        ]
     except Exception:  # no package, driver or permission: treated as a node without GPUs
         return None, []
 
@@ -93,19 +106,25 @@ def open_gpu_energy(nvml: Any, handles: Sequence[Any], now_s: float) -> list[Ene
 
 def _open_gpu(nvml: Any, handle: Any, name: str, now_s: float) -> EnergyCounter:
     with suppress(Exception):  # a GPU older than Volta, or a pynvml without this function
-        return EnergyCounter(name, lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3, now_s)
+        return EnergyCounter(
+            name, lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3, now_s
+        )
     return PowerIntegral(name, lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3, now_s)
 
 
 class Meter:
-    """Joules of this node's devices by kind. A kind with a lost counter is dropped, as its sum would be incomplete."""
+    """Joules of this node's devices by kind. A kind with a lost counter is dropped, as its sum
+    would be incomplete."""
 
     def __init__(self, counters: Mapping[str, Sequence[EnergyCounter]]):
         self._counters = {kind: list(group) for kind, group in counters.items() if group}
-        self.are_gpus_counted = not any(isinstance(c, PowerIntegral) for c in self._counters.get('gpu', ()))
+        self.are_gpus_counted = not any(
+            isinstance(c, PowerIntegral) for c in self._counters.get('gpu', ())
+        )
 
     def read(self, now_s: float) -> dict[str, dict[str, float]]:
-        """Return joules by kind and device, rounded to millijoules, without kinds that cannot be read now."""
+        """Return joules by kind and device, rounded to millijoules, without kinds that cannot be
+        read now."""
         result = {}
         for kind, counters in tuple(self._counters.items()):
             try:

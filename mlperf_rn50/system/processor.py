@@ -1,7 +1,9 @@
-"""Processor of this host, the instruction sets that oneDNN, MXNet's library for CPUs, may use, and OpenMP threads.
+"""Processor of this host, the instruction sets that oneDNN, MXNet's library for CPUs, may use, and
+OpenMP threads.
 
 Sources: /proc/cpuinfo, and oneDNN's variable DNNL_MAX_CPU_ISA, whose value must be in capitals.
 """
+
 import ctypes
 import os
 import re
@@ -14,7 +16,8 @@ from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.cgroup import Limits, read_small
 
 CPUINFO = Path('/proc/cpuinfo')
-# (level, required CPU flags, values of DNNL_MAX_CPU_ISA that limit oneDNN to it); a level includes the previous ones.
+# (level, required CPU flags, values of DNNL_MAX_CPU_ISA that limit oneDNN to it); a level includes
+# the previous ones.
 _LEVELS = (
     ('no SSE4.1', (), ()),
     ('SSE4.1', ('sse4_1',), ('SSE41',)),
@@ -23,7 +26,8 @@ _LEVELS = (
     ('AVX-512', ('avx512f', 'avx512bw', 'avx512vl', 'avx512dq'), ('AVX512_CORE',)),
     ('AVX-512 VNNI', ('avx512_vnni',), ('AVX512_CORE_VNNI',)),
     ('AVX-512 BF16', ('avx512_bf16',), ('AVX512_CORE_BF16',)),
-    ('AMX', ('amx_tile', 'amx_int8', 'amx_bf16'), ('AVX512_CORE_AMX',)))
+    ('AMX', ('amx_tile', 'amx_int8', 'amx_bf16'), ('AVX512_CORE_AMX',)),
+)
 _NAMES = tuple(name for name, _, _ in _LEVELS)
 
 
@@ -46,24 +50,35 @@ class Processor:
 
 
 def parse_processor(cpuinfo: str, variables: Mapping[str, str]) -> Processor:
-    """Parse the first processor of /proc/cpuinfo. The environment may limit the level that oneDNN uses."""
+    """Parse the first processor of /proc/cpuinfo. The environment may limit the level that oneDNN
+    uses."""
+
     def field(name: str) -> str:
         match = re.search(rf'^{name}\s*: (.*)$', cpuinfo, re.MULTILINE)
         return match[1].strip() if match else ''
 
     def number(name: str) -> int | None:
         return int(field(name)) if field(name).isdecimal() else None
+
     flags = set(field('flags').split())
     levels = range(len(_LEVELS))
     has = next((i - 1 for i in levels if not flags.issuperset(_LEVELS[i][1])), levels[-1])
     limit = variables.get('DNNL_MAX_CPU_ISA', '')
     uses = min(has, next((i for i in levels if limit in _LEVELS[i][2]), levels[-1]))
-    return Processor(field('model name'), field('vendor_id'), number('cpu family'), number('model'), _NAMES[has],
-                     _NAMES[uses], limit)
+    return Processor(
+        field('model name'),
+        field('vendor_id'),
+        number('cpu family'),
+        number('model'),
+        _NAMES[has],
+        _NAMES[uses],
+        limit,
+    )
 
 
 def find_processor() -> Processor:
-    """Return the processor of this host. The environment may limit the instruction set that oneDNN uses."""
+    """Return the processor of this host. The environment may limit the instruction set that oneDNN
+    uses."""
     return parse_processor(read_small(CPUINFO), os.environ)
 
 
@@ -72,13 +87,20 @@ def check_precision(option: str, precision: str, processor: Processor) -> None:
     if precision != 'bfloat16' or processor.has_avx512:
         return
     if processor.has != processor.uses:
-        raise ConfigError(f'{option}: got bfloat16 with {processor.uses} (DNNL_MAX_CPU_ISA={processor.limit} limits '
-                          f'a processor with {processor.has}), expected AVX-512; unset the variable, or use float32')
-    raise ConfigError(f'{option}: got bfloat16 on a processor with {processor.has}, expected AVX-512; use float32')
+        raise ConfigError(
+            f'{option}: got bfloat16 with {processor.uses} (DNNL_MAX_CPU_ISA={processor.limit} '
+            'limits '
+            f'a processor with {processor.has}), expected AVX-512; unset the variable, or use '
+            'float32'
+        )
+    raise ConfigError(
+        f'{option}: got bfloat16 on a processor with {processor.has}, expected AVX-512; use float32'
+    )
 
 
 def omp_threads(text: str) -> int | None:
-    """Return OMP_NUM_THREADS of the outermost parallel region; None without a number. Source: OpenMP 5.2, 21.1.2.
+    """Return OMP_NUM_THREADS of the outermost parallel region; None without a number. Source:
+    OpenMP 5.2, 21.1.2.
 
     A number that no machine bears, such as 100000, with which libgomp aborts, counts as none.
     """
@@ -87,14 +109,24 @@ def omp_threads(text: str) -> int | None:
 
 
 def quota_threads(num_threads: int, local_size: int, limits: Limits) -> int:
-    """Limit the threads of a rank to its share of the CPU quota. Above the quota, the kernel pauses all ranks."""
-    return num_threads if limits.quota_cpus is None else max(1, min(num_threads, int(limits.quota_cpus // local_size)))
+    """Limit the threads of a rank to its share of the CPU quota. Above the quota, the kernel pauses
+    all ranks."""
+    return (
+        num_threads
+        if limits.quota_cpus is None
+        else max(1, min(num_threads, int(limits.quota_cpus // local_size)))
+    )
 
 
-def unbound_threads(cpus: Collection[int], num_machine_cpus: int, local_size: int, limits: Limits) -> int:
-    """Return a rank's number of threads without launch/bind.sh. If cpus are all of the node's, ranks divide them."""
+def unbound_threads(
+    cpus: Collection[int], num_machine_cpus: int, local_size: int, limits: Limits
+) -> int:
+    """Return a rank's number of threads without launch/bind.sh. If cpus are all of the node's,
+    ranks divide them."""
     is_shared = len(cpus) == (len(limits.cpuset) if limits.cpuset else num_machine_cpus)
-    return quota_threads(max(1, len(cpus) // local_size) if is_shared else len(cpus), local_size, limits)
+    return quota_threads(
+        max(1, len(cpus) // local_size) if is_shared else len(cpus), local_size, limits
+    )
 
 
 def set_omp_threads(num_threads: int) -> int:
@@ -107,9 +139,10 @@ def set_omp_threads(num_threads: int) -> int:
 def leave_openmp_to_engine() -> None:
     """Disable OpenMP teams in this thread. Call this after importing MXNet.
 
-    On a CPU, MXNet computes in a thread of its engine; another thread that copies an array would start a second team.
-    With more team threads than cores, libgomp stops active waiting, and a small step takes 1.1 to 1.4 times as long.
-    Source: libgomp, gomp_managed_threads and GOMP_SPINCOUNT.
+    On a CPU, MXNet computes in a thread of its engine; another thread that copies an array would
+    start a second team. With more team threads than cores, libgomp stops active waiting, and a
+    small step takes 1.1 to 1.4 times as long. Source: libgomp, gomp_managed_threads and
+    GOMP_SPINCOUNT.
     """
     with suppress(OSError):  # this MXNet uses a different OpenMP library
         ctypes.CDLL('libgomp.so.1').omp_set_num_threads(1)

@@ -1,8 +1,9 @@
 """Stop signals. The first makes a run write a checkpoint and end; a later Ctrl-C ends it at once.
 
-Handlers are always set, because the first process of a container has no default actions and a non-interactive shell
-starts background processes with SIGINT ignored.
+Handlers are always set, because the first process of a container has no default actions and a
+non-interactive shell starts background processes with SIGINT ignored.
 """
+
 import ctypes
 import os
 import select
@@ -20,18 +21,25 @@ from mlperf_rn50.errors import EXIT_AT_ONCE
 from mlperf_rn50.system.launcher_env import launched_size, print_stderr
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-# Signals that end a program without state to save. SIGUSR1, a launcher's stop request, is for programs with state.
+# Signals that end a program without state to save. SIGUSR1, a launcher's stop request, is for
+# programs with state.
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-STOPPING = 'mlperf-rn50: stopping; a run that has trained writes a checkpoint first; Ctrl-C again: at once, without one'
-# One Ctrl-C may arrive twice, from the terminal for the process group and from the launcher. Only a later one counts.
+STOPPING = (
+    'mlperf-rn50: stopping; a run that has trained writes a checkpoint first; Ctrl-C '
+    'again: at once, without one'
+)
+# One Ctrl-C may arrive twice, from the terminal for the process group and from the launcher. Only a
+# later one counts.
 _SECOND_CTRL_C_S = 1.0
 _END_LIMIT_S = 2.0  # time for a program without state to end after a stop request
-# Functions in which an exception is lost: packages catch it during their imports, the interpreter in finalisers.
+# Functions in which an exception is lost: packages catch it during their imports, the interpreter
+# in finalisers.
 _DEAF, _AGAIN_S = {'_find_and_load', '__del__'}, 0.05
 
 
 class StopRequests:
-    """Stop requests to this process: is_requested after the first, is_forced after a later Ctrl-C."""
+    """Stop requests to this process: is_requested after the first, is_forced after a later
+    Ctrl-C."""
 
     is_requested = is_forced = False
     _first_at = 0.0
@@ -44,18 +52,26 @@ class StopRequests:
 
 
 class SignalQueue(StopRequests):
-    """Queue of received signals, in order of arrival. Their only effect is a notice at the first stop request.
+    """Queue of received signals, in order of arrival. Their only effect is a notice at the first
+    stop request.
 
-    A stop request counts when it arrives, also while the program waits for something else than next(). With in_thread,
-    it counts when next() returns it, because a native call of the main thread delays handlers.
+    A stop request counts when it arrives, also while the program waits for something else than
+    next(). With in_thread, it counts when next() returns it, because a native call of the main
+    thread delays handlers.
     """
 
-    def __init__(self, numbers: Sequence[signal.Signals], notice: str = '', in_thread: bool = False) -> None:
-        # Python writes the number of each signal into the pipe. sigtimedwait would need less code, but
-        # if SIGCONT interrupts it just when its timeout has expired, it returns a signal that was never sent.
+    def __init__(
+        self, numbers: Sequence[signal.Signals], notice: str = '', in_thread: bool = False
+    ) -> None:
+        # Python writes the number of each signal into the pipe. sigtimedwait would need less code,
+        # but if SIGCONT interrupts it just when its timeout has expired, it returns a signal that
+        # was never sent.
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         # File objects close the ends of the pipe when this object is deleted.
-        self._reader, self._writer = open(reader, 'rb', buffering=0), open(writer, 'wb', buffering=0)
+        self._reader, self._writer = (
+            open(reader, 'rb', buffering=0),
+            open(writer, 'wb', buffering=0),
+        )
         self._poll, self._notice, self._in_thread = select.poll(), notice, in_thread
         self._poll.register(reader, select.POLLIN)
         self._before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -70,7 +86,8 @@ class SignalQueue(StopRequests):
         self.add(number, time.monotonic())
 
     def next(self, timeout_s: float | None = None) -> int | None:
-        """Wait up to timeout_s for a signal, by default until close(); return its number, or None."""
+        """Wait up to timeout_s for a signal, by default until close(); return its number, or
+        None."""
         self._poll.poll(None if timeout_s is None else max(0.0, 1000 * timeout_s))
         byte = self._reader.read(1)
         if byte and self._in_thread:
@@ -93,9 +110,13 @@ class SignalQueue(StopRequests):
         self._writer.close()
 
 
-def catch(handler: Callable[[int, Any], Any], numbers: Sequence[signal.Signals] = STOP_SIGNALS,
-          unblock: bool = True) -> None:
-    """Set the handler of these signals, except SIGHUP if nohup has disabled it; unblock them by default."""
+def catch(
+    handler: Callable[[int, Any], Any],
+    numbers: Sequence[signal.Signals] = STOP_SIGNALS,
+    unblock: bool = True,
+) -> None:
+    """Set the handler of these signals, except SIGHUP if nohup has disabled it; unblock them by
+    default."""
     for number in numbers:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, handler)
@@ -109,7 +130,8 @@ def is_interrupted() -> bool:
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Handle a signal by KeyboardInterrupt, at the end of an import or finaliser; end at once after a second one."""
+    """Handle a signal by KeyboardInterrupt, at the end of an import or finaliser; end at once after
+    a second one."""
     if sys.is_finalizing() or number != signal.SIGALRM and is_interrupted():
         end_at_once()
     if not _DEAF & {f.f_code.co_name for f, _ in traceback.walk_stack(frame)}:
@@ -123,7 +145,8 @@ def _interrupt_again() -> None:
 
 
 def report_lost(lost: Any) -> None:
-    """Handle an exception that the interpreter cannot raise, such as one in a callback of a weak reference.
+    """Handle an exception that the interpreter cannot raise, such as one in a callback of a weak
+    reference.
 
     Serves as sys.unraisablehook.
     """
@@ -135,7 +158,9 @@ def report_lost(lost: Any) -> None:
 
 def has_interrupt(error: BaseException | None) -> bool:
     """Return whether an exception is KeyboardInterrupt, or was raised while that was handled."""
-    return error is not None and (isinstance(error, KeyboardInterrupt) or has_interrupt(error.__context__))
+    return error is not None and (
+        isinstance(error, KeyboardInterrupt) or has_interrupt(error.__context__)
+    )
 
 
 def end_at_once(code: int = EXIT_AT_ONCE) -> NoReturn:
@@ -153,9 +178,13 @@ def end_with_parent(number: signal.Signals) -> None:
 
 @contextmanager
 def handle_in_thread(request_stop: Callable[[], object] | None) -> Iterator[None]:
-    """Handle signals in a thread if no watcher process does, because native calls delay Python's handlers."""
-    signals = SignalQueue(STOP_SIGNALS if request_stop else (), STOPPING if launched_size() is None else '',
-                          in_thread=True)
+    """Handle signals in a thread if no watcher process does, because native calls delay Python's
+    handlers."""
+    signals = SignalQueue(
+        STOP_SIGNALS if request_stop else (),
+        STOPPING if launched_size() is None else '',
+        in_thread=True,
+    )
 
     def read_signals() -> None:
         while number := signals.next():  # None after close()
@@ -163,9 +192,11 @@ def handle_in_thread(request_stop: Callable[[], object] | None) -> Iterator[None
                 end_at_once()
             if request_stop and number in STOP_SIGNALS:
                 request_stop()
-            elif number in END_SIGNALS:  # the main thread is ending the program; do it here if that takes long
+            # the main thread is ending the program; do it here if that takes long
+            elif number in END_SIGNALS:
                 time.sleep(_END_LIMIT_S)
                 end_at_once()
+
     try:
         threading.Thread(target=read_signals, name='signals', daemon=True).start()
         yield

@@ -1,8 +1,10 @@
 """Samples of a node's state, once a second, as JSON lines in the folder of the run's log.
 
-Rates are means since the previous sample; joules count from the start (see power.py). The line for run_start aligns
-this node's clock with the run's. Source: psutil (/proc/stat, meminfo, diskstats, net/dev), /sys/class/infiniband, NVML.
+Rates are means since the previous sample; joules count from the start (see power.py). The line for
+run_start aligns this node's clock with the run's. Source: psutil (/proc/stat, meminfo, diskstats,
+net/dev), /sys/class/infiniband, NVML.
 """
+
 import platform
 import threading
 import time
@@ -30,37 +32,57 @@ Counters = dict[str, dict[str, int]]
 
 def read_counters(sys: Path = SYS) -> Counters:
     """Read the bytes transferred by each disk, network interface and InfiniBand port since boot."""
-    disks = {name: d for name, d in (psutil.disk_io_counters(perdisk=True) or {}).items()
-             if (sys / 'block' / name / 'device').exists()}
+    disks = {
+        name: d
+        for name, d in (psutil.disk_io_counters(perdisk=True) or {}).items()
+        if (sys / 'block' / name / 'device').exists()
+    }
     nets = psutil.net_io_counters(pernic=True)
-    ports = {f'{p.parts[-3]}/{p.name}': p / 'counters' for p in sorted((sys / 'class/infiniband').glob('*/ports/*'))}
-    return {'disk_read': {n: d.read_bytes for n, d in disks.items()},
-            'disk_write': {n: d.write_bytes for n, d in disks.items()},
-            'net_receive': {n: i.bytes_recv for n, i in nets.items()},
-            'net_send': {n: i.bytes_sent for n, i in nets.items()},
-            'infiniband_receive': _words(ports, 'port_rcv_data'),
-            'infiniband_send': _words(ports, 'port_xmit_data')}
+    ports = {
+        f'{p.parts[-3]}/{p.name}': p / 'counters'
+        for p in sorted((sys / 'class/infiniband').glob('*/ports/*'))
+    }
+    return {
+        'disk_read': {n: d.read_bytes for n, d in disks.items()},
+        'disk_write': {n: d.write_bytes for n, d in disks.items()},
+        'net_receive': {n: i.bytes_recv for n, i in nets.items()},
+        'net_send': {n: i.bytes_sent for n, i in nets.items()},
+        'infiniband_receive': _words(ports, 'port_rcv_data'),
+        'infiniband_send': _words(ports, 'port_xmit_data'),
+    }
 
 
 def _words(ports: Mapping[str, Path], counter: str) -> dict[str, int]:
-    """Read a counter of 4-byte words of each port and convert it to bytes. Omit unreadable counters."""
-    return {name: _WORD_BYTES * int(text) for name, folder in ports.items()
-            if (text := read_small(folder / counter)).isdecimal()}
+    """Read a counter of 4-byte words of each port and convert it to bytes. Omit unreadable
+    counters."""
+    return {
+        name: _WORD_BYTES * int(text)
+        for name, folder in ports.items()
+        if (text := read_small(folder / counter)).isdecimal()
+    }
 
 
 def make_rates(before: Counters, after: Counters, seconds: float) -> Counters:
-    """Return bytes per second of each device between two readings, or 0 for a new or reset counter."""
-    return {f'{kind}_bytes_per_s': {n: round(max(0, value - before.get(kind, {}).get(n, value)) / seconds)
-                                    for n, value in values.items()}
-            for kind, values in after.items() if values}
+    """Return bytes per second of each device between two readings, or 0 for a new or reset
+    counter."""
+    return {
+        f'{kind}_bytes_per_s': {
+            n: round(max(0, value - before.get(kind, {}).get(n, value)) / seconds)
+            for n, value in values.items()
+        }
+        for kind, values in after.items()
+        if values
+    }
 
 
 def read_gpu(nvml: Any, handle: Any) -> GpuSample:
     """Read the state of a GPU, without unavailable values (a MIG instance has no utilisation)."""
-    queries = {'utilization_percent': lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
-               'memory_used_bytes': lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
-               'power_w': lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
-               'sm_clock_mhz': lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)}
+    queries = {
+        'utilization_percent': lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+        'memory_used_bytes': lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
+        'power_w': lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+        'sm_clock_mhz': lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+    }
     values: dict[str, Any] = {}
     for name, query in queries.items():
         with suppress(Exception):  # an NVML error
@@ -69,7 +91,8 @@ def read_gpu(nvml: Any, handle: Any) -> GpuSample:
 
 
 class Telemetry:
-    """Thread that samples this node until close(). Without a path it does nothing. One rank per node has a path."""
+    """Thread that samples this node until close(). Without a path it does nothing. One rank per
+    node has a path."""
 
     def __init__(self, path: Path | None, num_gpus: int = 0):
         self._num_gpus = num_gpus
@@ -79,12 +102,17 @@ class Telemetry:
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._sample_all, name='telemetry', daemon=True)
         if self._file:
-            self._write(event='start', host=platform.node(), cpu_cores=psutil.cpu_count(),
-                        memory_bytes=psutil.virtual_memory().total)
+            self._write(
+                event='start',
+                host=platform.node(),
+                cpu_cores=psutil.cpu_count(),
+                memory_bytes=psutil.virtual_memory().total,
+            )
             self._thread.start()
 
     def run_start(self, clock_s: float, elapsed_s: float | None = None) -> None:
-        """Record the run's times at present, so that readers can align the other lines with them."""
+        """Record the run's times at present, so that readers can align the other lines with
+        them."""
         self._write(event='run_start', clock_s=clock_s, elapsed_s=elapsed_s)
 
     def check(self) -> None:
@@ -113,20 +141,35 @@ class Telemetry:
     def _sample(self) -> None:
         nvml, handles = find_gpus()
         before, then = read_counters(), time.monotonic()
-        # If this rank can open only some of the node's GPUs, measure none; their sum would look like the node's energy.
+        # If this rank can open only some of the node's GPUs, measure none; their sum would look
+        # like the node's energy.
         is_part = len(handles) < min(self._num_gpus, len(all_bus_ids(SYS)))
-        meter = Meter({'cpu': open_packages(SYS, then), 'gpu': open_gpu_energy(nvml, [] if is_part else handles, then)})
+        meter = Meter(
+            {
+                'cpu': open_packages(SYS, then),
+                'gpu': open_gpu_energy(nvml, [] if is_part else handles, then),
+            }
+        )
         if energy := meter.read(then):
             how = 'counted' if meter.are_gpus_counted else 'integrated from power'
-            self._write(event='meter', boot=read_small(BOOT_ID) or None, energy_j=energy,
-                        gpu_energy=how if 'gpu' in energy else None)
+            self._write(
+                event='meter',
+                boot=read_small(BOOT_ID) or None,
+                energy_j=energy,
+                gpu_energy=how if 'gpu' in energy else None,
+            )
         psutil.cpu_percent()  # the next call measures from here
         while not self._stop.wait(PERIOD_S):
             after, now = read_counters(), time.monotonic()
             memory = psutil.virtual_memory()
-            self._write(cpu_percent=psutil.cpu_percent(), memory_used_bytes=memory.used, page_cache_bytes=memory.cached,
-                        **make_rates(before, after, now - then), gpus=[read_gpu(nvml, h) for h in handles],
-                        energy_j=meter.read(time.monotonic()))
+            self._write(
+                cpu_percent=psutil.cpu_percent(),
+                memory_used_bytes=memory.used,
+                page_cache_bytes=memory.cached,
+                **make_rates(before, after, now - then),
+                gpus=[read_gpu(nvml, h) for h in handles],
+                energy_j=meter.read(time.monotonic()),
+            )
             before, then = after, now
         if energy := meter.read(time.monotonic()):  # includes the time since the last sample
             self._write(event='stop', energy_j=energy)

@@ -2,6 +2,7 @@
 
 Source: /sys/devices/system (cpu, node), NVML for GPUs. NCCL and UCX choose the network devices.
 """
+
 import os
 import platform
 import signal
@@ -30,7 +31,8 @@ SYS = Path('/sys')
 
 @dataclass(frozen=True)
 class NumaNode:
-    """A NUMA node with its physical cores. A core is a tuple of its logical CPUs. socket: '' if unknown."""
+    """A NUMA node with its physical cores. A core is a tuple of its logical CPUs. socket: '' if
+    unknown."""
 
     number: int
     cores: tuple[tuple[int, ...], ...]
@@ -48,7 +50,8 @@ class Topology:
 @dataclass(frozen=True)
 class Binding:
     cpus: tuple[int, ...]
-    pinning: tuple[int, ...]  # the CPUs in the order in which threads use them; begins with one CPU per core
+    # the CPUs in the order in which threads use them; begins with one CPU per core
+    pinning: tuple[int, ...]
     num_threads: int
     numa_node: int
     gpu: int | None
@@ -56,17 +59,26 @@ class Binding:
 
 def _cores(sys: Path, cpus: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """Group logical CPUs by physical core."""
+
     def siblings(cpu: int) -> list[int]:
-        return parse_cpu_list(read_small(sys / f'devices/system/cpu/cpu{cpu}/topology/thread_siblings_list'))
-    return tuple(dict.fromkeys(tuple(c for c in siblings(cpu) if c in cpus) or (cpu,) for cpu in cpus))
+        return parse_cpu_list(
+            read_small(sys / f'devices/system/cpu/cpu{cpu}/topology/thread_siblings_list')
+        )
+
+    return tuple(
+        dict.fromkeys(tuple(c for c in siblings(cpu) if c in cpus) or (cpu,) for cpu in cpus)
+    )
 
 
-def choose_devices(visible: Sequence[str], installed: Sequence[str],
-                   num_devices: int) -> tuple[Sequence[str], int | None]:
-    """Return the GPUs to divide among a node's ranks, and the index of this rank's GPU, or None to use local_rank.
+def choose_devices(
+    visible: Sequence[str], installed: Sequence[str], num_devices: int
+) -> tuple[Sequence[str], int | None]:
+    """Return the GPUs to divide among a node's ranks, and the index of this rank's GPU, or None to
+    use local_rank.
 
-    If a node needs several GPUs, a rank that sees a single one uses its index among the installed GPUs, if they are
-    enough. Otherwise, the ranks divide the visible GPUs. GPUs are PCI addresses of cards; visible is in CUDA's order.
+    If a node needs several GPUs, a rank that sees a single one uses its index among the installed
+    GPUs, if they are enough. Otherwise, the ranks divide the visible GPUs. GPUs are PCI addresses
+    of cards; visible is in CUDA's order.
     """
     if len(visible) == 1 < num_devices <= len(installed) and visible[0] in installed:
         return installed, installed.index(visible[0])
@@ -76,37 +88,51 @@ def choose_devices(visible: Sequence[str], installed: Sequence[str],
 def find_topology(sys: Path, allowed: Sequence[int], bus_ids: Sequence[str]) -> Topology:
     """Read the topology of a node from /sys or a copy of it."""
     nodes = []
-    for path in sorted((sys / 'devices/system/node').glob('node[0-9]*'), key=lambda p: int(p.name[4:])):
+    for path in sorted(
+        (sys / 'devices/system/node').glob('node[0-9]*'), key=lambda p: int(p.name[4:])
+    ):
         cpus = [c for c in parse_cpu_list((path / 'cpulist').read_text()) if c in allowed]
         if cpus:
-            socket = read_small(sys / f'devices/system/cpu/cpu{cpus[0]}/topology/physical_package_id')
+            socket = read_small(
+                sys / f'devices/system/cpu/cpu{cpus[0]}/topology/physical_package_id'
+            )
             nodes.append(NumaNode(int(path.name[4:]), _cores(sys, cpus), socket))
     if not nodes:
         nodes = [NumaNode(0, _cores(sys, sorted(allowed)))]
     gpu_nodes = (read_small(sys / f'bus/pci/devices/{bus_id}/numa_node') for bus_id in bus_ids)
-    return Topology(tuple(nodes), tuple(int(n) if n.isdecimal() else 0 for n in gpu_nodes))  # -1: unknown
+    # -1: unknown
+    return Topology(tuple(nodes), tuple(int(n) if n.isdecimal() else 0 for n in gpu_nodes))
 
 
 def _share(items: Sequence, part: int, num_parts: int) -> Sequence:
-    """Return one of num_parts consecutive, nearly equal parts of a sequence. If items are too few, parts share them."""
+    """Return one of num_parts consecutive, nearly equal parts of a sequence. If items are too few,
+    parts share them."""
     if num_parts > len(items):
         return [items[part * len(items) // num_parts]]
-    return items[part * len(items) // num_parts:(part + 1) * len(items) // num_parts]
+    return items[part * len(items) // num_parts : (part + 1) * len(items) // num_parts]
 
 
-def choose_binding(topology: Topology, local_rank: int, local_size: int, ranks_per_device: int,
-                   place: int | None = None) -> Binding:
-    """Choose the binding of one rank. place is the index of its GPU on the node, or None to derive it from local_rank.
+def choose_binding(
+    topology: Topology,
+    local_rank: int,
+    local_size: int,
+    ranks_per_device: int,
+    place: int | None = None,
+) -> Binding:
+    """Choose the binding of one rank. place is the index of its GPU on the node, or None to derive
+    it from local_rank.
 
-    A device is a GPU or, without GPUs, a set of cores; `ranks_per_device` consecutive ranks share one. The devices on a
-    NUMA node divide its cores evenly, and those on a socket the cores of its NUMA nodes without a GPU. Without GPUs,
-    the devices are spread over the NUMA nodes.
+    A device is a GPU or, without GPUs, a set of cores; `ranks_per_device` consecutive ranks share
+    one. The devices on a NUMA node divide its cores evenly, and those on a socket the cores of its
+    NUMA nodes without a GPU. Without GPUs, the devices are spread over the NUMA nodes.
     """
     num_devices = -(-local_size // ranks_per_device) if place is None else len(topology.gpus)
     device = local_rank // ranks_per_device if place is None else place
     if topology.gpus:
         by_number = {n.number: i for i, n in enumerate(topology.nodes)}
-        places = [by_number.get(topology.gpus[d % len(topology.gpus)], 0) for d in range(num_devices)]
+        places = [
+            by_number.get(topology.gpus[d % len(topology.gpus)], 0) for d in range(num_devices)
+        ]
     else:
         places = [d * len(topology.nodes) // num_devices for d in range(num_devices)]
     node = topology.nodes[places[device]]
@@ -115,16 +141,36 @@ def choose_binding(topology: Topology, local_rank: int, local_size: int, ranks_p
     if not topology.gpus and num_devices < len(topology.nodes):  # a device then spans several nodes
         cores = [c for n in _share(topology.nodes, device, num_devices) for c in n.cores]
     else:
-        on_socket = [d for d in range(num_devices) if topology.nodes[places[d]].socket == node.socket]
-        free = [c for i, n in enumerate(topology.nodes) if i not in places and n.socket == node.socket != ''
-                for c in n.cores]
-        cores = [*_share(node.cores, neighbours.index(device), len(neighbours)),
-                 *(_share(free, on_socket.index(device), len(on_socket)) if len(free) >= len(on_socket) else [])]
+        on_socket = [
+            d for d in range(num_devices) if topology.nodes[places[d]].socket == node.socket
+        ]
+        free = [
+            c
+            for i, n in enumerate(topology.nodes)
+            if i not in places and n.socket == node.socket != ''
+            for c in n.cores
+        ]
+        cores = [
+            *_share(node.cores, neighbours.index(device), len(neighbours)),
+            *(
+                _share(free, on_socket.index(device), len(on_socket))
+                if len(free) >= len(on_socket)
+                else []
+            ),
+        ]
     sharers = min(ranks_per_device, local_size - local_rank // ranks_per_device * ranks_per_device)
     num_threads = max(1, len(cores) // sharers)
     first = local_rank % ranks_per_device * num_threads % len(cores)
-    pinning = [cpu for nth in zip_longest(*cores[first:], *cores[:first]) for cpu in nth if cpu is not None]
-    return Binding(tuple(sorted(pinning)), tuple(pinning), num_threads, node.number, device if topology.gpus else None)
+    pinning = [
+        cpu for nth in zip_longest(*cores[first:], *cores[:first]) for cpu in nth if cpu is not None
+    ]
+    return Binding(
+        tuple(sorted(pinning)),
+        tuple(pinning),
+        num_threads,
+        node.number,
+        device if topology.gpus else None,
+    )
 
 
 def _bind(command: Sequence[str]) -> None:
@@ -149,8 +195,12 @@ def _bind(command: Sequence[str]) -> None:
     threads = set_omp_threads(quota_threads(binding.num_threads, local_size, find_limits()))
     os.environ.setdefault('DALI_AFFINITY_MASK', ','.join(map(str, binding.pinning)))
     if command[1:2] == ['train']:
-        print_stderr(f'{rank_name()} (local {local_rank}): cores {render_cpu_list(binding.cpus)}, {threads} threads, '
-            f'NUMA node {binding.numa_node}, ' + ('no GPU' if binding.gpu is None else f'GPU {binding.gpu}'))
+        print_stderr(
+            f'{rank_name()} (local {local_rank}): cores {render_cpu_list(binding.cpus)}, '
+            f'{threads} threads, '
+            f'NUMA node {binding.numa_node}, '
+            + ('no GPU' if binding.gpu is None else f'GPU {binding.gpu}')
+        )
     os.execvp(command[0], list(command))
 
 

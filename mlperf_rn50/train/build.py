@@ -1,4 +1,5 @@
 """Build of a run, up to the start of its clock: network, data pipelines and warm-up."""
+
 import os
 import time
 from collections.abc import Mapping
@@ -29,9 +30,11 @@ from mlperf_rn50.train.options import parse_trace
 from mlperf_rn50.train.resume import continue_clock, report_resumption, restore
 from mlperf_rn50.train.trainer import Trainer
 
-_PEAK = {'num': 3, 'side': 1024}  # matrix products that measure the peak, small enough not to delay a start
+# matrix products that measure the peak, small enough not to delay a start
+_PEAK = {'num': 3, 'side': 1024}
 _DROP_CACHES = Path('/proc/sys/vm/drop_caches')
-# Variables for bit-identical results on a GPU: deterministic algorithms only, none chosen by measured times.
+# Variables for bit-identical results on a GPU: deterministic algorithms only, none chosen by
+# measured times.
 DETERMINISM = {'MXNET_ENFORCE_DETERMINISM': '1', 'MXNET_CUDNN_AUTOTUNE_DEFAULT': '0'}
 
 
@@ -43,50 +46,88 @@ def build(run: TrainingRun) -> None:
     run.emit(events.Noted('building the network'))
     device_id = device_id_of(config, comm)
     leave_openmp_to_engine()
-    run.trainer = trainer = Trainer(plan, comm, progress.seed, device_id, run.heartbeat.mark_exchange,
-                                    run.heartbeat.record_step)
+    run.trainer = trainer = Trainer(
+        plan, comm, progress.seed, device_id, run.heartbeat.mark_exchange, run.heartbeat.record_step
+    )
     place = run.hosts[comm.rank]
-    run.times = RankTimes(comm, trainer.timer, {'rank': comm.rank, 'host': place.name}, run.folder,
-                          run.heartbeat)
+    run.times = RankTimes(
+        comm, trainer.timer, {'rank': comm.rank, 'host': place.name}, run.folder, run.heartbeat
+    )
     source, notes = _initial_weights(run) if not run.resumption else ('', [])
     trainer.broadcast()
     train_shard, eval_shard = plan.train_shard(comm.rank), plan.eval_shard(comm.rank)
     run.train_data = run.heartbeat.track_reading(
-        train_batches(config, train_shard, progress.seed, progress.step, device_id))
+        train_batches(config, train_shard, progress.seed, progress.step, device_id)
+    )
     eval_data = eval_batches(config, eval_shard, device_id)
     run.eval_data = lambda: run.heartbeat.track_reading(eval_data())
     run.emit(events.Noted('warming up on synthetic images, before the clock starts'))
-    trainer.warm_up((synthetic_batches(with_size(config, side), train_shard, device_id) for side in trainer.nets),
-                    next(synthetic_batches(for_evaluation(config), eval_shard, device_id)),
-                    config.train.num_warmup_steps)
-    by_size = {side: count_flops(net, image_shape(with_size(config, side))) for side, net in trainer.nets.items()}
+    trainer.warm_up(
+        (
+            synthetic_batches(with_size(config, side), train_shard, device_id)
+            for side in trainer.nets
+        ),
+        next(synthetic_batches(for_evaluation(config), eval_shard, device_id)),
+        config.train.num_warmup_steps,
+    )
+    by_size = {
+        side: count_flops(net, image_shape(with_size(config, side)))
+        for side, net in trainer.nets.items()
+    }
     flops = round(mean(by_size[config.data.size_of(epoch)] for epoch in range(plan.max_epochs)))
     traced = parse_trace(config.run.trace)
-    trainer.timer.start_trace(len(traced), traced.start)  # after the warm-up, which also counts steps
+    # after the warm-up, which also counts steps
+    trainer.timer.start_trace(len(traced), traced.start)
     if run.resumption:
         restore(run, run.resumption)
     else:
-        if config.train.precision == 'float16' and trainer.loss_scale.value != config.train.loss_scale:
+        if (
+            config.train.precision == 'float16'
+            and trainer.loss_scale.value != config.train.loss_scale
+        ):
             run.emit(events.LossScaleChanged(0, config.train.loss_scale, trainer.loss_scale.value))
-        run.emit(events.Built(plan, progress.seed, sorted(t.name for t in trainer.optimizer.tensors),
-                              count_parameters(trainer.net), flops, source, notes))
+        run.emit(
+            events.Built(
+                plan,
+                progress.seed,
+                sorted(t.name for t in trainer.optimizer.tensors),
+                count_parameters(trainer.net),
+                flops,
+                source,
+                notes,
+            )
+        )
     if comm.rank == 0 and (reason := git_commit().get('git_commit_missing')):
-        run.emit(events.Noted(f'the commit of the program is unknown: {reason}; keep a copy of the code'))
+        run.emit(
+            events.Noted(f'the commit of the program is unknown: {reason}; keep a copy of the code')
+        )
     for text in device_notes(config, os.environ):
         run.emit(events.Noted(text))
-    num_bytes = sum(t.grad.size * (2 if config.comm.compression == 'fp16' else t.grad.dtype().itemsize)
-                    for t in trainer.optimizer.tensors)
+    num_bytes = sum(
+        t.grad.size * (2 if config.comm.compression == 'fp16' else t.grad.dtype().itemsize)
+        for t in trainer.optimizer.tensors
+    )
     comm.barrier()
     peak = measure_peak(config.train.precision, trainer.context, **_PEAK)
-    run.emit(events.NetworkMeasured(NetworkRecord(
-        plan.global_batch_size // comm.world_size, flops, num_bytes, len(trainer.optimizer.buckets), peak,
-        os.environ.get('MLPERF_RN50_JOB', ''))))
+    run.emit(
+        events.NetworkMeasured(
+            NetworkRecord(
+                plan.global_batch_size // comm.world_size,
+                flops,
+                num_bytes,
+                len(trainer.optimizer.buckets),
+                peak,
+                os.environ.get('MLPERF_RN50_JOB', ''),
+            )
+        )
+    )
     mx.nd.waitall()
     mx.random.seed(progress.seed)  # gives dropout the same masks with and without a warm-up
     if comm.rank == 0 and (event := reference_event(run.comparison, config, comm.world_size)):
         run.emit(event)
-    run.best_weights = BestWeights(run.folder, plan, class_names(config.data) if comm.rank == 0 else [],
-                                   progress.data_sha256)
+    run.best_weights = BestWeights(
+        run.folder, plan, class_names(config.data) if comm.rank == 0 else [], progress.data_sha256
+    )
     run.writer = BackgroundWriter(run.heartbeat.beat)
     if not run.resumption:
         run.emit(events.InitStopped())
@@ -106,7 +147,8 @@ def start_clock(run: TrainingRun) -> None:
 
 
 def _clear_caches(run: TrainingRun) -> tuple[bool, str]:
-    """Flush the page cache of every node if configured; return True and the command, or False and the reason."""
+    """Flush the page cache of every node if configured; return True and the command, or False and
+    the reason."""
     if not run.plan.config.run.clear_caches:
         return False, 'not requested (run.clear_caches)'
     problem = None
@@ -125,7 +167,8 @@ def _clear_caches(run: TrainingRun) -> tuple[bool, str]:
 
 
 def _initial_weights(run: TrainingRun) -> tuple[str, list[str]]:
-    """Load train.init_weights, if set, into rank 0's network; return a description of the weights, and notes."""
+    """Load train.init_weights, if set, into rank 0's network; return a description of the weights,
+    and notes."""
     path = run.plan.config.train.init_weights
     if path is None:
         return '', []
@@ -136,18 +179,28 @@ def _initial_weights(run: TrainingRun) -> tuple[str, list[str]]:
         is_other = not data.synthetic and list(description.classes) != class_names(data)
         notes = set_weights(run.trainer.net, run.trainer.corrected(arrays, -1), is_other)
         run.trainer.optimizer.reset_masters()
-        return [f'{path} ({description.model["name"]}, {description.epoch} epochs on '
-                f'{description.data["dataset"]}, SHA-256 {description.sha256[:12]}…)', notes]
+        return [
+            f'{path} ({description.model["name"]}, {description.epoch} epochs on '
+            f'{description.data["dataset"]}, SHA-256 {description.sha256[:12]}…)',
+            notes,
+        ]
+
     source, notes = run.comm.from_rank_0(take)
     return source, notes
 
 
 def device_notes(config: Config, environ: Mapping[str, str]) -> list[str]:
-    """Return notes for the log: how layers are computed, and on a GPU missing settings for bit-identical results."""
+    """Return notes for the log: how layers are computed, and on a GPU missing settings for
+    bit-identical results."""
     is_resnet = config.model.name.startswith('resnet')
     notes = [fusion_text(config, environ, find_processor())] if is_resnet else []
     if config.train.device == 'cpu':
         return notes
-    if missing := [f'{name}={value}' for name, value in DETERMINISM.items() if environ.get(name) != value]:
-        notes.append(f'results are not reproducible to the bit; on a GPU this requires {" and ".join(missing)}')
+    if missing := [
+        f'{name}={value}' for name, value in DETERMINISM.items() if environ.get(name) != value
+    ]:
+        notes.append(
+            'results are not reproducible to the bit; on a GPU this requires '
+            f'{" and ".join(missing)}'
+        )
     return notes

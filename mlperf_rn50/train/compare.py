@@ -1,4 +1,6 @@
-"""Comparison of a run's evaluations with reference runs, which rank 0 reads before training starts."""
+"""Comparison of a run's evaluations with reference runs, which rank 0 reads before training
+starts."""
+
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +24,8 @@ def _recipe_of(config: Config, world_size: int) -> Recipe:
 
 
 def find_reference(config: Config, world_size: int) -> Reference | None:
-    """Return the reference runs for a run, or None if there are none; raise UserError if run.reference is unusable."""
+    """Return the reference runs for a run, or None if there are none; raise UserError if
+    run.reference is unusable."""
     recipe = _recipe_of(config, world_size)
     if not config.run.reference:
         return reference.find_published(recipe, load_published()) if is_imagenet(config) else None
@@ -30,8 +33,12 @@ def find_reference(config: Config, world_size: int) -> Reference | None:
     usable = [s for s in named if s.has_recipe]
     refused = next((s for s in named if s.reasons), None)
     if refused and not usable:
-        raise UserError(f'run.reference: expected a run set, got {refused.folder}: {"; ".join(refused.reasons)}')
-    return reference.find_named(recipe, reference.dataset_of(config), config.data.num_val, usable, load_published())
+        raise UserError(
+            f'run.reference: expected a run set, got {refused.folder}: {"; ".join(refused.reasons)}'
+        )
+    return reference.find_named(
+        recipe, reference.dataset_of(config), config.data.num_val, usable, load_published()
+    )
 
 
 @dataclass
@@ -44,7 +51,8 @@ class ReferenceComparison:
     is_behind: bool = False
 
     def compare(self, epochs: int, accuracy: float, time_s: float) -> events.Compared | None:
-        """Compare a Top-1 accuracy, a fraction, with the reference runs; return None if there are none."""
+        """Compare a Top-1 accuracy, a fraction, with the reference runs; return None if there are
+        none."""
         if self.reference is None:
             return None
         self.curve.append((epochs, accuracy))
@@ -53,8 +61,11 @@ class ReferenceComparison:
         return events.Compared(standing)
 
 
-def open_comparison(found: Reference | None, plan: Plan, metrics: Path, num_epochs: int) -> ReferenceComparison:
-    """Return the comparison of a run after num_epochs, which includes the earlier evaluations in its metrics.jsonl."""
+def open_comparison(
+    found: Reference | None, plan: Plan, metrics: Path, num_epochs: int
+) -> ReferenceComparison:
+    """Return the comparison of a run after num_epochs, which includes the earlier evaluations in
+    its metrics.jsonl."""
     if found is None:
         return ReferenceComparison(None)
     curve = [(epoch, accuracy) for epoch, accuracy in read_curve(metrics) if epoch <= num_epochs]
@@ -62,16 +73,33 @@ def open_comparison(found: Reference | None, plan: Plan, metrics: Path, num_epoc
     return ReferenceComparison(found, bands, curve, band.is_behind(bands, curve))
 
 
-def reference_event(comparison: ReferenceComparison, config: Config, world_size: int) -> events.ReferenceFound | None:
-    """Return the event that reports the reference runs or, on ImageNet, that there are none; otherwise return None."""
+def reference_event(
+    comparison: ReferenceComparison, config: Config, world_size: int
+) -> events.ReferenceFound | None:
+    """Return the event that reports the reference runs or, on ImageNet, that there are none;
+    otherwise return None."""
     if found := comparison.reference:
         ends = band.target_epochs(found)
-        bands = [BandRecord(b.epoch, b.point, b.mean, b.low, b.high, len(b.values)) for b in comparison.bands.values()]
-        return events.ReferenceFound(ReferenceRecord(
-            found.how, found.num_runs, [reference.set_name(s) for s in found.sets], found.recipe.target_accuracy,
-            (ends[0], ends[-1]) if ends else None, bands, reference.introduce(found)))
+        bands = [
+            BandRecord(b.epoch, b.point, b.mean, b.low, b.high, len(b.values))
+            for b in comparison.bands.values()
+        ]
+        return events.ReferenceFound(
+            ReferenceRecord(
+                found.how,
+                found.num_runs,
+                [reference.set_name(s) for s in found.sets],
+                found.recipe.target_accuracy,
+                (ends[0], ends[-1]) if ends else None,
+                bands,
+                reference.introduce(found),
+            )
+        )
     if not is_imagenet(config):
         return None
     recipe = reference.describe_recipe(_recipe_of(config, world_size))
-    text = f'no reference: no published set has this recipe ({recipe}) or a similar one; use --run.reference PATH'
+    text = (
+        f'no reference: no published set has this recipe ({recipe}) or a similar one; use '
+        '--run.reference PATH'
+    )
     return events.ReferenceFound(ReferenceRecord(text=text))

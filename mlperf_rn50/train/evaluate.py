@@ -1,4 +1,5 @@
 """Exact Top-1, Top-5 and confusions over all ranks, from summed integer counts."""
+
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -35,14 +36,19 @@ class Accuracy:
 
 def data_label(data: DataConfig) -> str:
     """Return the data set's name as shown next to an accuracy."""
-    return (data.dataset + (', synthetic images' if data.synthetic else '')
-            + ('' if data.dataset == IMAGENET else ' (not ImageNet)'))
+    return (
+        data.dataset
+        + (', synthetic images' if data.synthetic else '')
+        + ('' if data.dataset == IMAGENET else ' (not ImageNet)')
+    )
 
 
 def correct_counts(logits: NDArray, labels: NDArray, num_valid: int) -> NDArray:
-    """Count the images among the first num_valid that are correct by Top-1 and by Top-5; do not wait for the result.
+    """Count the images among the first num_valid that are correct by Top-1 and by Top-5; do not
+    wait for the result.
 
-    Equal logits rank by class number; an image with a NaN is wrong. Result: float32, (2,), exact below 2**24.
+    Equal logits rank by class number; an image with a NaN is wrong. Result: float32, (2,), exact
+    below 2**24.
 
     Args:
         logits: float32, shape (batch, classes).
@@ -52,28 +58,39 @@ def correct_counts(logits: NDArray, labels: NDArray, num_valid: int) -> NDArray:
     own = nd.pick(logits, labels).reshape((-1, 1))
     classes = nd.arange(logits.shape[1], ctx=logits.context).reshape((1, -1))
     earlier = nd.broadcast_lesser(classes, labels.reshape((-1, 1)))
-    place = (nd.broadcast_greater(logits, own) + nd.broadcast_equal(logits, own) * earlier).sum(axis=1)
+    place = (nd.broadcast_greater(logits, own) + nd.broadcast_equal(logits, own) * earlier).sum(
+        axis=1
+    )
     valid = nd.arange(len(logits), ctx=logits.context) < num_valid
     valid = valid * nd.broadcast_equal(logits, logits).min(axis=1)  # only a NaN differs from itself
     return nd.stack(((place < 1) * valid).sum(), ((place < 5) * valid).sum()).reshape((2,))
 
 
 def with_mirror(net: Forward, config: Config) -> Forward:
-    """Return a network or, with data.eval_flip, the mean of its logits for images and for their mirror images."""
+    """Return a network or, with data.eval_flip, the mean of its logits for images and for their
+    mirror images."""
     axis = 2 if config.model.layout == 'NHWC' else 3
     return (lambda x: (net(x) + net(nd.flip(x, axis=axis))) / 2) if config.data.eval_flip else net
 
 
-def evaluate(net: Forward, batches: Iterable[Batch], num_images: int, comm: Comm,
-             on_batch: Callable[[], None] = lambda: None,
-             on_logits: Callable[[NDArray, Batch], None] = lambda logits, batch: None) -> Accuracy:
-    """Return the accuracy of a network on the validation set; raise RunFailed unless each image was evaluated once."""
+def evaluate(
+    net: Forward,
+    batches: Iterable[Batch],
+    num_images: int,
+    comm: Comm,
+    on_batch: Callable[[], None] = lambda: None,
+    on_logits: Callable[[NDArray, Batch], None] = lambda logits, batch: None,
+) -> Accuracy:
+    """Return the accuracy of a network on the validation set; raise RunFailed unless each image was
+    evaluated once."""
     num_seen, counts = 0, nd.zeros((2,))
     for batch in batches:
         on_batch()
         logits = net(batch.images)
         on_logits(logits, batch)
-        counts = counts.as_in_context(batch.labels.context) + correct_counts(logits, batch.labels, batch.num_valid)
+        counts = counts.as_in_context(batch.labels.context) + correct_counts(
+            logits, batch.labels, batch.num_valid
+        )
         num_seen += batch.num_valid
     top1, top5 = counts.asnumpy()
     num_top1, num_top5, total = comm.sum([int(top1), int(top5), num_seen])
@@ -93,7 +110,8 @@ class Confusion:
 
 
 class ConfusionMatrix:
-    """Counts of images by true class (row) and predicted class (column), int64; the last column is for NaN logits.
+    """Counts of images by true class (row) and predicted class (column), int64; the last column is
+    for NaN logits.
 
     As in correct_counts, the first of several equally large logits decides.
     """
@@ -102,7 +120,10 @@ class ConfusionMatrix:
         self.counts = np.zeros((num_classes, num_classes + 1), np.int64)
 
     def add(self, logits: NDArray, batch: Batch) -> None:
-        values, labels = logits[:batch.num_valid].asnumpy(), batch.labels[:batch.num_valid].asnumpy()
+        values, labels = (
+            logits[: batch.num_valid].asnumpy(),
+            batch.labels[: batch.num_valid].asnumpy(),
+        )
         taken = np.where(np.isnan(values).any(axis=1), values.shape[1], values.argmax(axis=1))
         np.add.at(self.counts, (labels, taken), 1)
 
@@ -111,11 +132,15 @@ class ConfusionMatrix:
         self.counts[:] = np.reshape(comm.sum(self.counts.ravel().tolist()), self.counts.shape)
 
     def largest(self, number: int, classes: Sequence[str]) -> list[Confusion]:
-        """Return at most `number` confusions, most frequent first; equally frequent ones are in class order."""
+        """Return at most `number` confusions, most frequent first; equally frequent ones are in
+        class order."""
         wrong = self.counts.copy()
         np.fill_diagonal(wrong, 0)
         names, sizes = [*classes, NO_CLASS], self.counts.sum(axis=1)
         order = np.argsort(-wrong, axis=None, kind='stable')[:number]
         pairs = [divmod(int(i), wrong.shape[1]) for i in order]
-        return [Confusion(names[a], names[b], int(wrong[a, b]), float(wrong[a, b] / sizes[a]))
-                for a, b in pairs if wrong[a, b]]
+        return [
+            Confusion(names[a], names[b], int(wrong[a, b]), float(wrong[a, b] / sizes[a]))
+            for a, b in pairs
+            if wrong[a, b]
+        ]

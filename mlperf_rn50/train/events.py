@@ -1,4 +1,5 @@
-"""Events of a run and their sinks. Epochs count from 0, `step` counts completed steps, time_s is on the run's clock.
+"""Events of a run and their sinks. Epochs count from 0, `step` counts completed steps, time_s is on
+the run's clock.
 
 Outline of a run, with the events of each line in order. Warned and Noted may occur on any line.
 
@@ -15,6 +16,7 @@ Outline of a run, with the events of each line in order. Warned and Noted may oc
         save if due, end if asked to stop              Saving
     end the run                                        ClockStepped, Ended
 """
+
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -65,8 +67,9 @@ class RunStarted(Event, frozen=True):
 class Resumed(Event, frozen=True):
     """The clock of a resumed run continues.
 
-    clock_s: training that the checkpoint covers. elapsed_s: time since run_start. stopped_s: this time at the last sign
-    of life before. parts: of elapsed_s. changes: configuration changes since the checkpoint.
+    clock_s: training that the checkpoint covers. elapsed_s: time since run_start. stopped_s: this
+    time at the last sign of life before. parts: of elapsed_s. changes: configuration changes since
+    the checkpoint.
     """
 
     plan: Plan
@@ -83,7 +86,8 @@ class Resumed(Event, frozen=True):
 
 
 class EpochStarted(Event, frozen=True):
-    """Start of an epoch; block_epochs: length of the block that starts here (Plan.block_epochs), if any."""
+    """Start of an epoch; block_epochs: length of the block that starts here (Plan.block_epochs), if
+    any."""
 
     epoch: int
     num_steps: int
@@ -92,7 +96,8 @@ class EpochStarted(Event, frozen=True):
 
 
 class StepDone(Event, frozen=True):
-    """End of a step; epoch: number of completed epochs, with a fractional part; learning_rate: the one applied."""
+    """End of a step; epoch: number of completed epochs, with a fractional part; learning_rate: the
+    one applied."""
 
     step: int
     epoch: float
@@ -115,7 +120,8 @@ class EpochDone(Event, frozen=True):
 
 
 class LossScaleChanged(Event, frozen=True):
-    """Change of the float16 loss scale after a step. The first step is 1; 0 stands for the steps before run_start."""
+    """Change of the float16 loss scale after a step. The first step is 1; 0 stands for the steps
+    before run_start."""
 
     step: int
     before: float
@@ -123,7 +129,8 @@ class LossScaleChanged(Event, frozen=True):
 
 
 class RecordsRead(Event, frozen=True):
-    """Bytes of records that each host read in an epoch; num_new_bytes: those it read for the first time."""
+    """Bytes of records that each host read in an epoch; num_new_bytes: those it read for the first
+    time."""
 
     epoch: int
     num_bytes: Mapping[str, int]
@@ -135,7 +142,8 @@ class EvalStarted(Event, frozen=True):
 
 
 class Evaluated(Event, frozen=True):
-    """End of the evaluation after an epoch; first_epoch: first epoch of the block that ends here."""
+    """End of the evaluation after an epoch; first_epoch: first epoch of the block that ends
+    here."""
 
     epoch: int
     first_epoch: int
@@ -179,7 +187,8 @@ class Warned(Event, frozen=True):
 
 
 class Ended(Event, frozen=True):
-    """End of the run; status: converged, aborted, interrupted or failed. checkpoint_s: since the last evaluation."""
+    """End of the run; status: converged, aborted, interrupted or failed. checkpoint_s: since the
+    last evaluation."""
 
     status: str
     epochs_to_converge: int | None
@@ -187,7 +196,8 @@ class Ended(Event, frozen=True):
     best_top1: float
     images_per_s: float
     checkpoint_s: float = 0.0
-    parts: ElapsedParts | None = None  # of time_s; None for a run without a resume, and on ranks other than 0
+    # of time_s; None for a run without a resume, and on ranks other than 0
+    parts: ElapsedParts | None = None
 
     @property
     def best_text(self) -> str:

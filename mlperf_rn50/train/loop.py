@@ -1,4 +1,6 @@
-"""The training loop: epochs, evaluations and checkpoints until the target is reached, and the end of a run."""
+"""The training loop: epochs, evaluations and checkpoints until the target is reached, and the end
+of a run."""
+
 import math
 import time
 from collections import deque
@@ -26,7 +28,8 @@ from mlperf_rn50.train.plan import Plan
 from mlperf_rn50.train.trainer import Flags, Norms, PendingStep, Trainer
 from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
-# Number of steps that the loop runs ahead of the device: enough to keep the device busy, few enough to limit memory.
+# Number of steps that the loop runs ahead of the device: enough to keep the device busy, few enough
+# to limit memory.
 STEPS_AHEAD = 2
 
 
@@ -42,9 +45,11 @@ class RankPlace:
 
 @dataclass
 class TrainingRun:
-    """A run on one rank, which changes while it trains. open_run(), build() and start_clock() set the last fields.
+    """A run on one rank, which changes while it trains. open_run(), build() and start_clock() set
+    the last fields.
 
-    Only rank 0 has reference runs and the arrays of the checkpoint to resume. train_data is endless.
+    Only rank 0 has reference runs and the arrays of the checkpoint to resume. train_data is
+    endless.
     """
 
     plan: Plan
@@ -65,7 +70,8 @@ class TrainingRun:
     wall_clock: WallClock = field(init=False)
     clock_start: float = field(init=False)  # monotonic time of run_start
     resumes: Sequence[Resume] = ()  # on rank 0 only
-    without_s: float = 0.0  # time since run_start that training lost, or in which the run was paused or down
+    # time since run_start that training lost, or in which the run was paused or down
+    without_s: float = 0.0
 
     @property
     def nodes(self) -> list[tuple[str, int]]:
@@ -87,8 +93,11 @@ class TrainingRun:
     def requests(self) -> Flags:
         """Return what this rank requests now; the clocks of ranks may differ."""
         period_s = self.plan.config.checkpoint.period_s
-        return Flags(self.heartbeat.is_stop_requested,
-                     bool(period_s) and self.trained_s() - self.progress.clock_s >= period_s, self.times.request)
+        return Flags(
+            self.heartbeat.is_stop_requested,
+            bool(period_s) and self.trained_s() - self.progress.clock_s >= period_s,
+            self.times.request,
+        )
 
 
 def run_to_end(run: TrainingRun) -> events.Ended:
@@ -102,14 +111,16 @@ def run_to_end(run: TrainingRun) -> events.Ended:
             run.emit(events.Ended('failed', None, 0.0, run.progress.best_top1, 0.0))
         raise
     except StorageError:
-        run.writer.finish()  # waits until an unfinished checkpoint is removed; the writer's own error replaces this one
+        # waits until an unfinished checkpoint is removed; the writer's own error replaces this one
+        run.writer.finish()
         raise
 
 
 def run_epochs(run: TrainingRun) -> events.Ended:
     """Run epochs until the target is reached or the run ends for a different reason."""
     plan, progress, options = run.plan, run.progress, run.plan.config.checkpoint
-    first_epoch = progress.step // plan.steps_per_epoch  # first epoch of a block (see Plan.block_epochs)
+    # first epoch of a block (see Plan.block_epochs)
+    first_epoch = progress.step // plan.steps_per_epoch
     for epoch in range(first_epoch, plan.max_epochs):
         if train_epoch(run, epoch, is_block_start=epoch == first_epoch):
             return end(run, 'interrupted')
@@ -124,7 +135,9 @@ def run_epochs(run: TrainingRun) -> events.Ended:
             first_epoch = epoch + 1
         own = run.requests()
         num_stops, num_due = run.comm.sum([own.stop, own.checkpoint])
-        is_planned = is_due(options.period_epochs, epoch + 1) or is_due(options.period_steps, progress.step)
+        is_planned = is_due(options.period_epochs, epoch + 1) or is_due(
+            options.period_steps, progress.step
+        )
         if num_stops or num_due or is_planned:
             save_checkpoint(run)
         if num_stops and epoch + 1 < plan.max_epochs:
@@ -133,44 +146,73 @@ def run_epochs(run: TrainingRun) -> events.Ended:
 
 
 def train_epoch(run: TrainingRun, epoch: int, is_block_start: bool) -> bool:
-    """Run the remaining steps of an epoch; return True if a stop request ended it early, after a checkpoint."""
-    plan, progress, trainer, period_steps = run.plan, run.progress, run.trainer, run.plan.config.checkpoint.period_steps
+    """Run the remaining steps of an epoch; return True if a stop request ended it early, after a
+    checkpoint."""
+    plan, progress, trainer, period_steps = (
+        run.plan,
+        run.progress,
+        run.trainer,
+        run.plan.config.checkpoint.period_steps,
+    )
     first, last = progress.step, (epoch + 1) * plan.steps_per_epoch
-    run.emit(events.EpochStarted(epoch, plan.steps_per_epoch, first,
-                                 plan.block_epochs(epoch) if is_block_start else None))
+    run.emit(
+        events.EpochStarted(
+            epoch, plan.steps_per_epoch, first, plan.block_epochs(epoch) if is_block_start else None
+        )
+    )
     start_steps(run)
     reporter, pending = StepReporter(run), deque[PendingStep]()
     for step in range(first, last):
         run.writer.check()
         # Push a step to the device without waiting for it.
-        pending.append(trainer.step(run.train_data, step % plan.steps_per_epoch, plan.learning_rate(step),
-                                    run.requests(), reporter.has_norms(step + 1)))
+        pending.append(
+            trainer.step(
+                run.train_data,
+                step % plan.steps_per_epoch,
+                plan.learning_rate(step),
+                run.requests(),
+                reporter.has_norms(step + 1),
+            )
+        )
         trainer.ema.update(step + 1)
         progress.step, run.times.request = step + 1, False
-        # Wait for the loss of an earlier step and for what any rank requested then; at the end, for all steps.
+        # Wait for the loss of an earlier step and for what any rank requested then; at the end, for
+        # all steps.
         num_ahead = STEPS_AHEAD if progress.step < last else 0
         requests = [reporter.read(pending.popleft()) for _ in range(len(pending) - num_ahead)]
         run.times.trace(any(r.trace for r in requests))
-        # Take a checkpoint, which contains only steps with a checked loss. After the last step, run_epochs does it.
-        if progress.step < last and (any(r.stop or r.checkpoint for r in requests) or is_due(period_steps, step + 1)):
+        # Take a checkpoint, which contains only steps with a checked loss. After the last step,
+        # run_epochs does it.
+        if progress.step < last and (
+            any(r.stop or r.checkpoint for r in requests) or is_due(period_steps, step + 1)
+        ):
             requests += [reporter.read(pending.popleft()) for _ in range(len(pending))]
             is_stop_requested = any(r.stop for r in requests)
             if is_stop_requested:
-                progress.add_training((progress.step - first) * plan.global_batch_size, reporter.elapsed_s())
+                progress.add_training(
+                    (progress.step - first) * plan.global_batch_size, reporter.elapsed_s()
+                )
             save_checkpoint(run)
             if is_stop_requested:
                 return True
             start_steps(run)
     # Read the clock when the work is done, not when it is queued.
     trainer.settle()
-    num_images = plan.train_shard().num_counted - first % plan.steps_per_epoch * plan.global_batch_size
+    num_images = (
+        plan.train_shard().num_counted - first % plan.steps_per_epoch * plan.global_batch_size
+    )
     progress.add_training(num_images, reporter.elapsed_s())
-    run.emit(events.EpochDone(epoch, run.now_s(), num_images / reporter.elapsed_s(), plan.learning_rate(last - 1)))
+    run.emit(
+        events.EpochDone(
+            epoch, run.now_s(), num_images / reporter.elapsed_s(), plan.learning_rate(last - 1)
+        )
+    )
     return False
 
 
 def start_steps(run: TrainingRun) -> None:
-    """Start the clock of the next step on all ranks, so that no step waits for other work of rank 0."""
+    """Start the clock of the next step on all ranks, so that no step waits for other work of rank
+    0."""
     run.comm.barrier()
     run.trainer.timer.start(run.progress.step)
 
@@ -186,7 +228,8 @@ def report_reads(run: TrainingRun, epoch: int) -> None:
 
 
 def evaluate_epoch(run: TrainingRun, epoch: int, first_epoch: int) -> events.Evaluated:
-    """Evaluate after an epoch, check that the ranks agree, and report their times and stragglers."""
+    """Evaluate after an epoch, check that the ranks agree, and report their times and
+    stragglers."""
     start = time.monotonic()
     report_clock_steps(run)
     run.emit(events.EvalStarted(epoch))
@@ -200,7 +243,9 @@ def evaluate_epoch(run: TrainingRun, epoch: int, first_epoch: int) -> events.Eva
     check_agreement(run.comm, trainer.digests(), epoch)
     check_finite(trainer.find_non_finite(), epoch)
     if run.comm.rank == 0:
-        run.best_weights.update(run.progress.step, result, result.top1 > run.progress.best_top1, trainer.copy_network)
+        run.best_weights.update(
+            run.progress.step, result, result.top1 > run.progress.best_top1, trainer.copy_network
+        )
     run.progress.best_top1 = max(run.progress.best_top1, result.top1)
     run.emit(events.RanksTimed(run.times.report(epoch, evaluated.time_s, time.monotonic() - start)))
     return evaluated
@@ -215,7 +260,8 @@ def report_clock_steps(run: TrainingRun) -> None:
 
 
 def is_due(period: int, number: int) -> bool:
-    """Check whether a number of steps or epochs is a multiple of a period; a period of 0 is never due."""
+    """Check whether a number of steps or epochs is a multiple of a period; a period of 0 is never
+    due."""
     return bool(period) and number % period == 0
 
 
@@ -226,19 +272,37 @@ def save_checkpoint(run: TrainingRun) -> None:
     run.trainer.average_statistics()
     run.progress.clock_s = run.trained_s()
     if run.comm.rank == 0:
-        write = partial(checkpoint.save, run.folder.checkpoints, copy(run.progress), run.trainer.state(),
-                        run.plan.config.checkpoint.keep)
-        # Write the best network before the checkpoint, so that a run killed in between repeats the evaluation.
+        write = partial(
+            checkpoint.save,
+            run.folder.checkpoints,
+            copy(run.progress),
+            run.trainer.state(),
+            run.plan.config.checkpoint.keep,
+        )
+        # Write the best network before the checkpoint, so that a run killed in between repeats the
+        # evaluation.
         run.writer.submit(partial(check_present, run.folder), run.best_weights.write_best, write)
     run.times.checkpoint_s += time.monotonic() - start
 
 
-def end(run: TrainingRun, status: str, epochs_to_converge: int | None = None,
-        time_s: float | None = None) -> events.Ended:
-    """Log the end of the run, then write the remaining files. time_s: when the clock stopped; None stops it now."""
+def end(
+    run: TrainingRun,
+    status: str,
+    epochs_to_converge: int | None = None,
+    time_s: float | None = None,
+) -> events.Ended:
+    """Log the end of the run, then write the remaining files. time_s: when the clock stopped; None
+    stops it now."""
     time_s = run.now_s() if time_s is None else time_s
-    ended = events.Ended(status, epochs_to_converge, time_s, run.progress.best_top1, run.progress.images_per_s,
-                         run.times.checkpoint_s, elapsed_parts(run.resumes, time_s))
+    ended = events.Ended(
+        status,
+        epochs_to_converge,
+        time_s,
+        run.progress.best_top1,
+        run.progress.images_per_s,
+        run.times.checkpoint_s,
+        elapsed_parts(run.resumes, time_s),
+    )
     with ExitStack() as cleanup:  # calls these in reverse order, even if one fails
         cleanup.callback(write_networks, run, status)
         cleanup.callback(run.writer.finish)
@@ -249,7 +313,8 @@ def end(run: TrainingRun, status: str, epochs_to_converge: int | None = None,
 
 
 def write_networks(run: TrainingRun, status: str) -> None:
-    """Write the networks of a finished run; an interrupted run has written its best network with the checkpoint."""
+    """Write the networks of a finished run; an interrupted run has written its best network with
+    the checkpoint."""
     if run.comm.rank == 0 and status != 'interrupted':
         check_present(run.folder)
         run.best_weights.write_at_end(run.progress.step, run.trainer.copy_network())
@@ -267,12 +332,14 @@ class StepReporter:
         return time.monotonic() - self._start
 
     def has_norms(self, step: int) -> bool:
-        """Check whether the report of a step, counted from 1, contains the norms of its gradients."""
+        """Check whether the report of a step, counted from 1, contains the norms of its
+        gradients."""
         config = self._run.plan.config.run
         return config.tensorboard and is_due(config.metrics_period_steps, step)
 
     def read(self, pending: PendingStep) -> Flags:
-        """Report the next step once it is done; return what any rank requested, or raise RunFailed."""
+        """Report the next step once it is done; return what any rank requested, or raise
+        RunFailed."""
         run, plan, scale = self._run, self._run.plan, self._run.trainer.loss_scale.value
         step = self._first + self._num_steps
         loss, requests = run.trainer.read(pending)
@@ -281,19 +348,37 @@ class StepReporter:
         if not math.isfinite(loss):
             run.trainer.settle()  # raises a different error if the cause is a lost rank
             train = plan.config.train
-            advice = (f'set train.loss_scale_policy to dynamic, lower train.loss_scale={train.loss_scale:g}, '
-                      if (train.precision, train.loss_scale_policy) == ('float16', 'static') else '')
-            raise RunFailed(f'the loss is {loss} at step {step} (epoch {step // plan.steps_per_epoch + 1}), and '
-                            f'all earlier losses were finite; {advice}lower schedule.base_lr='
-                            f'{plan.config.schedule.base_lr} or lengthen schedule.warmup_epochs')
+            advice = (
+                'set train.loss_scale_policy to dynamic, lower '
+                f'train.loss_scale={train.loss_scale:g}, '
+                if (train.precision, train.loss_scale_policy) == ('float16', 'static')
+                else ''
+            )
+            raise RunFailed(
+                f'the loss is {loss} at step {step} (epoch {step // plan.steps_per_epoch + 1}), '
+                'and '
+                f'all earlier losses were finite; {advice}lower schedule.base_lr='
+                f'{plan.config.schedule.base_lr} or lengthen schedule.warmup_epochs'
+            )
         self._losses.append(loss)
         self._num_steps += 1
         is_reported = is_due(plan.config.run.metrics_period_steps, step + 1)
         norm, ratios = _read_norms(pending.norms) if pending.norms else (None, {})
-        run.emit(events.StepDone(
-            step + 1, (step + 1) / plan.steps_per_epoch, run.now_s(), loss, pending.learning_rate,
-            self._num_steps * plan.global_batch_size / self.elapsed_s(), is_reported,
-            sum(self._losses) / len(self._losses), norm, ratios, plan.learning_rate(step)))
+        run.emit(
+            events.StepDone(
+                step + 1,
+                (step + 1) / plan.steps_per_epoch,
+                run.now_s(),
+                loss,
+                pending.learning_rate,
+                self._num_steps * plan.global_batch_size / self.elapsed_s(),
+                is_reported,
+                sum(self._losses) / len(self._losses),
+                norm,
+                ratios,
+                plan.learning_rate(step),
+            )
+        )
         if is_reported:
             self._losses.clear()
             run.times.find_request()
@@ -302,5 +387,7 @@ class StepReporter:
 
 def _read_norms(norms: Norms) -> tuple[float, dict[str, float]]:
     """Return the gradient norm of the mean loss, and LARS's trust ratio for each tensor."""
-    ratios = {n: float(r) for names, values in norms.trust_ratios for n, r in zip(names, values.asnumpy())}
+    ratios = {
+        n: float(r) for names, values in norms.trust_ratios for n, r in zip(names, values.asnumpy())
+    }
     return norms.rescale * math.sqrt(float(norms.squared.asnumpy().sum())), ratios

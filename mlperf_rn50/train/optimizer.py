@@ -1,9 +1,10 @@
 """SGD with momentum, and LARS, built on MXNet's fused update operators.
 
-mx.optimizer.LARS is not used because it corrects the momentum only for the first few tensors of a step. Source: You et
-al. 2017 (https://arxiv.org/abs/1708.03888), with the momentum scaled by lr_now / lr_previous as in Goyal et al. 2017
-(https://arxiv.org/abs/1706.02677, section 3).
+mx.optimizer.LARS is not used because it corrects the momentum only for the first few tensors of a
+step. Source: You et al. 2017 (https://arxiv.org/abs/1708.03888), with the momentum scaled by lr_now
+/ lr_previous as in Goyal et al. 2017 (https://arxiv.org/abs/1706.02677, section 3).
 """
+
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,13 +18,16 @@ from mxnet.ndarray import NDArray
 
 from mlperf_rn50.train.options import OptimizerConfig
 
-_MAX_CHECKED = 200  # maximum number of arrays per call of multi_all_finite, which does not check this limit
-_ALIGNMENT = 128  # elements between the starts of tensors in a flat array; float16 kernels need multiples of 16 bytes
+# maximum number of arrays per call of multi_all_finite, which does not check this limit
+_MAX_CHECKED = 200
+# elements between the starts of tensors in a flat array; float16 kernels need multiples of 16 bytes
+_ALIGNMENT = 128
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A trained tensor and the arrays that its update uses; master: float32 copy of a float16 weight.
+    """A trained tensor and the arrays that its update uses; master: float32 copy of a float16
+    weight.
 
     lr_factor: factor on the learning rate.
     """
@@ -44,15 +48,20 @@ class Tensor:
     @cached_property  # cached because each step reads it for each tensor
     def arrays(self) -> list[NDArray]:
         """The inputs of an update operator, in order."""
-        return [self.weight, self.grad, self.velocity, *([] if self.master is None else [self.master])]
+        return [
+            self.weight,
+            self.grad,
+            self.velocity,
+            *([] if self.master is None else [self.master]),
+        ]
 
 
 @dataclass(frozen=True)
 class Flat:
     """Memory of all weights and their state, in one order with the float16 weights first.
 
-    state: velocities, and masters or float32 weights; float32, shape (2, elements). half: float16 weights, as many
-    elements of the start. starts: first element of each parameter, by its name.
+    state: velocities, and masters or float32 weights; float32, shape (2, elements). half: float16
+    weights, as many elements of the start. starts: first element of each parameter, by its name.
     """
 
     state: NDArray
@@ -62,21 +71,23 @@ class Flat:
     def view(self, row: NDArray, param: Parameter) -> NDArray:
         """Return a parameter's part of `half` or of a row of `state`."""
         start = self.starts[param.name]
-        return row[start:start + math.prod(param.shape)].reshape(param.shape)
+        return row[start : start + math.prod(param.shape)].reshape(param.shape)
 
     def keep_if(self, condition: NDArray, before: NDArray) -> None:
-        """Keep the current state if condition, of shape (1,), is 1, else restore `before`; then round the masters."""
+        """Keep the current state if condition, of shape (1,), is 1, else restore `before`; then
+        round the masters."""
         now = self.state.reshape((1, -1))
         nd.where(condition, now, before.reshape((1, -1)), out=now)
-        nd.cast(self.state[1][:self.half.size], dtype='float16', out=self.half)
+        nd.cast(self.state[1][: self.half.size], dtype='float16', out=self.half)
 
 
 def group_size(device_type: str, name: str) -> int:
-    """Return the maximum number of tensors per call of an update operator; 1 selects single-tensor operators. Pure.
+    """Return the maximum number of tensors per call of an update operator; 1 selects single-tensor
+    operators. Pure.
 
-    On a CPU, many tensors or unequal sizes per call are slow: a tensor takes 3.5 times as long among 60 as among 4 of
-    similar size, and SGD is fastest with 1. On a GPU, fewer calls are faster; MLPerf submissions use 54, and the
-    maximum is 60.
+    On a CPU, many tensors or unequal sizes per call are slow: a tensor takes 3.5 times as long
+    among 60 as among 4 of similar size, and SGD is fastest with 1. On a GPU, fewer calls are
+    faster; MLPerf submissions use 54, and the maximum is 60.
     """
     return 54 if device_type == 'gpu' else {'sgd': 1, 'lars': 4}[name]
 
@@ -86,7 +97,8 @@ class Bucket:
 
     def __init__(self, tensors: Sequence[Tensor]):
         self.last = tensors[-1].grad  # the gradient that is computed last
-        # Weights come first, as the LARS operators require. Both parts are sorted by size, largest first.
+        # Weights come first, as the LARS operators require. Both parts are sorted by size, largest
+        # first.
         self.tensors = sorted(tensors, key=lambda t: (not t.is_adapted, -t.weight.size, t.name))
         self.grads = [t.grad for t in self.tensors]
         self.num_adapted = sum(t.is_adapted for t in self.tensors)
@@ -96,29 +108,42 @@ class Bucket:
         self.is_mixed = self.tensors[0].master is not None
 
     def groups(self, size: int) -> list[slice]:
-        return [slice(i, min(i + size, len(self.tensors))) for i in range(0, len(self.tensors), size)]
+        return [
+            slice(i, min(i + size, len(self.tensors))) for i in range(0, len(self.tensors), size)
+        ]
 
 
 class Optimizer:
     """SGD or LARS, which updates parameters in place.
 
-    SGD and LARS follow MXNet's sgd_mom_update: v = m v - lr (g + wd w), w = w + v; LARS has an lr per tensor. Nesterov
-    follows nag_mom_update: w = w + m v - lr (g + wd w), and wd in the stored v applies to the new w. A partly filled
-    batch scales lr by its filled fraction, so that every image has equal weight; earlier velocity applies in full.
+    SGD and LARS follow MXNet's sgd_mom_update: v = m v - lr (g + wd w), w = w + v; LARS has an lr
+    per tensor. Nesterov follows nag_mom_update: w = w + m v - lr (g + wd w), and wd in the stored v
+    applies to the new w. A partly filled batch scales lr by its filled fraction, so that every
+    image has equal weight; earlier velocity applies in full.
     """
 
-    def __init__(self, params: Mapping[str, Parameter], config: OptimizerConfig, num_buckets: int = 1,
-                 can_skip: bool = False):
-        """Take initialised parameters by name, in forward order; backward computes their gradients in reverse.
+    def __init__(
+        self,
+        params: Mapping[str, Parameter],
+        config: OptimizerConfig,
+        num_buckets: int = 1,
+        can_skip: bool = False,
+    ):
+        """Take initialised parameters by name, in forward order; backward computes their gradients
+        in reverse.
 
-        With can_skip, weights and state are moved to flat arrays, so that skipping a step takes a few operators.
+        With can_skip, weights and state are moved to flat arrays, so that skipping a step takes a
+        few operators.
         """
         self._config = config
         backward = list(params.items())[::-1]
         self._flat = _move_to_flat([p for _, p in backward]) if can_skip else None
         self.tensors = _make_tensors(backward, config, self._flat)
-        cuts = cut_buckets([t.weight.size * np.dtype(t.weight.dtype).itemsize for t in self.tensors],
-                           [np.dtype(t.weight.dtype).name for t in self.tensors], num_buckets)
+        cuts = cut_buckets(
+            [t.weight.size * np.dtype(t.weight.dtype).itemsize for t in self.tensors],
+            [np.dtype(t.weight.dtype).name for t in self.tensors],
+            num_buckets,
+        )
         self.buckets = [Bucket([self.tensors[i] for i in cut]) for cut in cuts]
         self.group_size = group_size(self.tensors[0].weight.context.device_type, config.name)
         self.last_lr: float | None = None
@@ -131,9 +156,11 @@ class Optimizer:
         return {**{f'velocity/{t.name}': t.velocity for t in self.tensors}, **masters}
 
     def owners(self) -> dict[str, NDArray]:
-        """Return the arrays that own the memory of weights and state, by name; no two of them share memory.
+        """Return the arrays that own the memory of weights and state, by name; no two of them share
+        memory.
 
-        An exchange of several views of one array would wait for itself in MXNet's engine, which sees one variable.
+        An exchange of several views of one array would wait for itself in MXNet's engine, which
+        sees one variable.
         """
         if self._flat:
             return {'state': self._flat.state, 'half': self._flat.half}
@@ -144,27 +171,40 @@ class Optimizer:
             if tensor.master is not None:
                 tensor.master[:] = tensor.weight.astype('float32')
 
-    def step(self, lr: float, fraction: float = 1.0, rescale: float = 1.0,
-             is_finite: NDArray | None = None) -> float:
-        """Update the tensors from the current gradients, each bucket as soon as its gradients are ready.
+    def step(
+        self,
+        lr: float,
+        fraction: float = 1.0,
+        rescale: float = 1.0,
+        is_finite: NDArray | None = None,
+    ) -> float:
+        """Update the tensors from the current gradients, each bucket as soon as its gradients are
+        ready.
 
         Return the learning rate applied to them, lr * fraction.
 
         Args:
             fraction: filled fraction of the global batch, above 0 and at most 1.
             rescale: factor that converts the current gradients to those of the mean loss.
-            is_finite: shape (1,), 0 if the step must be skipped; required with can_skip, otherwise None.
+            is_finite: shape (1,), 0 if the step must be skipped; required with can_skip, otherwise
+                None.
         """
         correction, applied = self._correction(lr), lr * fraction
         momentum = self._config.momentum * correction
-        update = (self._update_with_nesterov if self._config.nesterov else
-                  self._update_with_one_rate if self._config.name == 'sgd' else self._update_with_rates)
+        update = (
+            self._update_with_nesterov
+            if self._config.nesterov
+            else self._update_with_one_rate
+            if self._config.name == 'sgd'
+            else self._update_with_rates
+        )
         self._applied.clear()
         before = self._flat.state.copy() if self._flat else None
         for bucket in self.buckets:
             update(bucket, applied, momentum, rescale)
         if self._flat and before is not None and is_finite is not None:
-            # Correct the velocity even if the step is skipped, because only the device knows that it is.
+            # Correct the velocity even if the step is skipped, because only the device knows that
+            # it is.
             if correction != 1:
                 before[0] *= correction
             self._flat.keep_if(is_finite, before)
@@ -172,7 +212,8 @@ class Optimizer:
         return applied
 
     def _correction(self, lr: float) -> float:
-        """Return the velocity's factor for a changed learning rate; with SGD, 1 unless the batch size changed too."""
+        """Return the velocity's factor for a changed learning rate; with SGD, 1 unless the batch
+        size changed too."""
         is_corrected = self.last_lr and (self._config.name == 'lars' or self.is_batch_new)
         return lr / self.last_lr if is_corrected and self.last_lr else 1.0
 
@@ -186,68 +227,119 @@ class Optimizer:
         return result
 
     def squared_norms(self) -> NDArray:
-        """Return the sum of squares of each current gradient, in bucket order, as an array of shape (tensors,)."""
+        """Return the sum of squares of each current gradient, in bucket order, as an array of shape
+        (tensors,)."""
         return nd.concat(*(_sums_of_squares(b.grads) for b in self.buckets), dim=0)
 
     def trust_ratios(self) -> list[tuple[list[str], NDArray]]:
-        """Return the names of each bucket's weights and LARS's factors on their learning rates in the last step."""
-        return [([t.name for t in b.tensors[:b.num_adapted]], rates[:b.num_adapted] / lr)
-                for b, rates, lr in self._applied if b.num_adapted]
+        """Return the names of each bucket's weights and LARS's factors on their learning rates in
+        the last step."""
+        return [
+            ([t.name for t in b.tensors[: b.num_adapted]], rates[: b.num_adapted] / lr)
+            for b, rates, lr in self._applied
+            if b.num_adapted
+        ]
 
-    def _update_with_nesterov(self, bucket: Bucket, lr: float, momentum: float, rescale: float) -> None:
+    def _update_with_nesterov(
+        self, bucket: Bucket, lr: float, momentum: float, rescale: float
+    ) -> None:
         """Update by SGD with Nesterov momentum, for which MXNet has no multi-tensor operator."""
         update = getattr(nd, f'{"mp_" * bucket.is_mixed}nag_mom_update')
         usual = self._config.momentum
         for tensor in bucket.tensors:
-            if momentum != usual:  # the correction is for the stored velocity, not for the look-ahead step
+            # the correction is for the stored velocity, not for the look-ahead step
+            if momentum != usual:
                 tensor.velocity[:] = tensor.velocity * (momentum / usual)
-            update(*tensor.arrays, out=tensor.weight, lr=lr * tensor.lr_factor, wd=tensor.decay, momentum=usual,
-                   rescale_grad=rescale)
+            update(
+                *tensor.arrays,
+                out=tensor.weight,
+                lr=lr * tensor.lr_factor,
+                wd=tensor.decay,
+                momentum=usual,
+                rescale_grad=rescale,
+            )
 
-    def _update_with_one_rate(self, bucket: Bucket, lr: float, momentum: float, rescale: float) -> None:
-        keys, kind = {'momentum': momentum, 'rescale_grad': rescale}, f'{"mp_" * bucket.is_mixed}sgd_mom_update'
+    def _update_with_one_rate(
+        self, bucket: Bucket, lr: float, momentum: float, rescale: float
+    ) -> None:
+        keys, kind = (
+            {'momentum': momentum, 'rescale_grad': rescale},
+            f'{"mp_" * bucket.is_mixed}sgd_mom_update',
+        )
         for group in bucket.groups(self.group_size):
             tensors = bucket.tensors[group]
             inputs = [a for t in tensors for a in t.arrays]
             if self.group_size == 1:
-                getattr(nd, kind)(*inputs, out=tensors[0].weight, lr=lr * tensors[0].lr_factor, wd=tensors[0].decay,
-                                  lazy_update=False, **keys)
+                getattr(nd, kind)(
+                    *inputs,
+                    out=tensors[0].weight,
+                    lr=lr * tensors[0].lr_factor,
+                    wd=tensors[0].decay,
+                    lazy_update=False,
+                    **keys,
+                )
             else:
                 getattr(nd, f'multi_{kind}')(
-                    *inputs, out=[t.weight for t in tensors], lrs=[lr * t.lr_factor for t in tensors],
-                    wds=[t.decay for t in tensors], num_weights=len(tensors), **keys)
+                    *inputs,
+                    out=[t.weight for t in tensors],
+                    lrs=[lr * t.lr_factor for t in tensors],
+                    wds=[t.decay for t in tensors],
+                    num_weights=len(tensors),
+                    **keys,
+                )
 
-    def _update_with_rates(self, bucket: Bucket, lr: float, momentum: float, rescale: float) -> None:
+    def _update_with_rates(
+        self, bucket: Bucket, lr: float, momentum: float, rescale: float
+    ) -> None:
         """Update by LARS, in groups of tensors, with learning rates that stay on the device.
 
         The rate of a tensor is its lr, times eta |w| / (|g| + wd |w| + eps) for weights.
         """
         n, rates = bucket.num_adapted, bucket.lr_factors * lr
         if n:
-            sums = [_sums_of_squares(a) for a in ([t.weight for t in bucket.tensors[:n]], bucket.grads[:n])]
-            nd.multi_lars(rates[:n], *sums, bucket.decays[:n], eta=self._config.lars_eta,
-                          eps=self._config.lars_epsilon, rescale_grad=rescale, out=rates[:n])
+            sums = [
+                _sums_of_squares(a)
+                for a in ([t.weight for t in bucket.tensors[:n]], bucket.grads[:n])
+            ]
+            nd.multi_lars(
+                rates[:n],
+                *sums,
+                bucket.decays[:n],
+                eta=self._config.lars_eta,
+                eps=self._config.lars_epsilon,
+                rescale_grad=rescale,
+                out=rates[:n],
+            )
         self._applied.append((bucket, rates, lr))
         kind = f'multi_{"mp_" * bucket.is_mixed}sgd_mom_update'
         # NVIDIA's MXNet 1.8 has the same operators with a different prefix (lars_multi_sgd.cc).
         update = getattr(nd, f'preloaded_{kind}', None) or getattr(nd, f'lars_{kind}')
         for group in bucket.groups(self.group_size):
             tensors = bucket.tensors[group]
-            update(*(a for t in tensors for a in t.arrays), rates[group], bucket.decays[group],
-                   out=[t.weight for t in tensors], num_weights=len(tensors), momentum=momentum, rescale_grad=rescale)
+            update(
+                *(a for t in tensors for a in t.arrays),
+                rates[group],
+                bucket.decays[group],
+                out=[t.weight for t in tensors],
+                num_weights=len(tensors),
+                momentum=momentum,
+                rescale_grad=rescale,
+            )
 
 
 def _sums_of_squares(arrays: Sequence[NDArray]) -> NDArray:
     """Return the sum of squares of each array; float32, shape (arrays,)."""
     if arrays[0].context.device_type == 'gpu':
         return nd.multi_sum_sq(*arrays, num_arrays=len(arrays))
-    # On a CPU, it squares in float16 and adds one by one, which is wrong for large tensors; products of rows are exact.
+    # On a CPU, it squares in float16 and adds one by one, which is wrong for large tensors;
+    # products of rows are exact.
     rows = [a.astype('float32', copy=False).reshape((a.shape[0], 1, -1)) for a in arrays]
     return nd.concat(*(nd.batch_dot(r, r, transpose_b=True).sum() for r in rows), dim=0)
 
 
 def _move_to_flat(params: Sequence[Parameter]) -> Flat:
-    """Move parameters into flat arrays, of which they become views; their gradients remain where they are."""
+    """Move parameters into flat arrays, of which they become views; their gradients remain where
+    they are."""
     ordered = sorted(params, key=lambda p: np.dtype(p.dtype) != np.float16)
     ends = [0, *accumulate(-(-p.data().size // _ALIGNMENT) * _ALIGNMENT for p in ordered)]
     num_half = ends[sum(np.dtype(p.dtype) == np.float16 for p in ordered)]
@@ -263,23 +355,41 @@ def _move_to_flat(params: Sequence[Parameter]) -> Flat:
     return flat
 
 
-def _make_tensors(params: Sequence[tuple[str, Parameter]], config: OptimizerConfig,
-                  flat: Flat | None) -> list[Tensor]:
+def _make_tensors(
+    params: Sequence[tuple[str, Parameter]], config: OptimizerConfig, flat: Flat | None
+) -> list[Tensor]:
     tensors, last_layer = [], params[0][0].rpartition('_')[0]
     for name, param in params:
         weight, master = param.data(), None
         if weight.dtype == np.float16:
-            master = flat.view(flat.state[1], param) if flat else nd.empty(weight.shape, weight.context)
+            master = (
+                flat.view(flat.state[1], param) if flat else nd.empty(weight.shape, weight.context)
+            )
             master[:] = weight.astype('float32')
-        velocity = flat.view(flat.state[0], param) if flat else nd.zeros(weight.shape, weight.context)
+        velocity = (
+            flat.view(flat.state[0], param) if flat else nd.zeros(weight.shape, weight.context)
+        )
         has_decay = name.endswith('_weight') or config.decay_bn_and_bias
         lr_factor = config.last_layer_lr_factor if name.rpartition('_')[0] == last_layer else 1.0
-        tensors.append(Tensor(name, weight, param.grad(), velocity, master, config.weight_decay * has_decay, lr_factor))
+        tensors.append(
+            Tensor(
+                name,
+                weight,
+                param.grad(),
+                velocity,
+                master,
+                config.weight_decay * has_decay,
+                lr_factor,
+            )
+        )
     return tensors
 
 
-def cut_buckets(num_bytes: Sequence[int], kinds: Sequence[str], num_buckets: int) -> list[list[int]]:
-    """Return each bucket's tensor indices. Each dtype has its share of num_buckets by size, at least one. Pure."""
+def cut_buckets(
+    num_bytes: Sequence[int], kinds: Sequence[str], num_buckets: int
+) -> list[list[int]]:
+    """Return each bucket's tensor indices. Each dtype has its share of num_buckets by size, at
+    least one. Pure."""
     buckets: dict[tuple[str, int], list[int]] = {}
     for kind in dict.fromkeys(kinds):
         indices = [i for i, k in enumerate(kinds) if k == kind]

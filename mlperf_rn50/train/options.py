@@ -1,9 +1,19 @@
 """Options of training: optimizer, schedule, steps, exchange and checkpoints."""
+
 import re
 from dataclasses import dataclass
 from typing import Literal
 
-from mlperf_rn50.bounds import ABOVE_0, ACCURACY, EPOCHS, FRACTION_BELOW_1, FROM_0, free_option, option, require
+from mlperf_rn50.bounds import (
+    ABOVE_0,
+    ACCURACY,
+    EPOCHS,
+    FRACTION_BELOW_1,
+    FROM_0,
+    free_option,
+    option,
+    require,
+)
 
 
 @dataclass(frozen=True)
@@ -16,7 +26,8 @@ class OptimizerConfig:
         nesterov: use Nesterov momentum with sgd.
         weight_decay: factor of the L2 regularisation.
         decay_bn_and_bias: apply weight_decay also to BatchNorm gamma and beta and to biases.
-        last_layer_lr_factor: factor on the learning rate of the last layer, such as 0.05 for high learning rates.
+        last_layer_lr_factor: factor on the learning rate of the last layer, such as 0.05 for high
+            learning rates.
         lars_eta: LARS trust coefficient.
         lars_epsilon: term added to the LARS denominator; MLPerf's closed division requires 0.
     """
@@ -67,19 +78,23 @@ class TrainConfig:
         label_smoothing: part of a label's probability that is spread evenly over all classes.
         precision: float32, bfloat16 (CPU only), or float16 with float32 master weights (GPU only).
         loss_scale: factor on the loss in float16; the initial one of loss_scale_policy=dynamic.
-        loss_scale_policy: dynamic skips a step that overflows and halves the scale, and doubles it after 2,000 finite
-            steps; static changes and skips nothing, as in the published recipes, which saves time in each step.
+        loss_scale_policy: dynamic skips a step that overflows and halves the scale, and doubles it
+            after 2,000 finite steps; static changes and skips nothing, as in the published recipes,
+            which saves time in each step.
         device: cpu or gpu; each visible GPU serves run.ranks_per_device consecutive ranks.
         target_accuracy: stop when Top-1 is at least this fraction.
         max_epochs: abort after this many epochs; null means schedule.decay_epochs.
         eval_period: epochs between two evaluations.
-        eval_offset: evaluate after epoch e, counted from 0, if e modulo eval_period equals this value; the open
-            division also evaluates after the last epoch.
+        eval_offset: evaluate after epoch e, counted from 0, if e modulo eval_period equals this
+            value; the open division also evaluates after the last epoch.
         eval_batch_size: images per rank and evaluation pass; null means local_batch_size.
-        ema: factor per step by which an exponential moving average of weights and BatchNorm statistics forgets, such as
-            0.998; evaluations and saved weights then use the average. null means none.
-        num_warmup_steps: steps on synthetic images before the clock starts; the network is restored afterwards.
-        init_weights: run folder or file with initial weights (short form --init-weights); null means random weights.
+        ema: factor per step by which an exponential moving average of weights and BatchNorm
+            statistics forgets, such as 0.998; evaluations and saved weights then use the average.
+            null means none.
+        num_warmup_steps: steps on synthetic images before the clock starts; the network is restored
+            afterwards.
+        init_weights: run folder or file with initial weights (short form --init-weights); null
+            means random weights.
     """
 
     local_batch_size: int | None = free_option(None, ABOVE_0, 'images')
@@ -106,8 +121,10 @@ class CommConfig:
 
     Args:
         compression: none, or fp16 (exchange gradients in 16 bits).
-        num_buckets: parts in which gradients are exchanged, at least one per dtype, each as soon as it is computed.
-        stall_limit_s: end a run if a rank gives no sign of life for this long in training; 0 disables the limit.
+        num_buckets: parts in which gradients are exchanged, at least one per dtype, each as soon as
+            it is computed.
+        stall_limit_s: end a run if a rank gives no sign of life for this long in training; 0
+            disables the limit.
         start_limit_s: stall limit while the ranks connect and before the first step; 0 disables it.
         eval_limit_s: stall limit in an evaluation; 0 disables it.
         checkpoint_limit_s: stall limit in a checkpoint and the first step after it; 0 disables it.
@@ -126,9 +143,11 @@ class CheckpointConfig:
     """Checkpoints from which a run can be resumed.
 
     Args:
-        period_epochs: epochs between two checkpoints; 0 disables them. A stop request always writes one.
+        period_epochs: epochs between two checkpoints; 0 disables them. A stop request always writes
+            one.
         period_steps: steps between two additional checkpoints; 0 disables them.
-        period_s: write an additional checkpoint if none was written for this long; 0 disables these.
+        period_s: write an additional checkpoint if none was written for this long; 0 disables
+            these.
         keep: number of newest checkpoints to keep.
     """
 
@@ -139,26 +158,48 @@ class CheckpointConfig:
 
 
 def parse_trace(text: str | None) -> range:
-    """Return the steps, counted from 1, of a value of run.trace, such as 20@100; none for None. Raise ConfigError."""
+    """Return the steps, counted from 1, of a value of run.trace, such as 20@100; none for None.
+    Raise ConfigError."""
     m = re.fullmatch('([1-9][0-9]{0,3})@([1-9][0-9]{0,11})', text or '')
-    require(text is None or m is not None, f'run.trace: got {text}, expected STEPS@FIRST, such as 20@100 for 20 steps '
-            'from step 100 on, with at most 9,999 steps')
+    require(
+        text is None or m is not None,
+        f'run.trace: got {text}, expected STEPS@FIRST, such as 20@100 for 20 steps '
+        'from step 100 on, with at most 9,999 steps',
+    )
     return range(int(m[2]), int(m[2]) + int(m[1])) if m else range(0)
 
 
 def check_training(t: TrainConfig, s: ScheduleConfig, o: OptimizerConfig) -> None:
-    require(t.local_batch_size is not None or t.global_batch_size is not None,
-            'train.global_batch_size: got nothing; set --train.global_batch_size, such as 256, or give --config')
-    require((t.local_batch_size is None) != (t.global_batch_size is None),
-            f'train: got local_batch_size={t.local_batch_size} and global_batch_size={t.global_batch_size}, '
-            'expected exactly one of them; set the other to null')
-    require(0 <= t.eval_offset < t.eval_period,
-            f'train.eval_offset: got {t.eval_offset}, expected 0 to {t.eval_period - 1} (train.eval_period - 1)')
-    require(t.precision != 'float16' or t.device == 'gpu',
-            'train.precision: got float16 with train.device=cpu, expected float32 or bfloat16 on a CPU')
-    require(t.precision != 'bfloat16' or t.device == 'cpu',
-            'train.precision: got bfloat16 with train.device=gpu, expected float32 or float16 on a GPU')
-    require(s.warmup_epochs < s.decay_epochs,
-            f'schedule.warmup_epochs: got {s.warmup_epochs}, expected less than decay_epochs={s.decay_epochs}')
-    require(o.name == 'sgd' or not o.nesterov,
-            f'optimizer.nesterov: got true with optimizer.name={o.name}, expected false, or name=sgd')
+    require(
+        t.local_batch_size is not None or t.global_batch_size is not None,
+        'train.global_batch_size: got nothing; set --train.global_batch_size, such as 256, or '
+        'give --config',
+    )
+    require(
+        (t.local_batch_size is None) != (t.global_batch_size is None),
+        f'train: got local_batch_size={t.local_batch_size} and '
+        f'global_batch_size={t.global_batch_size}, '
+        'expected exactly one of them; set the other to null',
+    )
+    require(
+        0 <= t.eval_offset < t.eval_period,
+        f'train.eval_offset: got {t.eval_offset}, expected 0 to {t.eval_period - 1} '
+        '(train.eval_period - 1)',
+    )
+    require(
+        t.precision != 'float16' or t.device == 'gpu',
+        'train.precision: got float16 with train.device=cpu, expected float32 or bfloat16 on a CPU',
+    )
+    require(
+        t.precision != 'bfloat16' or t.device == 'cpu',
+        'train.precision: got bfloat16 with train.device=gpu, expected float32 or float16 on a GPU',
+    )
+    require(
+        s.warmup_epochs < s.decay_epochs,
+        f'schedule.warmup_epochs: got {s.warmup_epochs}, expected less than '
+        f'decay_epochs={s.decay_epochs}',
+    )
+    require(
+        o.name == 'sgd' or not o.nesterov,
+        f'optimizer.nesterov: got true with optimizer.name={o.name}, expected false, or name=sgd',
+    )

@@ -1,4 +1,5 @@
 """Resumption of a run: checkpoint, plan, check of the configuration, and state of the trainer."""
+
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,67 +27,131 @@ from mlperf_rn50.train.plan import Plan, make_elastic_plan, make_plan, resumed_s
 
 
 def load_resumption(comm: Comm, run: RunFolder, path: Path) -> LoadedCheckpoint:
-    """Load a checkpoint, or the newest intact one of a folder, on rank 0; send all ranks its state or UserError."""
+    """Load a checkpoint, or the newest intact one of a folder, on rank 0; send all ranks its state
+    or UserError."""
+
     def load() -> LoadedCheckpoint:
         check_unfinished(run)
-        return LoadedCheckpoint(path, *checkpoint.load(path)) if is_checkpoint(path) else checkpoint.load_newest(path)
+        return (
+            LoadedCheckpoint(path, *checkpoint.load(path))
+            if is_checkpoint(path)
+            else checkpoint.load_newest(path)
+        )
+
     loaded = comm.on_rank_0(load)
-    name, state = comm.gather_object(loaded and [str(loaded.path), dump_state(loaded.progress, loaded.trainer)])[0]
+    name, state = comm.gather_object(
+        loaded and [str(loaded.path), dump_state(loaded.progress, loaded.trainer)]
+    )[0]
     return loaded or LoadedCheckpoint(Path(name), *parse_state(state))
 
 
-def plan_resumed(config: Config, world_size: int, nodes: Sequence[int], resumption: LoadedCheckpoint,
-                 is_elastic: bool, allowed: Sequence[str] = (), digest: str = '') -> tuple[Plan, Progress]:
-    """Return plan and progress of a resumed run; raise UserError if configuration, ranks or checkpoint do not match."""
+def plan_resumed(
+    config: Config,
+    world_size: int,
+    nodes: Sequence[int],
+    resumption: LoadedCheckpoint,
+    is_elastic: bool,
+    allowed: Sequence[str] = (),
+    digest: str = '',
+) -> tuple[Plan, Progress]:
+    """Return plan and progress of a resumed run; raise UserError if configuration, ranks or
+    checkpoint do not match."""
     before = resumption.progress
-    plan = make_elastic_plan(config, world_size, before.lr_batch_size) if is_elastic else make_plan(config, world_size)
+    plan = (
+        make_elastic_plan(config, world_size, before.lr_batch_size)
+        if is_elastic
+        else make_plan(config, world_size)
+    )
     _check(resumption, plan, is_elastic, digest)
     step = resumed_step(plan, before.step, before.global_batch_size, before.nodes == list(nodes))
     if step >= plan.max_epochs * plan.steps_per_epoch:
-        raise ConfigError(f'train.max_epochs: got {plan.max_epochs}, and the run has already completed all of them; '
-                          'increase it to resume')
+        raise ConfigError(
+            f'train.max_epochs: got {plan.max_epochs}, and the run has already completed all of '
+            'them; '
+            'increase it to resume'
+        )
     check_changes(find_changes(before.config, config), allowed, str(resumption.path))
-    plan = replace(plan, config=replace(config, run=replace(config.run, seed=before.seed)), nodes=tuple(nodes))
+    plan = replace(
+        plan, config=replace(config, run=replace(config.run, seed=before.seed)), nodes=tuple(nodes)
+    )
     return plan, replace(
-        before, step=step, world_size=plan.world_size, global_batch_size=plan.global_batch_size, data_sha256=digest,
-        nodes=list(nodes), num_resumes=before.num_resumes + 1, images=0, train_s=0.0, config=to_tree(plan.config))
+        before,
+        step=step,
+        world_size=plan.world_size,
+        global_batch_size=plan.global_batch_size,
+        data_sha256=digest,
+        nodes=list(nodes),
+        num_resumes=before.num_resumes + 1,
+        images=0,
+        train_s=0.0,
+        config=to_tree(plan.config),
+    )
 
 
 def _check(resumption: LoadedCheckpoint, plan: Plan, is_elastic: bool, digest: str) -> None:
     before = resumption.progress
     seed = plan.config.run.seed
-    facts = [('data.num_train', plan.config.data.num_train, before.num_train, 'use the same data'),
-             (f'images and classes in {plan.config.data.dir}', f'SHA-256 {digest:.12}…',
-              f'SHA-256 {before.data_sha256 or digest:.12}…', 'use the same data'),
-             ('run.seed', before.seed if seed is None else seed, before.seed, 'omit run.seed')]
+    facts = [
+        ('data.num_train', plan.config.data.num_train, before.num_train, 'use the same data'),
+        (
+            f'images and classes in {plan.config.data.dir}',
+            f'SHA-256 {digest:.12}…',
+            f'SHA-256 {before.data_sha256 or digest:.12}…',
+            'use the same data',
+        ),
+        ('run.seed', before.seed if seed is None else seed, before.seed, 'omit run.seed'),
+    ]
     averages = plan.config.train.ema, before.config.get('train', {}).get('ema')
     if averages.count(None) == 1:
         now, then = map(render_value, averages)
-        facts.append(('train.ema', now, then, 'keep it; the average of weights begins with the run'))
+        facts.append(
+            ('train.ema', now, then, 'keep it; the average of weights begins with the run')
+        )
     if not is_elastic:
-        facts += [('ranks', plan.world_size, before.world_size,
-                   f'start {plural(before.world_size, "rank")}, or resume with {plan.world_size} and --elastic'),
-                  ('train.global_batch_size', plan.global_batch_size, before.global_batch_size, 'keep the batch size')]
+        facts += [
+            (
+                'ranks',
+                plan.world_size,
+                before.world_size,
+                f'start {plural(before.world_size, "rank")}, or resume with {plan.world_size} and '
+                '--elastic',
+            ),
+            (
+                'train.global_batch_size',
+                plan.global_batch_size,
+                before.global_batch_size,
+                'keep the batch size',
+            ),
+        ]
     for name, got, expected, fix in facts:
         if got != expected:
-            raise CheckpointError(f'{resumption.path}: {name}: got {got}, the checkpoint has {expected}; {fix}')
+            raise CheckpointError(
+                f'{resumption.path}: {name}: got {got}, the checkpoint has {expected}; {fix}'
+            )
 
 
 def restore(run: TrainingRun, loaded: LoadedCheckpoint) -> None:
     """Give all ranks the state of a trainer that rank 0 has read, and free its arrays."""
+
     def check() -> None:
         checkpoint.check_arrays(loaded.path, loaded.trainer.arrays, run.trainer.array_shapes())
         checkpoint.put_aside([p for p, _ in loaded.damaged])
         checkpoint.rewind(loaded.path.parent, loaded.path, run.progress, loaded.trainer)
+
     run.comm.on_rank_0(check)
-    run.trainer.load_state(loaded.trainer, loaded.progress.global_batch_size != run.progress.global_batch_size)
+    run.trainer.load_state(
+        loaded.trainer, loaded.progress.global_batch_size != run.progress.global_batch_size
+    )
     loaded.trainer.arrays.clear()
 
 
 def continue_clock(run: TrainingRun) -> None:
-    """Continue the clock of a run, which never stops, on all ranks; find on rank 0 what became of the time so far."""
+    """Continue the clock of a run, which never stops, on all ranks; find on rank 0 what became of
+    the time so far."""
     progress = run.progress
-    resumes = run.comm.on_rank_0(lambda: find_resumes(run.folder, progress, boot_clock(), time.time()))
+    resumes = run.comm.on_rank_0(
+        lambda: find_resumes(run.folder, progress, boot_clock(), time.time())
+    )
     resumed_s = run.comm.gather_object(resumes and resumes[-1].resumed_s)[0]
     run.resumes = resumes or ()
     run.clock_start -= resumed_s
@@ -95,15 +160,20 @@ def continue_clock(run: TrainingRun) -> None:
     progress.boot, progress.start_s = boot, now_s - run.now_s()
 
 
-def find_resumes(folder: RunFolder, progress: Progress, boot_clock: tuple[str, float], now_s: float) -> list[Resume]:
-    """Return the earlier resumes of a run and the present one. now_s: wall clock, in seconds since 1970.
+def find_resumes(
+    folder: RunFolder, progress: Progress, boot_clock: tuple[str, float], now_s: float
+) -> list[Resume]:
+    """Return the earlier resumes of a run and the present one. now_s: wall clock, in seconds since
+    1970.
 
-    The time since run_start comes from the clock of the boot, which cannot be set. On another host, or after
-    another boot, it comes from the wall clocks.
+    The time since run_start comes from the clock of the boot, which cannot be set. On another host,
+    or after another boot, it comes from the wall clocks.
     """
     log = read_run(folder.result)
     if log.start_s is None:
-        raise CheckpointError(f'{folder.result}: got no run_start, expected the log of the run to resume')
+        raise CheckpointError(
+            f'{folder.result}: got no run_start, expected the log of the run to resume'
+        )
     seen_s = (log.last_s or log.start_s) - log.start_s
     stopped_s = max(seen_s, last_sign_s(folder, seen_s, log.start_s))
     boot, boot_s = boot_clock
@@ -111,18 +181,30 @@ def find_resumes(folder: RunFolder, progress: Progress, boot_clock: tuple[str, f
     resumed_s = boot_s - progress.start_s if is_same_boot else max(now_s - log.start_s, stopped_s)
     if is_same_boot and progress.clock_s > resumed_s + SKEW_S:
         raise CheckpointError(
-            f'{folder.checkpoints}: the checkpoint has {progress.clock_s:.6g} s of training, expected '
-            f'at most {resumed_s:.6g} s since run_start; resume from an earlier checkpoint')
+            f'{folder.checkpoints}: the checkpoint has {progress.clock_s:.6g} s of training, '
+            'expected '
+            f'at most {resumed_s:.6g} s since run_start; resume from an earlier checkpoint'
+        )
     is_pause = keys.RUN_STOP in log.lines and log.status != 'failed'
-    return [*log.resumes, make_resume(log.resumes, progress.clock_s, resumed_s=resumed_s, stopped_s=stopped_s,
-                                      is_pause=is_pause)]
+    return [
+        *log.resumes,
+        make_resume(
+            log.resumes,
+            progress.clock_s,
+            resumed_s=resumed_s,
+            stopped_s=stopped_s,
+            is_pause=is_pause,
+        ),
+    ]
 
 
 def last_sign_s(folder: RunFolder, seen_s: float, start_s: float) -> float:
-    """Return the time of the last record of a run's metrics, or of the failure after it that ended the attempt.
+    """Return the time of the last record of a run's metrics, or of the failure after it that ended
+    the attempt.
 
     Args:
-        seen_s: time of the last line of the log. All times but start_s are in seconds since run_start.
+        seen_s: time of the last line of the log. All times but start_s are in seconds since
+            run_start.
         start_s: run_start, in seconds since 1970.
     """
     for _, step in read_lines(folder.metrics, TrainRecord, b'"train"'):
@@ -137,11 +219,30 @@ def report_resumption(run: TrainingRun, loaded: LoadedCheckpoint) -> None:
     """Report from where the run resumes, and what differs from before."""
     if loaded.damaged:
         reasons = '; '.join(reason for _, reason in loaded.damaged)
-        run.emit(events.Warned(f'{reasons}; renamed to damaged_step_*; the run resumes from {loaded.path}'))
+        run.emit(
+            events.Warned(
+                f'{reasons}; renamed to damaged_step_*; the run resumes from {loaded.path}'
+            )
+        )
     before = loaded.progress
     if run.progress.data_sha256 and not before.data_sha256:
-        run.emit(events.Noted('the images were not compared, because the checkpoint has no digest of them'))
-    run.emit(events.Resumed(
-        run.plan, len(run.nodes), run.progress.step, run.progress.clock_s, run.without_s + run.progress.clock_s,
-        run.resumes[-1].stopped_s if run.resumes else 0.0, elapsed_parts(run.resumes, 0.0), str(loaded.path),
-        before.world_size, before.global_batch_size, find_changes(before.config, run.plan.config)))
+        run.emit(
+            events.Noted(
+                'the images were not compared, because the checkpoint has no digest of them'
+            )
+        )
+    run.emit(
+        events.Resumed(
+            run.plan,
+            len(run.nodes),
+            run.progress.step,
+            run.progress.clock_s,
+            run.without_s + run.progress.clock_s,
+            run.resumes[-1].stopped_s if run.resumes else 0.0,
+            elapsed_parts(run.resumes, 0.0),
+            str(loaded.path),
+            before.world_size,
+            before.global_batch_size,
+            find_changes(before.config, run.plan.config),
+        )
+    )

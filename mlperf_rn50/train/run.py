@@ -1,7 +1,9 @@
-"""A training run: open it (ranks, plan, folder, sinks), build it (build.py), and train to its end (loop.py).
+"""A training run: open it (ranks, plan, folder, sinks), build it (build.py), and train to its end
+(loop.py).
 
 resume.py has what only a resumed run needs. The docstring of events.py is an outline of a run.
 """
+
 import os
 import platform
 import secrets
@@ -41,7 +43,8 @@ from mlperf_rn50.train.sinks.watched import Sampled, Watched
 from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
 _LOCK_PERIOD_S = 0.5  # time between two attempts to take the lock
-# A run that is being killed may still write its checkpoint, for which watcher and launcher together allow 35 s.
+# A run that is being killed may still write its checkpoint, for which watcher and launcher together
+# allow 35 s.
 _LOCK_LIMIT_S = 60.0
 
 
@@ -50,10 +53,13 @@ class Job:
     """What the command line asks a rank to train.
 
     Args:
-        config: the configuration, not yet checked; that of a resumed run was read from its run folder.
-        resume: the run to resume, with its checkpoints folder or a single checkpoint; None starts a new run.
+        config: the configuration, not yet checked; that of a resumed run was read from its run
+            folder.
+        resume: the run to resume, with its checkpoints folder or a single checkpoint; None starts a
+            new run.
         is_elastic: True if a resumed run may have a different number of ranks.
-        allowed: configuration keys that may change on resume, in addition to those declared with free_option.
+        allowed: configuration keys that may change on resume, in addition to those declared with
+            free_option.
         warnings: warnings about the configuration, which the run reports.
     """
 
@@ -67,7 +73,8 @@ class Job:
 
 
 def train(job: Job) -> tuple[events.Ended, RunFolder]:
-    """Train until the target is reached, the epochs are used up or a stop is requested; raise UserError on failure.
+    """Train until the target is reached, the epochs are used up or a stop is requested; raise
+    UserError on failure.
 
     Return the end of the run (converged, aborted or interrupted) and its files.
     """
@@ -88,7 +95,8 @@ def train(job: Job) -> tuple[events.Ended, RunFolder]:
 
 @contextmanager
 def open_run(job: Job) -> Iterator[TrainingRun]:
-    """Plan a run and hold its folder, with open sinks; raise UserError if the job does not fit data or checkpoint."""
+    """Plan a run and hold its folder, with open sinks; raise UserError if the job does not fit data
+    or checkpoint."""
     config, comm = job.config, job.comm
     with ExitStack() as cleanup:
         if job.resume:
@@ -96,24 +104,45 @@ def open_run(job: Job) -> Iterator[TrainingRun]:
             cleanup.enter_context(hold_run(comm, folder, job.heartbeat))
         resumption = load_resumption(comm, folder, path) if job.resume else None
         for split in ('train', 'validation') if not config.data.synthetic else ():
-            find_split(config.data, split)  # refuses other data before rank 0, which waits for all ranks, writes files
-        own_digest = data_digest(config.data)  # each rank reads its own manifest, also for keys that default to it
+            # refuses other data before rank 0, which waits for all ranks, writes files
+            find_split(config.data, split)
+        # each rank reads its own manifest, also for keys that default to it
+        own_digest = data_digest(config.data)
         digest = comm.from_rank_0(lambda: own_digest)
         if own_digest != digest:
-            raise DataError(f'{config.data.dir}: got data with SHA-256 {own_digest:.12}…, expected {digest:.12}… as on '
-                            'rank 0; copy the same data to all hosts')
+            raise DataError(
+                f'{config.data.dir}: got data with SHA-256 {own_digest:.12}…, expected '
+                f'{digest:.12}… as on '
+                'rank 0; copy the same data to all hosts'
+            )
         reference = comm.on_rank_0(lambda: find_reference(config, comm.world_size))
-        own = [platform.node(), comm.local_rank, comm.local_size, render_cpu_list(os.sched_getaffinity(0))]
+        own = [
+            platform.node(),
+            comm.local_rank,
+            comm.local_size,
+            render_cpu_list(os.sched_getaffinity(0)),
+        ]
         hosts = [RankPlace(*row) for row in comm.gather_object(own)]
         if resumption:
-            plan, progress = plan_resumed(config, comm.world_size, nodes_of(hosts), resumption, job.is_elastic,
-                                          job.allowed, digest)
+            plan, progress = plan_resumed(
+                config,
+                comm.world_size,
+                nodes_of(hosts),
+                resumption,
+                job.is_elastic,
+                job.allowed,
+                digest,
+            )
         else:
             plan, progress = plan_new(config, comm, nodes_of(hosts), digest)
             folder = RunFolder(Path(config.run.dir), progress.result_index)
             cleanup.enter_context(hold_run(comm, folder, job.heartbeat))
-        comparison = open_comparison(reference, plan, folder.metrics, progress.step // plan.steps_per_epoch)
-        run = TrainingRun(plan, progress, comm, hosts, job.heartbeat, folder, comparison, resumption)
+        comparison = open_comparison(
+            reference, plan, folder.metrics, progress.step // plan.steps_per_epoch
+        )
+        run = TrainingRun(
+            plan, progress, comm, hosts, job.heartbeat, folder, comparison, resumption
+        )
         run.sinks = open_sinks(run)
         for sink in run.sinks:
             cleanup.callback(sink.close)
@@ -121,26 +150,46 @@ def open_run(job: Job) -> Iterator[TrainingRun]:
 
 
 def nodes_of(hosts: Sequence[RankPlace]) -> list[int]:
-    """Return the node number of every rank; nodes count from 0, in the order of their first ranks."""
+    """Return the node number of every rank; nodes count from 0, in the order of their first
+    ranks."""
     numbers = {name: i for i, name in enumerate(dict.fromkeys(h.name for h in hosts))}
     return [numbers[h.name] for h in hosts]
 
 
-def plan_new(config: Config, comm: Comm, nodes: Sequence[int], digest: str) -> tuple[Plan, Progress]:
-    """Return plan and progress of a new run; rank 0 claims the run number and chooses a seed or layout that is null."""
+def plan_new(
+    config: Config, comm: Comm, nodes: Sequence[int], digest: str
+) -> tuple[Plan, Progress]:
+    """Return plan and progress of a new run; rank 0 claims the run number and chooses a seed or
+    layout that is null."""
     plan = make_plan(config, comm.world_size)
     drawn = secrets.randbelow(2**31) if config.run.seed is None else config.run.seed
-    seed, layout, index = comm.from_rank_0(lambda: [
-        drawn, with_layout(config).model.layout, new_run(Path(config.run.dir)).index])
-    config = replace(config, model=replace(config.model, layout=layout), run=replace(config.run, seed=seed))
+    seed, layout, index = comm.from_rank_0(
+        lambda: [drawn, with_layout(config).model.layout, new_run(Path(config.run.dir)).index]
+    )
+    config = replace(
+        config, model=replace(config.model, layout=layout), run=replace(config.run, seed=seed)
+    )
     plan, batch = replace(plan, config=config, nodes=tuple(nodes)), plan.global_batch_size
-    return plan, Progress(0, seed, plan.world_size, 0.0, 0.0, batch, batch, config.data.num_train, index, list(nodes),
-                          config=to_tree(config), data_sha256=digest)
+    return plan, Progress(
+        0,
+        seed,
+        plan.world_size,
+        0.0,
+        0.0,
+        batch,
+        batch,
+        config.data.num_train,
+        index,
+        list(nodes),
+        config=to_tree(config),
+        data_sha256=digest,
+    )
 
 
 @contextmanager
 def hold_run(comm: Comm, run: RunFolder, heartbeat: Heartbeat) -> Iterator[None]:
-    """Hold a run's lock and remove unfinished files; raise UserError on all ranks if another program keeps the lock."""
+    """Hold a run's lock and remove unfinished files; raise UserError on all ranks if another
+    program keeps the lock."""
     lock, attempts = FileLock(run.lock), count()
     try:
         while not comm.from_rank_0(lambda: _take(lock, next(attempts) * _LOCK_PERIOD_S)):
@@ -160,31 +209,48 @@ def _take(lock: FileLock, waited_s: float) -> bool:
         if lock.take():
             return True
     if waited_s > _LOCK_LIMIT_S:
-        raise UserError(f'{lock.path}: {lock.holder()} writes this run and has not ended within {_LOCK_LIMIT_S:.0f} s; '
-                        'wait for it or stop it')
+        raise UserError(
+            f'{lock.path}: {lock.holder()} writes this run and has not ended within '
+            f'{_LOCK_LIMIT_S:.0f} s; '
+            'wait for it or stop it'
+        )
     if not waited_s:
-        print_stderr(f'mlperf-rn50: {lock.path}: another process still writes this run; waiting for it, at most '
-                     f'{_LOCK_LIMIT_S:.0f} s')
+        print_stderr(
+            f'mlperf-rn50: {lock.path}: another process still writes this run; waiting for it, at '
+            'most '
+            f'{_LOCK_LIMIT_S:.0f} s'
+        )
     return False
 
 
 def open_sinks(run: TrainingRun) -> list[events.Sink]:
     """Open this rank's sinks for events; most of them exist only on rank 0."""
     config, folder = run.plan.config, run.folder
-    sinks: list[events.Sink] = [Watched(run.heartbeat), Sampled(open_telemetry(config, run.comm, folder))]
+    sinks: list[events.Sink] = [
+        Watched(run.heartbeat),
+        Sampled(open_telemetry(config, run.comm, folder)),
+    ]
     if run.comm.rank == 0:
-        log = RunLog(folder.result, folder.result_v06 if config.run.log_v06 else None, run.resumption is not None)
+        log = RunLog(
+            folder.result,
+            folder.result_v06 if config.run.log_v06 else None,
+            run.resumption is not None,
+        )
         sinks += [MlperfLog(log), Metrics(folder, config.data.dataset), Terminal(folder, config)]
         if config.run.tensorboard:
             from mlperf_rn50.train.sinks.tensorboard import TensorBoard
+
             sinks.append(TensorBoard(folder.tensorboard, run.progress.step, config))
     return sinks
 
 
 def open_telemetry(config: Config, comm: Comm, run: RunFolder) -> Telemetry:
-    """Return this node's telemetry; it records only if configured, and only on the node's first rank."""
+    """Return this node's telemetry; it records only if configured, and only on the node's first
+    rank."""
     if not config.run.telemetry or comm.local_rank:
         return Telemetry(None)
     make_folder(run.dir)  # the run folder may be on a local disk of each node
-    num_gpus = -(-comm.local_size // config.run.ranks_per_device) if config.train.device == 'gpu' else 0
+    num_gpus = (
+        -(-comm.local_size // config.run.ranks_per_device) if config.train.device == 'gpu' else 0
+    )
     return Telemetry(run.telemetry(platform.node()), num_gpus)

@@ -1,9 +1,11 @@
 """Learning rate schedule and float16 loss scale. Pure.
 
 Sources: MLPerf training rules for linear warm-up and polynomial decay; Micikevicius et al. 2017
-(https://arxiv.org/abs/1710.03740), section 3.2, for the loss scale. Steps count from 0, and step s uses point s + 1 of
-the curve, so that the first warm-up step already learns and the last one reaches base_lr.
+(https://arxiv.org/abs/1710.03740), section 3.2, for the loss scale. Steps count from 0, and step s
+uses point s + 1 of the curve, so that the first warm-up step already learns and the last one
+reaches base_lr.
 """
+
 import math
 from dataclasses import dataclass
 
@@ -19,10 +21,13 @@ def learning_rate(config: ScheduleConfig, step: int, steps_per_epoch: int) -> fl
     if epochs < config.warmup_epochs:
         return config.base_lr * epochs / config.warmup_epochs
     if config.decay == 'step':
-        # step + 1 would lower the learning rate one step too early, in the last step of the previous epoch.
+        # step + 1 would lower the learning rate one step too early, in the last step of the
+        # previous epoch.
         num_drops = sum(step / steps_per_epoch >= e for e in config.step_epochs)
-        return config.base_lr * config.step_factor ** num_drops
-    progress = min(1.0, (epochs - config.warmup_epochs) / (config.decay_epochs - config.warmup_epochs))
+        return config.base_lr * config.step_factor**num_drops
+    progress = min(
+        1.0, (epochs - config.warmup_epochs) / (config.decay_epochs - config.warmup_epochs)
+    )
     if config.decay == 'poly':
         shape = (1.0 - progress) ** config.poly_power
     else:
@@ -32,10 +37,11 @@ def learning_rate(config: ScheduleConfig, step: int, steps_per_epoch: int) -> fl
 
 @dataclass
 class LossScale:
-    """Factor on the float16 loss: halved after an overflow, doubled after GROWTH_STEPS consecutive finite steps.
+    """Factor on the float16 loss: halved after an overflow, doubled after GROWTH_STEPS consecutive
+    finite steps.
 
-    All ranks read the outcome of a step at the same later step, so that they decide alike without waiting. Overflows in
-    steps that were queued with an earlier, larger scale have no effect.
+    All ranks read the outcome of a step at the same later step, so that they decide alike without
+    waiting. Overflows in steps that were queued with an earlier, larger scale have no effect.
     """
 
     value: float

@@ -1,4 +1,5 @@
 """Training step of a rank: network, optimizer and gradient exchange."""
+
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -29,7 +30,8 @@ from mlperf_rn50.train.schedule import LossScale
 
 @dataclass(frozen=True)
 class Norms:
-    """Gradient norms of a step, not yet computed; squared: sum of squares per tensor, float32, (tensors,)."""
+    """Gradient norms of a step, not yet computed; squared: sum of squares per tensor, float32,
+    (tensors,)."""
 
     rescale: float
     squared: NDArray
@@ -47,7 +49,8 @@ class Flags:
 
 @dataclass(frozen=True)
 class PendingStep:
-    """Results of a step, not yet computed. sums: result of exchange(); is_finite: (1,), if it may be skipped."""
+    """Results of a step, not yet computed. sums: result of exchange(); is_finite: (1,), if it may
+    be skipped."""
 
     sums: NDArray
     learning_rate: float  # the one applied
@@ -59,13 +62,20 @@ class PendingStep:
 class Trainer:
     """Training on one rank.
 
-    The loss of a rank is the mean over its full batch, so that float16 gradients do not shrink when the global
-    batch grows; padding has weight 0. The update rescales the mean over ranks to the mean over the images of the step.
+    The loss of a rank is the mean over its full batch, so that float16 gradients do not shrink when
+    the global batch grows; padding has weight 0. The update rescales the mean over ranks to the
+    mean over the images of the step.
     """
 
-    def __init__(self, plan: Plan, comm: Comm, seed: int, device_id: int | None,
-                 on_exchange: Callable[[bool], None] = lambda is_exchanging: None,
-                 on_step: Callable[[StepSpans], None] = lambda spans: None):
+    def __init__(
+        self,
+        plan: Plan,
+        comm: Comm,
+        seed: int,
+        device_id: int | None,
+        on_exchange: Callable[[bool], None] = lambda is_exchanging: None,
+        on_step: Callable[[StepSpans], None] = lambda spans: None,
+    ):
         config = plan.config
         self._plan, self._comm = plan, comm
         self.context = device_context(device_id)
@@ -77,15 +87,19 @@ class Trainer:
         params = self.net.collect_params()
         trained = {n: p for n, p in params.items() if p.grad_req != 'null'}
         self._statistics = {n: p.data() for n, p in sorted(params.items()) if p.grad_req == 'null'}
-        # CPU operators average variances without the factor N / (N - 1). Averages are linear, so each use applies it.
-        # With data.sizes, the factor is that of the last size, which determines the statistics of the final network.
+        # CPU operators average variances without the factor N / (N - 1). Averages are linear, so
+        # each use applies it. With data.sizes, the factor is that of the last size, which
+        # determines the statistics of the final network.
         last = config.data.size_of(len(config.data.sizes))
         shape = plan.local_batch_size, *image_shape(with_size(config, last))
-        self._corrections = variance_corrections(self.nets[last], shape) if device_id is None else {}
+        self._corrections = (
+            variance_corrections(self.nets[last], shape) if device_id is None else {}
+        )
         for name, factor in self._corrections.items():
             self._statistics[name] /= factor
         self._num_micro = config.train.gradient_accumulation_steps
-        # Gradients that each pass overwrites instead of accumulating, and the arrays in which this class sums them.
+        # Gradients that each pass overwrites instead of accumulating, and the arrays in which this
+        # class sums them.
         self._manual_sums: list[tuple[NDArray, NDArray]] = []
         if self._num_micro > 1:
             is_overwriting = runs_nvidias_kernels(config)
@@ -97,9 +111,15 @@ class Trainer:
         is_float16 = config.train.precision == 'float16'
         self._can_skip = is_float16 and config.train.loss_scale_policy == 'dynamic'
         self.loss_scale = LossScale(config.train.loss_scale if is_float16 else 1.0)
-        self.optimizer = Optimizer(trained, config.optimizer, config.comm.num_buckets, self._can_skip)
-        masters = {t.name: t.weight if t.master is None else t.master for t in self.optimizer.tensors}
-        self.ema = MovingAverage(config.train.ema, {f'ema/{n}': a for n, a in {**masters, **self._statistics}.items()})
+        self.optimizer = Optimizer(
+            trained, config.optimizer, config.comm.num_buckets, self._can_skip
+        )
+        masters = {
+            t.name: t.weight if t.master is None else t.master for t in self.optimizer.tensors
+        }
+        self.ema = MovingAverage(
+            config.train.ema, {f'ema/{n}': a for n, a in {**masters, **self._statistics}.items()}
+        )
         self._positions = nd.arange(plan.local_batch_size, ctx=self.context)
         self.timer = StepTimer(on_exchange, on_step)
         self._num_bytes = self._num_new_bytes = 0
@@ -109,9 +129,16 @@ class Trainer:
         """Copy rank 0's weights, statistics and optimizer state to all ranks."""
         self._comm.broadcast({**self.optimizer.owners(), **self._statistics, **self.ema.arrays})
 
-    def step(self, batches: Iterator[Batch], step_in_epoch: int, lr: float, requests: Flags = Flags(),
-             with_norms: bool = False) -> PendingStep:
-        """Push one optimizer step, with one batch per pass, to MXNet's engine without waiting for it."""
+    def step(
+        self,
+        batches: Iterator[Batch],
+        step_in_epoch: int,
+        lr: float,
+        requests: Flags = Flags(),
+        with_norms: bool = False,
+    ) -> PendingStep:
+        """Push one optimizer step, with one batch per pass, to MXNet's engine without waiting for
+        it."""
         loss = 0.0
         for micro in range(self._num_micro):
             asked_at = time.monotonic()
@@ -132,20 +159,25 @@ class Trainer:
         return self.update(sums, step_in_epoch, lr, with_norms)
 
     def take_bytes(self) -> tuple[int, int]:
-        """Return the record bytes read since the last call, and how many of them this node read for the first time."""
+        """Return the record bytes read since the last call, and how many of them this node read for
+        the first time."""
         taken = self._num_bytes, self._num_new_bytes
         self._num_bytes = self._num_new_bytes = 0
         return taken
 
     def forward(self, batch: Batch) -> NDArray:
-        """Return the weighted losses of a batch, ready for backward(); float32, shape (local batch,)."""
+        """Return the weighted losses of a batch, ready for backward(); float32, shape (local
+        batch,)."""
         with autograd.record():
             logits = self.nets[batch.images.shape[2]](batch.images)
-            weights = (self._positions < batch.num_valid) * (self.loss_scale.value * self._plan.loss_weight)
+            weights = (self._positions < batch.num_valid) * (
+                self.loss_scale.value * self._plan.loss_weight
+            )
             return self._loss(logits, batch.labels, weights)
 
     def exchange(self, loss: NDArray, step_in_epoch: int, requests: Flags = Flags()) -> NDArray:
-        """Average gradients over ranks; return mean loss, and the sums of the requests, in the order of Flags."""
+        """Average gradients over ranks; return mean loss, and the sums of the requests, in the
+        order of Flags."""
         last, mark = self.optimizer.tensors[-1].grad, self.timer.mark
         computed = mark(last)
         # The loss is summed first because it is ready before the gradients.
@@ -165,11 +197,17 @@ class Trainer:
         self.timer.mark_exchange(computed, mark(last), ready, done)
         return sums
 
-    def update(self, sums: NDArray, step_in_epoch: int, lr: float, with_norms: bool = False) -> PendingStep:
+    def update(
+        self, sums: NDArray, step_in_epoch: int, lr: float, with_norms: bool = False
+    ) -> PendingStep:
         used, rescale = self.loss_scale.value, self._rescale(step_in_epoch)
         is_finite = self.optimizer.all_finite() if self._can_skip else None
         applied = self.optimizer.step(lr, self._plan.fraction(step_in_epoch), rescale, is_finite)
-        norms = Norms(rescale, self.optimizer.squared_norms(), self.optimizer.trust_ratios()) if with_norms else None
+        norms = (
+            Norms(rescale, self.optimizer.squared_norms(), self.optimizer.trust_ratios())
+            if with_norms
+            else None
+        )
         self.timer.mark_update(self.timer.mark(self.optimizer.buckets[-1].tensors[-1].weight))
         if self._num_micro > 1:
             for tensor in self.optimizer.tensors:
@@ -177,11 +215,13 @@ class Trainer:
         return PendingStep(sums, applied, used, is_finite, norms)
 
     def _rescale(self, step_in_epoch: int) -> float:
-        """Return the factor that converts a mean over ranks to the mean over the images of a step."""
+        """Return the factor that converts a mean over ranks to the mean over the images of a
+        step."""
         return 1 / (self._plan.fraction(step_in_epoch) * self.loss_scale.value)
 
     def read(self, pending: PendingStep) -> tuple[float, Flags]:
-        """Wait for a step; return its mean loss and the requests of all ranks, or raise MXNetError if it failed."""
+        """Wait for a step; return its mean loss and the requests of all ranks, or raise MXNetError
+        if it failed."""
         loss, *requests = (float(v) for v in pending.sums.asnumpy())
         self.timer.check()
         if pending.is_finite is not None:
@@ -189,16 +229,28 @@ class Trainer:
         return loss, Flags(*(num > 0 for num in requests))
 
     def average_statistics(self) -> None:
-        """Average running statistics over ranks in place, which is valid after any step because updates are linear."""
+        """Average running statistics over ranks in place, which is valid after any step because
+        updates are linear."""
         self.settle()
         if self._statistics:
-            self._comm.average([a for n, a in self._live_arrays().items() if n.rpartition('/')[2] in self._statistics])
+            self._comm.average(
+                [
+                    a
+                    for n, a in self._live_arrays().items()
+                    if n.rpartition('/')[2] in self._statistics
+                ]
+            )
 
     @contextmanager
     def evaluating(self) -> Iterator[Forward]:
-        """Average statistics; yield the network for evaluations, with its current or averaged (train.ema) weights."""
+        """Average statistics; yield the network for evaluations, with its current or averaged
+        (train.ema) weights."""
         self.average_statistics()
-        used = {n: p.data() for n, p in self.net.collect_params().items() if n in self._corrections or self.ema.arrays}
+        used = {
+            n: p.data()
+            for n, p in self.net.collect_params().items()
+            if n in self._corrections or self.ema.arrays
+        }
         before = {n: a.copy() for n, a in used.items()}
         for name, array in used.items():
             self._evaluated(name, array).copyto(array)
@@ -209,40 +261,56 @@ class Trainer:
             array.copyto(used[name])
 
     def _evaluated(self, name: str, array: NDArray) -> NDArray:
-        """Return a copy of a parameter as evaluations use it: averaged (train.ema), with a corrected variance."""
-        return self.ema.arrays.get(f'ema/{name}', array).astype(array.dtype) * self._corrections.get(name, 1)
+        """Return a copy of a parameter as evaluations use it: averaged (train.ema), with a
+        corrected variance."""
+        return self.ema.arrays.get(f'ema/{name}', array).astype(
+            array.dtype
+        ) * self._corrections.get(name, 1)
 
     def settle(self) -> None:
         """Wait for every pushed step."""
-        # Waiting for one array is not enough, because a static graph updates running statistics and converts weights to
-        # oneDNN's layout in operations that the array does not depend on.
+        # Waiting for one array is not enough, because a static graph updates running statistics and
+        # converts weights to oneDNN's layout in operations that the array does not depend on.
         nd.waitall()
         self.timer.drain()
 
     def _live_arrays(self) -> dict[str, NDArray]:
-        """Return the arrays that a checkpoint contains, without copying them, by their names in the checkpoint."""
+        """Return the arrays that a checkpoint contains, without copying them, by their names in the
+        checkpoint."""
         weights = {t.name: t.weight for t in self.optimizer.tensors}
-        return {**{f'model/{n}': a for n, a in {**weights, **self._statistics}.items()},
-                **{f'optimizer/{n}': a for n, a in self.optimizer.state().items()}, **self.ema.arrays}
+        return {
+            **{f'model/{n}': a for n, a in {**weights, **self._statistics}.items()},
+            **{f'optimizer/{n}': a for n, a in self.optimizer.state().items()},
+            **self.ema.arrays,
+        }
 
     def array_shapes(self) -> dict[str, tuple[int, ...]]:
         return {n: a.shape for n, a in self._live_arrays().items()}
 
     def snapshot(self) -> npz.Arrays:
-        """Return copies of the arrays that a checkpoint contains; after average_statistics, they agree on all ranks."""
+        """Return copies of the arrays that a checkpoint contains; after average_statistics, they
+        agree on all ranks."""
         self.settle()
         return self.corrected({n: a.asnumpy() for n, a in self._live_arrays().items()})
 
     def corrected(self, arrays: npz.Arrays, exponent: int = 1) -> npz.Arrays:
-        """Return arrays with corrected variances, in float64 so that exponent -1 undoes it to the bit."""
-        factors = {f'{head}{n}': f ** exponent for n, f in self._corrections.items() for head in ('', 'model/', 'ema/')}
-        return {n: a.astype(np.float64) * factors[n] if n in factors else a for n, a in arrays.items()}
+        """Return arrays with corrected variances, in float64 so that exponent -1 undoes it to the
+        bit."""
+        factors = {
+            f'{head}{n}': f**exponent
+            for n, f in self._corrections.items()
+            for head in ('', 'model/', 'ema/')
+        }
+        return {
+            n: a.astype(np.float64) * factors[n] if n in factors else a for n, a in arrays.items()
+        }
 
     def copy_network(self) -> dict[str, NDArray]:
         return {n: self._evaluated(n, p.data()) for n, p in self.net.collect_params().items()}
 
     def digests(self) -> dict[str, int]:
-        """Return the CRC-32 of every array of a snapshot, by name; on a GPU, digests that need no copy to the host."""
+        """Return the CRC-32 of every array of a snapshot, by name; on a GPU, digests that need no
+        copy to the host."""
         if self.context.device_type == 'gpu':
             return device_digests(self._live_arrays())
         return {n: zlib.crc32(a.asnumpy()) for n, a in self._live_arrays().items()}
@@ -250,18 +318,27 @@ class Trainer:
     def find_non_finite(self) -> str | None:
         """Return the name of the first array of a snapshot that contains a NaN or an infinity."""
         arrays = self._live_arrays()
-        if self.context.device_type == 'gpu':  # where this is faster than a copy to the host; on a CPU, it is slower
-            flags = nd.concat(*(nd.multi_all_finite(a, num_arrays=1) for a in arrays.values()), dim=0)
+        # where this is faster than a copy to the host; on a CPU, it is slower
+        if self.context.device_type == 'gpu':
+            flags = nd.concat(
+                *(nd.multi_all_finite(a, num_arrays=1) for a in arrays.values()), dim=0
+            )
             return next((n for n, is_finite in zip(arrays, flags.asnumpy()) if not is_finite), None)
         return next((n for n, a in arrays.items() if npz.find_non_finite({n: a.asnumpy()})), None)
 
     def state(self) -> TrainerState:
-        """Return a copy of the state that a checkpoint contains; after average_statistics, it agrees on all ranks."""
-        return TrainerState(self.snapshot(), self.optimizer.last_lr or 0.0, self.loss_scale.value,
-                            self.loss_scale.num_finite_steps)
+        """Return a copy of the state that a checkpoint contains; after average_statistics, it
+        agrees on all ranks."""
+        return TrainerState(
+            self.snapshot(),
+            self.optimizer.last_lr or 0.0,
+            self.loss_scale.value,
+            self.loss_scale.num_finite_steps,
+        )
 
     def load_state(self, state: TrainerState, is_batch_new: bool = False) -> None:
-        """Continue on all ranks from rank 0's state. is_batch_new: the global batch size differs from that state's."""
+        """Continue on all ranks from rank 0's state. is_batch_new: the global batch size differs
+        from that state's."""
         self.settle()
         if self._comm.rank == 0:
             self._set(state.arrays)
@@ -276,11 +353,14 @@ class Trainer:
             # copyto also works for an array that a graph has converted to oneDNN's layout.
             nd.array(arrays[name], self.context, array.dtype).copyto(array)
 
-    def warm_up(self, streams: Iterable[Iterator[Batch]], eval_batch: Batch, num_steps: int) -> None:
-        """Run num_steps steps of each stream and an evaluation on synthetic images, then restore the network.
+    def warm_up(
+        self, streams: Iterable[Iterator[Batch]], eval_batch: Batch, num_steps: int
+    ) -> None:
+        """Run num_steps steps of each stream and an evaluation on synthetic images, then restore
+        the network.
 
-        There is a stream for each size. Steps that overflow lower the loss scale and do not count. The run starts with
-        the resulting scale.
+        There is a stream for each size. Steps that overflow lower the loss scale and do not count.
+        The run starts with the resulting scale.
         """
         if not num_steps:
             return

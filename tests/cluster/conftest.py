@@ -1,4 +1,5 @@
 """Fixtures of all cluster tests: hosts, the image, a small training, and jobs."""
+
 import fcntl
 import hashlib
 import os
@@ -18,8 +19,23 @@ from helpers import ROOT, run, skip_for, wait_for
 
 from mlperf_rn50.runfolder.jsonl import read_lines
 
-TOOLS = ('ip', 'nsenter', 'unshare', 'ssh', 'sshd', 'munged', 'slurmctld', 'slurmd', 'sbatch', 'debootstrap', 'buildah',
-         'podman', 'runc', 'docker', 'dockerd')
+TOOLS = (
+    'ip',
+    'nsenter',
+    'unshare',
+    'ssh',
+    'sshd',
+    'munged',
+    'slurmctld',
+    'slurmd',
+    'sbatch',
+    'debootstrap',
+    'buildah',
+    'podman',
+    'runc',
+    'docker',
+    'dockerd',
+)
 # For trainings with several ranks on a core.
 VARIABLES = {'OMP_NUM_THREADS': '1', 'OMPI_MCA_pml': 'ob1', 'OMPI_MCA_btl': 'tcp,self,vader'}
 IMAGE = 'localhost/mlperf_rn50:test'
@@ -32,13 +48,22 @@ HOST_SETTINGS = [p for p in ('/etc/ssl/certs', '/etc/pip.conf') if Path(p).exist
 
 @pytest.fixture(scope='session', autouse=True)
 def _tools():
-    missing = [t for t in TOOLS if not shutil.which(t, path=f'{os.environ["PATH"]}:/usr/sbin:/sbin')]
-    skip_for('not root' if os.geteuid() else f'{", ".join(missing)}: tests/install.sh installs it' if missing else '')
+    missing = [
+        t for t in TOOLS if not shutil.which(t, path=f'{os.environ["PATH"]}:/usr/sbin:/sbin')
+    ]
+    skip_for(
+        'not root'
+        if os.geteuid()
+        else f'{", ".join(missing)}: tests/install.sh installs it'
+        if missing
+        else ''
+    )
 
 
 @pytest.fixture(scope='session')
 def cluster(tmp_path_factory):
-    """Hosts h1 to h3: h1 with the launcher and rank 0, h2 for faults, and h3 as an unaffected host."""
+    """Hosts h1 to h3: h1 with the launcher and rank 0, h2 for faults, and h3 as an unaffected
+    host."""
     hosts = Cluster(tmp_path_factory.mktemp('hosts'), 3)
     yield hosts
     hosts.close()
@@ -53,7 +78,11 @@ def _clean(request):
 
 
 def buildah(*arguments):
-    done = run(['buildah', *arguments], timeout=BUILD_LIMIT_S, env={**os.environ, 'BUILDAH_ISOLATION': 'chroot'})
+    done = run(
+        ['buildah', *arguments],
+        timeout=BUILD_LIMIT_S,
+        env={**os.environ, 'BUILDAH_ISOLATION': 'chroot'},
+    )
     assert done.returncode == 0, f'{arguments}: {done.stdout[-3000:]}{done.stderr[-3000:]}'
     return done.stdout.strip()
 
@@ -61,17 +90,22 @@ def buildah(*arguments):
 def debian_mirror() -> str:
     """Return the URL of the Debian mirror that this machine uses."""
     for path in [Path('/etc/apt/sources.list'), *Path('/etc/apt/sources.list.d').glob('debian.*')]:
-        mirror = re.search(r'https?://\S+/debian(?=/?\s)', path.read_text()) if path.exists() else None
+        mirror = (
+            re.search(r'https?://\S+/debian(?=/?\s)', path.read_text()) if path.exists() else None
+        )
         if mirror:
             return mirror[0]
     return 'http://deb.debian.org/debian'
 
 
 def base_image(folder) -> str:
-    """Build a Debian image with debootstrap, cached under the digest of the command; return its name."""
+    """Build a Debian image with debootstrap, cached under the digest of the command; return its
+    name."""
     # Install certificates here, because a read-only mount covers their folder later.
     command = ['debootstrap', '--variant=minbase', '--include=ca-certificates', 'bookworm']
-    name = f'localhost/mlperf_rn50-base:{hashlib.sha256(" ".join(command).encode()).hexdigest()[:12]}'
+    name = (
+        f'localhost/mlperf_rn50-base:{hashlib.sha256(" ".join(command).encode()).hexdigest()[:12]}'
+    )
     if run(['buildah', 'inspect', '--type', 'image', name]).returncode == 0:
         return name
     root = folder / 'root'
@@ -91,10 +125,21 @@ def image(tmp_path_factory) -> str:
         fcntl.flock(lock, fcntl.LOCK_EX)  # other workers may build or prune
         base = base_image(tmp_path_factory.mktemp('debian'))
         mounts = [word for path in HOST_SETTINGS for word in ('--volume', f'{path}:{path}:ro')]
-        build = ['bud', '--quiet', '--layers', '--isolation', 'chroot', '--build-arg', f'BASE={base}', *mounts]
-        buildah(*build, '--target', 'build', '--tag', f'{IMAGE}-build', ROOT)  # a tag protects it from pruning
+        build = [
+            'bud',
+            '--quiet',
+            '--layers',
+            '--isolation',
+            'chroot',
+            '--build-arg',
+            f'BASE={base}',
+            *mounts,
+        ]
+        # a tag protects it from pruning
+        buildah(*build, '--target', 'build', '--tag', f'{IMAGE}-build', ROOT)
         buildah(*build, '--tag', IMAGE, ROOT)
-        run(['buildah', 'rmi', '--prune'], timeout=BUILD_LIMIT_S)  # except leftovers of killed builds
+        # except leftovers of killed builds
+        run(['buildah', 'rmi', '--prune'], timeout=BUILD_LIMIT_S)
         return IMAGE
 
 
@@ -102,8 +147,10 @@ def image(tmp_path_factory) -> str:
 def podman_settings(tmp_path, monkeypatch):
     """Configure podman for restricted machines, with runc and low limits."""
     path = tmp_path / 'containers.conf'
-    path.write_text('[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]\n'
-                    '[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\n')
+    path.write_text(
+        '[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]\n'
+        '[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\n'
+    )
     monkeypatch.setenv('CONTAINERS_CONF', str(path))
 
 
@@ -143,8 +190,12 @@ class Job:
 
     def start(self, command) -> None:
         with open(self.output_path, 'w') as output:
-            self.process = subprocess.Popen(self.cluster.hosts[0].inside(command), env=self._environment,
-                                            stdout=output, stderr=subprocess.STDOUT)
+            self.process = subprocess.Popen(
+                self.cluster.hosts[0].inside(command),
+                env=self._environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
 
     @property
     def output(self) -> str:
@@ -152,13 +203,21 @@ class Job:
 
     def wait_for(self, is_reached, what: str):
         """Wait while the launcher runs until is_reached() is true; return its value."""
-        return wait_for(is_reached, lambda: self.process.poll() is None, lambda: f'{what} not reached: {self.output}')
+        return wait_for(
+            is_reached,
+            lambda: self.process.poll() is None,
+            lambda: f'{what} not reached: {self.output}',
+        )
 
     def wait_for_step(self, step: int) -> None:
-        self.wait_for(lambda: any(m['step'] >= step for m in run_metrics(self.run_dir, 'train')), f'step {step}')
+        self.wait_for(
+            lambda: any(m['step'] >= step for m in run_metrics(self.run_dir, 'train')),
+            f'step {step}',
+        )
 
     def wait_for_restart(self, number: int) -> None:
-        """Wait for restart `number` (from 1) after a failure; is_in() then considers only this attempt."""
+        """Wait for restart `number` (from 1) after a failure; is_in() then considers only this
+        attempt."""
         self.wait_for(lambda: f'restart {number} of ' in self.output, f'restart {number}')
         self._num_seen = len(self._log()), len(run_metrics(self.run_dir, 'train'))
 
@@ -167,7 +226,8 @@ class Job:
         return path.read_text().splitlines() if path.exists() else []
 
     def is_in(self, phase: str, num_hosts: int = 2) -> bool:
-        """Return whether this attempt is in a phase: start-up, training, evaluation, or checkpoint (writing one)."""
+        """Return whether this attempt is in a phase: start-up, training, evaluation, or checkpoint
+        (writing one)."""
         num_lines, num_steps = self._num_seen
         log = '\n'.join(self._log()[num_lines:])
         if phase == 'start-up':
@@ -177,9 +237,13 @@ class Job:
             return is_evaluating
         if phase == 'training':  # after a checkpoint
             return len(run_metrics(self.run_dir, 'train')) >= num_steps + 8 and not is_evaluating
-        # The name contains the writer, so checkpoints left by killed ranks of earlier attempts do not count.
-        return any(checkpoint for rank in self.cluster.hosts[0].ranks()
-                   for checkpoint in (self.run_dir / 'checkpoints').glob(f'.step_*.{rank}.tmp'))
+        # The name contains the writer, so checkpoints left by killed ranks of earlier attempts do
+        # not count.
+        return any(
+            checkpoint
+            for rank in self.cluster.hosts[0].ranks()
+            for checkpoint in (self.run_dir / 'checkpoints').glob(f'.step_*.{rank}.tmp')
+        )
 
     @contextmanager
     def held_in(self, phase: str) -> Iterator[None]:
@@ -202,13 +266,19 @@ class Job:
                 os.kill(pid, signal.SIGCONT)
 
     def rank_pid(self, number: int) -> int:
-        """Wait for the rank on host `number` (from 0), which has only one; return its process ID."""
+        """Wait for the rank on host `number` (from 0), which has only one; return its process
+        ID."""
         return self.wait_for(self.cluster.hosts[number].rank, f'a rank on host {number}')
 
     def end(self) -> tuple[int, str]:
         """Wait until the launcher and all ranks have ended; return the exit code and the output."""
-        wait_for(lambda: self.process.poll() is not None and not any(h.ranks() for h in self.cluster.hosts),
-                 lambda: True, lambda: f'remaining: {[h.ranks() for h in self.cluster.hosts]}\n{self.output}')
+        wait_for(
+            lambda: (
+                self.process.poll() is not None and not any(h.ranks() for h in self.cluster.hosts)
+            ),
+            lambda: True,
+            lambda: f'remaining: {[h.ranks() for h in self.cluster.hosts]}\n{self.output}',
+        )
         return self.process.returncode, self.output
 
 
@@ -233,8 +303,17 @@ def start(cluster, tiny_config, tmp_path):
 
     def start_job(*arguments, launcher='mpirun.sh', num_hosts=2, **variables) -> Job:
         hosts = ['--hosts', ','.join(h.name for h in cluster.hosts[:num_hosts])]
-        jobs.append(Job(cluster, launcher, [*hosts, '--config', tiny_config, *arguments], tmp_path / 'run', variables))
+        jobs.append(
+            Job(
+                cluster,
+                launcher,
+                [*hosts, '--config', tiny_config, *arguments],
+                tmp_path / 'run',
+                variables,
+            )
+        )
         return jobs[-1]
+
     yield start_job
     for job in jobs:
         job.process.kill()

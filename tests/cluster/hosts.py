@@ -1,9 +1,11 @@
-"""Hosts made of network, UTS and mount namespaces, each with an address, a name and sshd, and with a shared disk.
+"""Hosts made of network, UTS and mount namespaces, each with an address, a name and sshd, and with
+a shared disk.
 
 A bridge connects them like a switch. Requires root, iproute2, openssh-server and util-linux.
 Run as a program, it runs a command on the first of N hosts, named h1 to hN:
   python tests/cluster/hosts.py 8 launch/sweep.sh --hosts h1,h2,h3,h4,h5,h6,h7,h8 ...
 """
+
 import argparse
 import os
 import re
@@ -37,8 +39,17 @@ class Host:
 
     def inside(self, command: Sequence[object]) -> list[str]:
         """Wrap a command so that it runs on this host."""
-        return ['nsenter', '-t', str(self.keeper.pid), '-n', '-u', '-m', f'--wdns={os.getcwd()}', '--',
-                *(str(c) for c in command)]
+        return [
+            'nsenter',
+            '-t',
+            str(self.keeper.pid),
+            '-n',
+            '-u',
+            '-m',
+            f'--wdns={os.getcwd()}',
+            '--',
+            *(str(c) for c in command),
+        ]
 
     def call(self, *command: object) -> None:
         """Run a command on this host; it must succeed."""
@@ -46,18 +57,27 @@ class Host:
 
     def pids(self, of_sshd: bool = False) -> list[int]:
         """Return the sshd processes of this host, or all others except the keeper."""
-        processes = [p for p in map(int, filter(str.isdecimal, os.listdir('/proc')))
-                     if _namespace(p) == _namespace(self.keeper.pid) and p != self.keeper.pid]
+        processes = [
+            p
+            for p in map(int, filter(str.isdecimal, os.listdir('/proc')))
+            if _namespace(p) == _namespace(self.keeper.pid) and p != self.keeper.pid
+        ]
         return [p for p in processes if (words(p)[:1] in ([_SSHD], ['sshd:'])) == of_sshd]
 
     def ranks(self) -> list[int]:
         """Return the training processes of this host, including supervisors."""
-        return [p for p in self.pids() if 'train' in words(p) and any('mlperf' in w for w in words(p))]
+        return [
+            p for p in self.pids() if 'train' in words(p) and any('mlperf' in w for w in words(p))
+        ]
 
     def rank(self) -> int | None:
-        """Return the training process of a host with one rank: a fork of the watcher with the same command line."""
-        ranks = [p for p in self.ranks() if any(w.endswith('/mlperf-rn50') for w in words(p)[1:3])]  # python -E
-        return next((p for p in ranks if _parent(p) in ranks and _parent(_parent(p)) not in ranks), None)
+        """Return the training process of a host with one rank: a fork of the watcher with the same
+        command line."""
+        # python -E
+        ranks = [p for p in self.ranks() if any(w.endswith('/mlperf-rn50') for w in words(p)[1:3])]
+        return next(
+            (p for p in ranks if _parent(p) in ranks and _parent(_parent(p)) not in ranks), None
+        )
 
 
 def kill(pids: Iterable[int]) -> None:
@@ -91,10 +111,12 @@ def words(pid: int) -> list[str]:
 
 
 class Cluster:
-    """Hosts h1 to hN, connected by ssh. With a domain such as .example, only their full names resolve."""
+    """Hosts h1 to hN, connected by ssh. With a domain such as .example, only their full names
+    resolve."""
 
     def __init__(self, folder: Path, num_hosts: int, domain: str = '', variables: str = ''):
-        """Start the hosts; variables (NAME=VALUE ...) are set for all processes started over ssh."""
+        """Start the hosts; variables (NAME=VALUE ...) are set for all processes started over
+        ssh."""
         self.folder, self.variables = folder, variables
         # A process may have a cluster of each kind.
         self.bridge = f'{"full" if domain else "rn50"}-{os.getpid() % 100000}'
@@ -103,7 +125,9 @@ class Cluster:
         _call('ip', 'link', 'add', self.bridge, 'type', 'bridge')
         _call('ip', 'link', 'set', self.bridge, 'up')
         names = [(f'h{i}{domain}', f'{_SUBNET}.{i}') for i in range(1, num_hosts + 1)]
-        (folder / 'etc_hosts').write_text('127.0.0.1 localhost\n' + ''.join(f'{a} {n}\n' for n, a in names))
+        (folder / 'etc_hosts').write_text(
+            '127.0.0.1 localhost\n' + ''.join(f'{a} {n}\n' for n, a in names)
+        )
         for name, address in names:
             self._add_host(name, address)
 
@@ -111,8 +135,10 @@ class Cluster:
         for name in ('user', 'server'):
             _call('ssh-keygen', '-q', '-t', 'ed25519', '-N', '', '-f', self.folder / name)
         (self.folder / 'ssh_config').write_text(
-            f'Host *\n User root\n IdentityFile {self.folder}/user\n StrictHostKeyChecking no\n LogLevel ERROR\n'
-            f' UserKnownHostsFile {self.folder}/known_hosts\n')
+            f'Host *\n User root\n IdentityFile {self.folder}/user\n StrictHostKeyChecking no\n '
+            'LogLevel ERROR\n'
+            f' UserKnownHostsFile {self.folder}/known_hosts\n'
+        )
         ssh = self.folder / 'bin/ssh'
         ssh.parent.mkdir()
         ssh.write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {self.folder}/ssh_config "$@"\n')
@@ -122,30 +148,67 @@ class Cluster:
         return f'{self.bridge}-{host.name.partition(".")[0]}'[-15:]
 
     def _add_host(self, name: str, address: str) -> None:
-        keeper = subprocess.Popen(['unshare', '--net', '--uts', '--mount', '--propagation', 'private',
-                                   'sleep', 'infinity'])
+        keeper = subprocess.Popen(
+            [
+                'unshare',
+                '--net',
+                '--uts',
+                '--mount',
+                '--propagation',
+                'private',
+                'sleep',
+                'infinity',
+            ]
+        )
         host = Host(name, address, keeper)
         self.hosts.append(host)
         while _namespace(keeper.pid) == _namespace(os.getpid()):
             time.sleep(0.01)
-        _call('ip', 'link', 'add', self._link(host), 'type', 'veth', 'peer', 'name', 'eth0', 'netns', keeper.pid)
+        _call(
+            'ip',
+            'link',
+            'add',
+            self._link(host),
+            'type',
+            'veth',
+            'peer',
+            'name',
+            'eth0',
+            'netns',
+            keeper.pid,
+        )
         self.set_link(host, True)
-        # A shell over ssh reads .bashrc, which may block for a minute on a lock left by a killed shell.
-        host.call('bash', '-ec', f'''hostname {name.partition(".")[0]}
+        # A shell over ssh reads .bashrc, which may block for a minute on a lock left by a killed
+        # shell.
+        host.call(
+            'bash',
+            '-ec',
+            f"""hostname {name.partition('.')[0]}
 ip addr add {address}/24 dev eth0; ip link set eth0 up
 ip link set lo up; mount --bind {self.folder}/etc_hosts /etc/hosts
-[ ! -e ~/.bashrc ] || mount --bind /dev/null ~/.bashrc''')
+[ ! -e ~/.bashrc ] || mount --bind /dev/null ~/.bashrc""",
+        )
         self.start_sshd(host)
 
     def start_sshd(self, host: Host, *settings: str) -> None:
         """Start sshd on a host, with further settings such as ForceCommand=COMMAND."""
         Path('/run/sshd').mkdir(exist_ok=True)
-        options = [f'HostKey={self.folder}/server', f'AuthorizedKeysFile={self.folder}/user.pub',
-                   'StrictModes=no', 'PermitRootLogin=yes', 'UsePAM=no', 'PidFile=none',
-                   f'ListenAddress={host.address}', 'MaxStartups=100', *settings,
-                   *([f'SetEnv={self.variables}'] if self.variables else [])]
-        host.sshd = subprocess.Popen(host.inside([_SSHD, '-D', '-e', *(w for o in options for w in ('-o', o))]),
-                                     stderr=open(self.folder / f'sshd_{host.name}.log', 'w'))
+        options = [
+            f'HostKey={self.folder}/server',
+            f'AuthorizedKeysFile={self.folder}/user.pub',
+            'StrictModes=no',
+            'PermitRootLogin=yes',
+            'UsePAM=no',
+            'PidFile=none',
+            f'ListenAddress={host.address}',
+            'MaxStartups=100',
+            *settings,
+            *([f'SetEnv={self.variables}'] if self.variables else []),
+        ]
+        host.sshd = subprocess.Popen(
+            host.inside([_SSHD, '-D', '-e', *(w for o in options for w in ('-o', o))]),
+            stderr=open(self.folder / f'sshd_{host.name}.log', 'w'),
+        )
 
     def kill_sshd(self, host: Host) -> None:
         """Kill sshd and all its connections on a host, but not the processes started over them."""
@@ -159,10 +222,17 @@ ip link set lo up; mount --bind {self.folder}/etc_hosts /etc/hosts
 
     def set_link(self, host: Host, is_up: bool) -> None:
         """Cut or restore the link of a host; a cut link drops packets without errors."""
-        _call('ip', 'link', 'set', self._link(host), *(['master', self.bridge, 'up'] if is_up else ['nomaster']))
+        _call(
+            'ip',
+            'link',
+            'set',
+            self._link(host),
+            *(['master', self.bridge, 'up'] if is_up else ['nomaster']),
+        )
 
     def reset(self) -> None:
-        """Kill all processes on the hosts, restore all links, and restart sshd where it is missing."""
+        """Kill all processes on the hosts, restore all links, and restart sshd where it is
+        missing."""
         for host in self.hosts:
             kill(host.pids())
             self.set_link(host, True)
@@ -190,8 +260,12 @@ def main(num_hosts: int, command: Sequence[str]) -> int:
 
 
 if __name__ == '__main__':
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('num_hosts', metavar='N', type=int, choices=range(1, 250), help='number of hosts')
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        'num_hosts', metavar='N', type=int, choices=range(1, 250), help='number of hosts'
+    )
     parser.add_argument('command', nargs=argparse.REMAINDER)
     words = parser.parse_args()
     if os.geteuid() or not words.command:

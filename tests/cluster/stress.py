@@ -1,15 +1,18 @@
-"""Random faults on namespace hosts during a training that restarts, compared with an undisturbed run of the same seed.
+"""Random faults on namespace hosts during a training that restarts, compared with an undisturbed
+run of the same seed.
 
 Requires the same as hosts.py. Example, for faults about every 40 s on four hosts:
   .venv/bin/python tests/cluster/stress.py --out /tmp/stress --faults 60 --seed 1 --elastic
-A fault kills a process of the job (kill -9), stops one for 10 s (SIGSTOP), or cuts a host's link for 5 s or 20 s.
-After the last fault, the run is stopped, and resumed for two more epochs, so that it reaches its end. OUT/reference has
-the undisturbed run; it is used again, and continued if it is too short. The exit code is 0 if the run reached its end,
-all losses and learning rates are identical, and each attempt has one recorded cause.
+A fault kills a process of the job (kill -9), stops one for 10 s (SIGSTOP), or cuts a host's link
+for 5 s or 20 s. After the last fault, the run is stopped, and resumed for two more epochs, so that
+it reaches its end. OUT/reference has the undisturbed run; it is used again, and continued if it is
+too short. The exit code is 0 if the run reached its end, all losses and learning rates are
+identical, and each attempt has one recorded cause.
 
-With --elastic, a host that fails twice without a newer checkpoint is excluded, after which losses are not comparable.
-Faults therefore hit a host only once between two checkpoints.
+With --elastic, a host that fails twice without a newer checkpoint is excluded, after which losses
+are not comparable. Faults therefore hit a host only once between two checkpoints.
 """
+
 import argparse
 import os
 import random
@@ -44,14 +47,22 @@ checkpoint: {{period_epochs: 1, keep: 2}}
 
 
 def records(run_dir: Path, name: str = 'metrics*.jsonl') -> list[dict]:
-    """Return the complete lines of files in the folder; a run without a checkpoint starts again as a new run."""
-    return [m for path in sorted(run_dir.glob(name), key=lambda p: (len(p.name), p.name))
-            for _, m in read_lines(path, dict)]
+    """Return the complete lines of files in the folder; a run without a checkpoint starts again as
+    a new run."""
+    return [
+        m
+        for path in sorted(run_dir.glob(name), key=lambda p: (len(p.name), p.name))
+        for _, m in read_lines(path, dict)
+    ]
 
 
 def steps_of(run_dir: Path) -> list[tuple[int, float, float]]:
     """Return (step, loss, learning rate) of all recorded steps, including repeated ones."""
-    return [(m['step'], m['loss'], m['learning_rate']) for m in records(run_dir) if m['event'] == 'train']
+    return [
+        (m['step'], m['loss'], m['learning_rate'])
+        for m in records(run_dir)
+        if m['event'] == 'train'
+    ]
 
 
 def last_step(run_dir: Path) -> int:
@@ -74,8 +85,12 @@ class Launcher:
             command += ['--config', folder / 'config.yaml']
         self.output = folder / f'{run_dir.name}.out'
         with open(self.output, 'a') as output:
-            self.process = subprocess.Popen(cluster.hosts[0].inside(command), stdout=output, stderr=subprocess.STDOUT,
-                                            env={**cluster.environment(), **VARIABLES})
+            self.process = subprocess.Popen(
+                cluster.hosts[0].inside(command),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**cluster.environment(), **VARIABLES},
+            )
 
     def is_running(self) -> bool:
         return self.process.poll() is None
@@ -92,17 +107,21 @@ class Launcher:
 
 
 def processes_of_job(host: Host) -> list[int]:
-    """Return the processes of a job on a host, including the engine but not the launcher and its guards."""
+    """Return the processes of a job on a host, including the engine but not the launcher and its
+    guards."""
+
     def is_of_job(pid: int) -> bool:
         try:
             return b'MLPERF_RN50_JOB=' in Path(f'/proc/{pid}/environ').read_bytes()
         except OSError:
             return False
+
     return [pid for pid in host.pids() if is_of_job(pid)]
 
 
 def inject(cluster: Cluster, host: Host, kind: str, rng: random.Random) -> str:
-    """Inject a fault and end it, except a kill; return the name of the victim, or '' if the host has no process."""
+    """Inject a fault and end it, except a kill; return the name of the victim, or '' if the host
+    has no process."""
     if kind.startswith('link'):
         cluster.set_link(host, False)
         time.sleep(float(kind.split()[2]))
@@ -124,8 +143,9 @@ def inject(cluster: Cluster, host: Host, kind: str, rng: random.Random) -> str:
     return name
 
 
-def disturb(cluster: Cluster, launcher: Launcher, num_faults: int, period_s: float,
-            rng: random.Random) -> list[tuple[str, str, str]]:
+def disturb(
+    cluster: Cluster, launcher: Launcher, num_faults: int, period_s: float, rng: random.Random
+) -> list[tuple[str, str, str]]:
     """Inject faults while the launcher runs; return (kind, host, victim) of each."""
     faults, hit, checkpoint = [], set(), ''
     while len(faults) < num_faults and launcher.is_running():
@@ -144,17 +164,25 @@ def disturb(cluster: Cluster, launcher: Launcher, num_faults: int, period_s: flo
         if victim:
             hit.add(host.name)
             faults.append((kind, host.name, victim))
-            print(f'{time.strftime("%H:%M:%S")} {len(faults)} {kind} of {host.name} ({victim}), step '
-                  f'{last_step(launcher.run_dir)}', flush=True)
+            print(
+                f'{time.strftime("%H:%M:%S")} {len(faults)} {kind} of {host.name} ({victim}), step '
+                f'{last_step(launcher.run_dir)}',
+                flush=True,
+            )
     return faults
 
 
-def make_reference(cluster: Cluster, folder: Path, num_epochs: int) -> dict[int, tuple[float, float]]:
-    """Return loss and learning rate of each step of an undisturbed run with at least num_epochs epochs."""
+def make_reference(
+    cluster: Cluster, folder: Path, num_epochs: int
+) -> dict[int, tuple[float, float]]:
+    """Return loss and learning rate of each step of an undisturbed run with at least num_epochs
+    epochs."""
     run_dir = folder / 'reference'
     if last_step(run_dir) < 6 * num_epochs:
         resume = ['--resume'] if newest_checkpoint(run_dir) else []
-        Launcher(cluster, folder, run_dir, *resume, '--no-doctor', '--train.max_epochs', num_epochs).end()
+        Launcher(
+            cluster, folder, run_dir, *resume, '--no-doctor', '--train.max_epochs', num_epochs
+        ).end()
     return {step: (loss, lr) for step, loss, lr in steps_of(run_dir)}
 
 
@@ -168,40 +196,72 @@ def run(options: argparse.Namespace, cluster: Cluster) -> int:
     code = launcher.stop(cluster.hosts[0])
     wall_s, num_epochs = time.monotonic() - launcher.start_s, last_step(run_dir) // 6 + 2
     if code == 75:
-        code = Launcher(cluster, folder, run_dir, '--resume', *restarts, '--train.max_epochs', num_epochs).end()
+        code = Launcher(
+            cluster, folder, run_dir, '--resume', *restarts, '--train.max_epochs', num_epochs
+        ).end()
     reference = make_reference(cluster, folder, num_epochs)
-    output, attempts, metrics = launcher.output.read_text(), records(run_dir, 'attempts.jsonl'), records(run_dir)
-    is_over = bool(metrics) and (metrics[-1]['event'], metrics[-1].get('status')) == ('end', 'aborted')
+    output, attempts, metrics = (
+        launcher.output.read_text(),
+        records(run_dir, 'attempts.jsonl'),
+        records(run_dir),
+    )
+    is_over = bool(metrics) and (metrics[-1]['event'], metrics[-1].get('status')) == (
+        'end',
+        'aborted',
+    )
     seen = steps_of(run_dir)
     bad = [step for step, *values in seen if reference.get(step) != tuple(values)]
-    # One end per start: each restart follows an attempt, and the two starts by hand have their own end. But a stop
-    # request before the first step, which may follow the last fault, is no failure and not recorded.
+    # One end per start: each restart follows an attempt, and the two starts by hand have their own
+    # end. But a stop request before the first step, which may follow the last fault, is no failure
+    # and not recorded.
     num_starts = len(re.findall(r': restart \d+ of ', output)) + 2
     causes = Counter(re.sub(r'\d+ on |\b\d+ s\b', '', a.get('cause') or 'none') for a in attempts)
     excluded = re.findall(r'excluding (\S+)', output)
     print('\n| quantity | value |\n|---|---|')
     for kind in KINDS:
         print(f'| faults: {kind} | {sum(k == kind for k, *_ in faults)} |')
-    print(f'| faults of {options.faults} | {len(faults)} |\n| starts of the ranks | {num_starts} |\n'
-          f'| recorded attempts | {len(attempts)} |\n| attempts without a cause | {causes["none"]} |')
+    print(
+        f'| faults of {options.faults} | {len(faults)} |\n| starts of the ranks | {num_starts} |\n'
+        f'| recorded attempts | {len(attempts)} |\n| attempts without a cause | {causes["none"]} |'
+    )
     for cause, number in causes.most_common():
         print(f'| cause: {cause} | {number} |')
-    print(f'| excluded hosts | {" ".join(excluded) or "none"} |\n| wall time with faults | {wall_s:.0f} s |\n'
-          f'| reached the end | {"yes" if is_over else f"no (exit code {code})"} |\n'
-          f'| steps, repeated ones included | {len(seen)} |\n| steps of the plan | {last_step(run_dir)} |\n'
-          f'| steps with identical loss and learning rate | {len(seen) - len(bad)} |')
+    print(
+        f'| excluded hosts | {" ".join(excluded) or "none"} |\n| wall time with faults | '
+        f'{wall_s:.0f} s |\n'
+        f'| reached the end | {"yes" if is_over else f"no (exit code {code})"} |\n'
+        f'| steps, repeated ones included | {len(seen)} |\n| steps of the plan | '
+        f'{last_step(run_dir)} |\n'
+        f'| steps with identical loss and learning rate | {len(seen) - len(bad)} |'
+    )
     if bad:
         print(f'first differing steps: {bad[:9]}')
-    return int(not (is_over and not bad and not causes['none'] and len(attempts) >= num_starts - 1
-                    and len(faults) == options.faults))
+    return int(
+        not (
+            is_over
+            and not bad
+            and not causes['none']
+            and len(attempts) >= num_starts - 1
+            and len(faults) == options.faults
+        )
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
-    add('--out', type=Path, required=True, help='folder for the data set, the runs and their output')
+    add(
+        '--out', type=Path, required=True, help='folder for the data set, the runs and their output'
+    )
     add('--faults', type=int, default=60)
-    add('--seed', type=int, default=1, help='seed of the faults; the seed of the training is always 7')
+    add(
+        '--seed',
+        type=int,
+        default=1,
+        help='seed of the faults; the seed of the training is always 7',
+    )
     add('--hosts', type=int, default=4)
     add('--period', type=float, default=40.0, help='mean seconds between faults')
     add('--elastic', action='store_true')
@@ -209,7 +269,10 @@ def main() -> int:
     options.out = options.out.resolve()
     options.out.mkdir(parents=True, exist_ok=True)
     if not (options.out / 'data').exists():
-        subprocess.run([ROOT / '.venv/bin/mlperf-rn50', 'prepare', 'digits', '--out', options.out / 'data'], check=True)
+        subprocess.run(
+            [ROOT / '.venv/bin/mlperf-rn50', 'prepare', 'digits', '--out', options.out / 'data'],
+            check=True,
+        )
     with tempfile.TemporaryDirectory() as folder:
         cluster = Cluster(Path(folder), options.hosts)
         try:

@@ -1,4 +1,5 @@
 """Doctor and ranks in a control group of version 1 or 2."""
+
 import json
 import os
 import re
@@ -31,8 +32,11 @@ def group() -> Iterator[Path]:
     yield MEMORY
     for folder in (MEMORY / 'inner', CPU, MEMORY):
         if folder.exists():
-            wait_for(lambda folder=folder: not (folder / 'cgroup.procs').read_text(), lambda: True,
-                     lambda: 'a process remains in the group')
+            wait_for(
+                lambda folder=folder: not (folder / 'cgroup.procs').read_text(),
+                lambda: True,
+                lambda: 'a process remains in the group',
+            )
             folder.rmdir()
 
 
@@ -57,15 +61,32 @@ def joined(group) -> list[Path]:
 def test_doctor_reports_limits_of_the_group(joined):
     environment = {k: v for k, v in os.environ.items() if k != 'OMP_NUM_THREADS'}
     enter = 'for group in "${@:1:$0}"; do echo $$ >"$group/cgroup.procs"; done; exec "${@:$0 + 1}"'
-    done = run([shutil.which('bash'), '-c', enter, len(joined), *joined, ROOT / 'launch/ranks.sh', 1, *CLI, 'doctor',
-                '--format', 'json'], env={**environment, 'PYTHONPATH': str(ROOT)})
+    done = run(
+        [
+            shutil.which('bash'),
+            '-c',
+            enter,
+            len(joined),
+            *joined,
+            ROOT / 'launch/ranks.sh',
+            1,
+            *CLI,
+            'doctor',
+            '--format',
+            'json',
+        ],
+        env={**environment, 'PYTHONPATH': str(ROOT)},
+    )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     checks = {c['name']: c for c in report['checks']}
     assert 'their control group allows 2.1 GB' in checks['memory']['found'], checks['memory']
     assert checks['memory']['status'] == 'warning'
     allowed = min(1.5, len(os.sched_getaffinity(0)))
-    assert f'1 rank may use {allowed} of the' in checks['CPUs']['found'] and checks['threads']['status'] == 'ok'
+    assert (
+        f'1 rank may use {allowed} of the' in checks['CPUs']['found']
+        and checks['threads']['status'] == 'ok'
+    )
     assert report['ranks'][0]['omp_num_threads'] == '1'
 
 
@@ -79,27 +100,47 @@ def limit(group: Path, num_bytes: int) -> None:
 
 def inside(group: Path, *command: object) -> list[str]:
     """Wrap a command so that it runs in a group."""
-    return ['bash', '-c', 'echo $$ >"$0/cgroup.procs"; exec "$@"', str(group), *(str(c) for c in command)]
+    return [
+        'bash',
+        '-c',
+        'echo $$ >"$0/cgroup.procs"; exec "$@"',
+        str(group),
+        *(str(c) for c in command),
+    ]
 
 
 @pytest.mark.parametrize('phase', ['start-up', 'training', 'evaluation'])
 def test_out_of_memory_kill_is_reported_with_limit_and_advice(group, phase):
     limit(group, 200 << 20)
     # The watcher samples the first allocation; the second one exceeds the limit.
-    body = f'heartbeat.beat("{phase}"); held = b"x" * (120 << 20); time.sleep(4); more = b"x" * (120 << 20); rest()'
-    process = start_watched(body, command=inside(group), HOROVOD_SIZE='2', HOROVOD_LOCAL_RANK='0',
-                            HOROVOD_LOCAL_SIZE='2')
+    body = (
+        f'heartbeat.beat("{phase}"); held = b"x" * (120 << 20); time.sleep(4); more = b"x" * '
+        '(120 << 20); rest()'
+    )
+    process = start_watched(
+        body,
+        command=inside(group),
+        HOROVOD_SIZE='2',
+        HOROVOD_LOCAL_RANK='0',
+        HOROVOD_LOCAL_SIZE='2',
+    )
     err = process.communicate(timeout=HANG_LIMIT_S)[1]
     assert process.returncode == 1
-    assert re.fullmatch(rf'mlperf-rn50: rank 0 on \S+, step 42, {phase}: killed by signal 9 \(SIGKILL\): out of '
-                        r'memory: the memory limit of the cgroup is 0\.2 GB, 2 ranks used about '
-                        # Usage at the last sample, which on a busy machine falls into the second allocation.
-                        r'(0\.3 GB together, 0\.[12]|0\.4 GB together, 0\.2) GB each; (start at most 1 rank of this '
-                        r'size on a host, or lower train\.local_batch_size|lower train\.local_batch_size, or start '
-                        r'fewer ranks on a host)\n', err)
+    assert re.fullmatch(
+        rf'mlperf-rn50: rank 0 on \S+, step 42, {phase}: killed by signal 9 \(SIGKILL\): out of '
+        r'memory: the memory limit of the cgroup is 0\.2 GB, 2 ranks used about '
+        # Usage at the last sample, which on a busy machine falls into the second
+        # allocation.
+        r'(0\.3 GB together, 0\.[12]|0\.4 GB together, 0\.2) GB each; (start at most 1 rank of '
+        r'this '
+        r'size on a host, or lower train\.local_batch_size|lower train\.local_batch_size, or start '
+        r'fewer ranks on a host)\n',
+        err,
+    )
 
 
-# Fills the group until the kernel kills a rank. Filling further would kill the launcher before it reports.
+# Fills the group until the kernel kills a rank. Filling further would kill the launcher before it
+# reports.
 NEIGHBOUR = """import re, sys, time
 open('/proc/self/oom_score_adj', 'w').write('-1000')
 def num_kills():
@@ -115,9 +156,26 @@ time.sleep(100000)
 def test_training_in_a_full_group_reports_out_of_memory(group, tiny_config, tmp_path):
     run_dir = tmp_path / 'run'
     with open(tmp_path / 'out', 'w') as out:
-        job = subprocess.Popen(inside(group, ROOT / 'launch/local.sh', '--ranks-per-node', 2, '--config', tiny_config,
-                                      '--run-dir', run_dir, '--no-doctor'), stdout=out, stderr=out)
-    wait_for(lambda: len(run_metrics(run_dir, 'train')) >= 8, lambda: job.poll() is None, (tmp_path / 'out').read_text)
+        job = subprocess.Popen(
+            inside(
+                group,
+                ROOT / 'launch/local.sh',
+                '--ranks-per-node',
+                2,
+                '--config',
+                tiny_config,
+                '--run-dir',
+                run_dir,
+                '--no-doctor',
+            ),
+            stdout=out,
+            stderr=out,
+        )
+    wait_for(
+        lambda: len(run_metrics(run_dir, 'train')) >= 8,
+        lambda: job.poll() is None,
+        (tmp_path / 'out').read_text,
+    )
     used_bytes = int((group / ('memory.current' if IS_V2 else 'memory.usage_in_bytes')).read_text())
     limit(group, used_bytes + (64 << 20))
     kills = group / ('memory.events' if IS_V2 else 'memory.oom_control')
@@ -129,6 +187,9 @@ def test_training_in_a_full_group_reports_out_of_memory(group, tiny_config, tmp_
         neighbour.wait()
     output = (tmp_path / 'out').read_text()
     assert code == 1, output
-    assert re.search(r'rank \d on \S+, step \d+, (training|evaluation|writing a checkpoint): killed by signal 9 '
-                     r'\(SIGKILL\): out of memory: the memory limit of the cgroup is \d+\.\d GB, 2 ranks used '
-                     r'about \d+\.\d GB together', output), output
+    assert re.search(
+        r'rank \d on \S+, step \d+, (training|evaluation|writing a checkpoint): killed by signal 9 '
+        r'\(SIGKILL\): out of memory: the memory limit of the cgroup is \d+\.\d GB, 2 ranks used '
+        r'about \d+\.\d GB together',
+        output,
+    ), output

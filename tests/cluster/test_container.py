@@ -1,4 +1,5 @@
 """The image built from the Dockerfile, run with buildah (no container engine) and podman."""
+
 import os
 import subprocess
 
@@ -17,13 +18,20 @@ def container(image):
 def test_image_is_small_and_runs_as_user(image, container):
     size = int(run(['podman', 'image', 'inspect', '--format', '{{.Size}}', image]).stdout)
     assert size < 2.5e9, size  # DALI alone is 1 GB
-    config = run(['podman', 'image', 'inspect', '--format', '{{.Config.User}} {{.Config.Entrypoint}}', image]).stdout
+    config = run(
+        ['podman', 'image', 'inspect', '--format', '{{.Config.User}} {{.Config.Entrypoint}}', image]
+    ).stdout
     assert config.split() == ['1000', '[mlperf-rn50]']
     assert buildah('run', container, '--', 'id', '-un') == 'rn50'
     assert buildah('run', container, '--', 'mlperf-rn50', '--version').startswith('mlperf-rn50 ')
     as_user = ('run', '--user', '12345:0', container, '--', '/opt/mlperf_rn50/launch/user.sh')
     # buildah can lose output that is written just before the end.
-    home = buildah(*as_user, 'bash', '-c', 'whoami && echo ~ && touch ~/file && ssh -G host | grep ^port && sleep 1')
+    home = buildah(
+        *as_user,
+        'bash',
+        '-c',
+        'whoami && echo ~ && touch ~/file && ssh -G host | grep ^port && sleep 1',
+    )
     assert home.split() == ['user12345', '/home/rn50', 'port', '22']
     assert not buildah('run', container, '--', 'find', '/etc/ssh', '-name', 'ssh_host_*')
     output = buildah('run', container, '--', '/opt/mlperf_rn50/launch/setup.sh', '--check')
@@ -34,22 +42,62 @@ def test_image_is_small_and_runs_as_user(image, container):
 def test_image_prepares_data_trains_and_logs(container, tmp_path):
     tmp_path.chmod(0o777)
     mount = ('--volume', f'{tmp_path}:/data')
-    buildah('run', *mount, container, '--', 'mlperf-rn50', 'prepare', 'digits', '--out', '/data/digits')
-    output = buildah('run', *mount, container, '--', '/opt/mlperf_rn50/launch/local.sh', '--ranks-per-node', '2',
-                     '--config', '/opt/mlperf_rn50/launch/configs/digits_cpu.yaml', '--data.dir', '/data/digits',
-                     '--run-dir', '/data/run', *QUICK)
+    buildah(
+        'run', *mount, container, '--', 'mlperf-rn50', 'prepare', 'digits', '--out', '/data/digits'
+    )
+    output = buildah(
+        'run',
+        *mount,
+        container,
+        '--',
+        '/opt/mlperf_rn50/launch/local.sh',
+        '--ranks-per-node',
+        '2',
+        '--config',
+        '/opt/mlperf_rn50/launch/configs/digits_cpu.yaml',
+        '--data.dir',
+        '/data/digits',
+        '--run-dir',
+        '/data/run',
+        *QUICK,
+    )
     assert 'status              converged' in output
-    checked = run([ROOT / '.venv/bin/mlperf-rn50', 'check', tmp_path / 'run/result_0.txt', '--ruleset', '4.0.0'])
+    checked = run(
+        [
+            ROOT / '.venv/bin/mlperf-rn50',
+            'check',
+            tmp_path / 'run/result_0.txt',
+            '--ruleset',
+            '4.0.0',
+        ]
+    )
     assert checked.returncode == 0, checked.stdout
 
 
 def test_docker_sh_trains_with_podman(image, podman_settings, digits, tmp_path):
     done = subprocess.run(
-        [ROOT / 'launch/docker.sh', '--image', image, '--mount', digits, '--config',
-         '/opt/mlperf_rn50/launch/configs/digits_cpu.yaml', '--ranks-per-node', '2', '--run-dir', tmp_path / 'run',
-         '--data.dir', digits, *QUICK],
-        cwd=tmp_path, capture_output=True, text=True, timeout=HANG_LIMIT_S,
-        env={**os.environ, 'MLPERF_RN50_DOCKER': 'podman', 'OMP_NUM_THREADS': '1'})
+        [
+            ROOT / 'launch/docker.sh',
+            '--image',
+            image,
+            '--mount',
+            digits,
+            '--config',
+            '/opt/mlperf_rn50/launch/configs/digits_cpu.yaml',
+            '--ranks-per-node',
+            '2',
+            '--run-dir',
+            tmp_path / 'run',
+            '--data.dir',
+            digits,
+            *QUICK,
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=HANG_LIMIT_S,
+        env={**os.environ, 'MLPERF_RN50_DOCKER': 'podman', 'OMP_NUM_THREADS': '1'},
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert 'status              converged' in done.stdout
     assert (tmp_path / 'run/result_0.txt').exists()

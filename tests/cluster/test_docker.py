@@ -1,4 +1,5 @@
 """The image built and run by a real docker daemon."""
+
 import os
 import shutil
 import signal
@@ -16,19 +17,45 @@ CLIENT = '/usr/bin/docker'
 
 @pytest.fixture(scope='module')
 def daemon(tmp_path_factory):
-    """Environment for clients of a separate daemon; bridge and firewall require modules that a machine may lack."""
+    """Environment for clients of a separate daemon; bridge and firewall require modules that a
+    machine may lack."""
     folder = tmp_path_factory.mktemp('docker')
     socket = f'unix://{folder}/socket'
     with open(folder / 'log', 'w') as log:
         process = subprocess.Popen(
             # dockerd leaves a mount behind.
-            ['unshare', '--mount', 'dockerd', '--bridge=none', '--iptables=false', '--ip6tables=false', '--data-root',
-             folder / 'data', '--exec-root', folder / 'exec', '--pidfile', folder / 'pid', '--host', socket],
-            stdout=log, stderr=log, env={**os.environ, 'PATH': f'{os.environ["PATH"]}:/usr/sbin:/sbin'})
-    environment = {**os.environ, 'DOCKER_HOST': socket, 'DOCKER_BUILDKIT': '1', 'MLPERF_RN50_DOCKER': CLIENT,
-                   'OMP_NUM_THREADS': '1'}
-    wait_for(lambda: run([CLIENT, 'info'], env=environment).returncode == 0, lambda: process.poll() is None,
-             (folder / 'log').read_text)
+            [
+                'unshare',
+                '--mount',
+                'dockerd',
+                '--bridge=none',
+                '--iptables=false',
+                '--ip6tables=false',
+                '--data-root',
+                folder / 'data',
+                '--exec-root',
+                folder / 'exec',
+                '--pidfile',
+                folder / 'pid',
+                '--host',
+                socket,
+            ],
+            stdout=log,
+            stderr=log,
+            env={**os.environ, 'PATH': f'{os.environ["PATH"]}:/usr/sbin:/sbin'},
+        )
+    environment = {
+        **os.environ,
+        'DOCKER_HOST': socket,
+        'DOCKER_BUILDKIT': '1',
+        'MLPERF_RN50_DOCKER': CLIENT,
+        'OMP_NUM_THREADS': '1',
+    }
+    wait_for(
+        lambda: run([CLIENT, 'info'], env=environment).returncode == 0,
+        lambda: process.poll() is None,
+        (folder / 'log').read_text,
+    )
     yield environment
     process.terminate()
     process.wait()
@@ -37,11 +64,14 @@ def daemon(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def docker(daemon, tmp_path_factory):
-    """Function that runs the client and returns its output, with the image built as users build it."""
+    """Function that runs the client and returns its output, with the image built as users build
+    it."""
+
     def call(*arguments):
         done = run([CLIENT, *arguments], timeout=BUILD_LIMIT_S, env=daemon)
         assert done.returncode == 0, f'{arguments}: {done.stdout[-3000:]}{done.stderr[-3000:]}'
         return done.stdout
+
     folder = tmp_path_factory.mktemp('base')
     base = base_image(folder)
     run(['podman', 'save', '--quiet', '--output', folder / 'base.tar', base])
@@ -53,7 +83,17 @@ def docker(daemon, tmp_path_factory):
         lines.append(f'COPY {name} {path}')
     (folder / 'Dockerfile').write_text('\n'.join(lines))
     call('build', '--quiet', '--tag', 'base', folder)
-    call('build', '--quiet', '--network', 'host', '--build-arg', 'BASE=base', '--tag', 'mlperf_rn50:cpu', ROOT)
+    call(
+        'build',
+        '--quiet',
+        '--network',
+        'host',
+        '--build-arg',
+        'BASE=base',
+        '--tag',
+        'mlperf_rn50:cpu',
+        ROOT,
+    )
     return call
 
 
@@ -62,14 +102,36 @@ def folder(docker, tmp_path):
     """Folder with digits, prepared in a container; its name contains a colon."""
     path = tmp_path / '12:30'
     (path / 'data').mkdir(parents=True)
-    docker('run', '--rm', '--user', f'{os.getuid()}:0', '--mount', f'type=bind,source={path}/data,target=/data',
-           'mlperf_rn50:cpu', 'prepare', 'digits', '--out', '/data/digits')
+    docker(
+        'run',
+        '--rm',
+        '--user',
+        f'{os.getuid()}:0',
+        '--mount',
+        f'type=bind,source={path}/data,target=/data',
+        'mlperf_rn50:cpu',
+        'prepare',
+        'digits',
+        '--out',
+        '/data/digits',
+    )
     return path
 
 
 def command(*options):
-    return [ROOT / 'launch/docker.sh', '--config', CONFIG, '--run-dir', 'run', '--data.dir', 'data/digits',
-            '--ranks-per-node', '2', *QUICK, *options]
+    return [
+        ROOT / 'launch/docker.sh',
+        '--config',
+        CONFIG,
+        '--run-dir',
+        'run',
+        '--data.dir',
+        'data/digits',
+        '--ranks-per-node',
+        '2',
+        *QUICK,
+        *options,
+    ]
 
 
 def test_docker_sh_trains(folder, daemon):
@@ -77,14 +139,34 @@ def test_docker_sh_trains(folder, daemon):
     assert done.returncode == 0, done.stdout + done.stderr
     assert 'status              converged' in done.stdout
     assert '"OMP_NUM_THREADS": "1"' in (folder / 'run/env.json').read_text()
-    assert run([ROOT / '.venv/bin/mlperf-rn50', 'check', folder / 'run/result_0.txt', '--ruleset', '4.0.0']
-               ).returncode == 0
+    assert (
+        run(
+            [
+                ROOT / '.venv/bin/mlperf-rn50',
+                'check',
+                folder / 'run/result_0.txt',
+                '--ruleset',
+                '4.0.0',
+            ]
+        ).returncode
+        == 0
+    )
 
 
 def test_interrupted_docker_sh_writes_a_checkpoint(folder, daemon):
-    job = subprocess.Popen(command('--train.target_accuracy=1'), cwd=folder, env=daemon, text=True,
-                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    wait_for(lambda: run_metrics(folder / 'run', 'eval'), lambda: job.poll() is None, lambda: job.communicate()[0])
+    job = subprocess.Popen(
+        command('--train.target_accuracy=1'),
+        cwd=folder,
+        env=daemon,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    wait_for(
+        lambda: run_metrics(folder / 'run', 'eval'),
+        lambda: job.poll() is None,
+        lambda: job.communicate()[0],
+    )
     job.send_signal(signal.SIGINT)
     output = job.communicate()[0]
     assert (job.returncode, 'interrupted; resume with: ' in output) == (75, True), output

@@ -1,4 +1,5 @@
 """mpirun and horovodrun over ssh, on one to four hosts."""
+
 import json
 import os
 import re
@@ -17,7 +18,9 @@ QUICK = ('--train.target_accuracy', '0.01')
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize('launcher, num_hosts', [('mpirun.sh', 1), ('mpirun.sh', 3), ('horovodrun.sh', 3)])
+@pytest.mark.parametrize(
+    'launcher, num_hosts', [('mpirun.sh', 1), ('mpirun.sh', 3), ('horovodrun.sh', 3)]
+)
 def test_training_on_hosts(start, cluster, tiny_config, launcher, num_hosts):
     job = start(*QUICK, '--data.shuffle', 'node', launcher=launcher, num_hosts=num_hosts)
     code, output = job.end()
@@ -41,19 +44,43 @@ def test_training_on_hosts(start, cluster, tiny_config, launcher, num_hosts):
 
 @pytest.mark.engine
 def test_program_on_hosts(cluster):
-    command = [ROOT / 'launch/ranks.sh', '--hosts', 'h1,h2', 2, 'sh', '-c', 'echo $(hostname) $OMPI_COMM_WORLD_RANK']
+    command = [
+        ROOT / 'launch/ranks.sh',
+        '--hosts',
+        'h1,h2',
+        2,
+        'sh',
+        '-c',
+        'echo $(hostname) $OMPI_COMM_WORLD_RANK',
+    ]
     done = run(cluster.hosts[0].inside(command), env=cluster.environment())
     assert sorted(done.stdout.splitlines()) == ['h1 0', 'h1 1', 'h2 2', 'h2 3'], done
 
 
 def test_hostfile_and_two_ranks_per_host_on_one_device(start, cluster, tiny_config, tmp_path):
     (tmp_path / 'hosts').write_text('# one of them\nh3 slots=2\n\n')
-    job = start(*QUICK, '--ranks-per-node', 2, '--ranks-per-device', 2, '--seeds', 2, '--run.seed', 'null',
-                '--clear-caches', '--hostfile', tmp_path / 'hosts', '--nodes', 2, num_hosts=1)
+    job = start(
+        *QUICK,
+        '--ranks-per-node',
+        2,
+        '--ranks-per-device',
+        2,
+        '--seeds',
+        2,
+        '--run.seed',
+        'null',
+        '--clear-caches',
+        '--hostfile',
+        tmp_path / 'hosts',
+        '--nodes',
+        2,
+        num_hosts=1,
+    )
     code, output = job.end()
     assert code == 0, output
-    assert [n['hostname'] for n in json.loads((job.run_dir / 'env_1.json').read_text())['nodes']] == [
-        'h1', 'h3']
+    assert [
+        n['hostname'] for n in json.loads((job.run_dir / 'env_1.json').read_text())['nodes']
+    ] == ['h1', 'h3']
     logs = [(job.run_dir / f'result_{k}.txt').read_text() for k in range(2)]
     assert len({log.split('"key": "seed", "value": ')[1].split(',')[0] for log in logs}) == 2
     assert all('"key": "cache_clear", "value": true' in log for log in logs)
@@ -62,8 +89,15 @@ def test_hostfile_and_two_ranks_per_host_on_one_device(start, cluster, tiny_conf
 
 @pytest.mark.parametrize('launcher', ['mpirun.sh', 'horovodrun.sh'])
 def test_stop_request_leaves_a_checkpoint_and_the_printed_command_resumes(start, launcher):
-    job = start('--no-doctor', '--checkpoint.period_steps', 0, '--checkpoint.period_epochs', 0, launcher=launcher,
-                num_hosts=2)
+    job = start(
+        '--no-doctor',
+        '--checkpoint.period_steps',
+        0,
+        '--checkpoint.period_epochs',
+        0,
+        launcher=launcher,
+        num_hosts=2,
+    )
     job.wait_for_step(10)
     os.kill(job.rank_pid(0), signal.SIGSTOP)
     job.process.send_signal(signal.SIGTERM)

@@ -1,4 +1,6 @@
-"""Faults of hosts, links and disks, after which the run ends on all hosts with a report, or resumes."""
+"""Faults of hosts, links and disks, after which the run ends on all hosts with a report, or
+resumes."""
+
 import json
 import os
 import re
@@ -28,7 +30,9 @@ def assert_nothing_lost(run_dir):
     assert '"run_start"' in (run_dir / 'result_0.txt').read_text()
     newest = list_checkpoints(run_dir / 'checkpoints')[-1]
     assert load(newest)[0].step == int(newest.name[5:])
-    assert [m['step'] for m in run_metrics(run_dir, 'train')] == list(range(1, 1 + len(run_metrics(run_dir, 'train'))))
+    assert [m['step'] for m in run_metrics(run_dir, 'train')] == list(
+        range(1, 1 + len(run_metrics(run_dir, 'train')))
+    )
 
 
 def assert_ended(job, *patterns, code=None):
@@ -39,12 +43,16 @@ def assert_ended(job, *patterns, code=None):
     return output
 
 
-@pytest.mark.parametrize('launcher, victim', [('mpirun.sh', 0), ('mpirun.sh', 2), ('horovodrun.sh', 2)])
+@pytest.mark.parametrize(
+    'launcher, victim', [('mpirun.sh', 0), ('mpirun.sh', 2), ('horovodrun.sh', 2)]
+)
 def test_killed_rank_is_reported(start, launcher, victim):
     job = start(*BARE, launcher=launcher, num_hosts=3)
     job.wait_for_step(8)
     os.kill(job.rank_pid(victim), signal.SIGKILL)
-    assert_ended(job, rf'rank {victim} on h{victim + 1}, step \d+, {PHASE}: killed by signal 9 \(SIGKILL\)')
+    assert_ended(
+        job, rf'rank {victim} on h{victim + 1}, step \d+, {PHASE}: killed by signal 9 \(SIGKILL\)'
+    )
     assert_nothing_lost(job.run_dir)
 
 
@@ -56,9 +64,15 @@ def test_rank_stopped_longer_than_the_stall_limit_is_reported(start):
     assert_nothing_lost(job.run_dir)
 
 
-@pytest.mark.parametrize('phase, num_hosts, where', [
-    ('start-up', 2, r'(before a run began|last recorded: step 0, start-up)'), ('training', 3, RECORDED),
-    ('evaluation', 2, RECORDED), ('checkpoint', 2, RECORDED)])
+@pytest.mark.parametrize(
+    'phase, num_hosts, where',
+    [
+        ('start-up', 2, r'(before a run began|last recorded: step 0, start-up)'),
+        ('training', 3, RECORDED),
+        ('evaluation', 2, RECORDED),
+        ('checkpoint', 2, RECORDED),
+    ],
+)
 def test_host_with_cut_link_is_reported(start, cluster, phase, num_hosts, where):
     job = start(*BARE, '--comm.stall_limit_s', 0, num_hosts=num_hosts)
     last = num_hosts - 1
@@ -70,8 +84,11 @@ def test_host_with_cut_link_is_reported(start, cluster, phase, num_hosts, where)
 
 
 @pytest.mark.slow  # the limit of a login is 60 s
-@pytest.mark.parametrize('words', [BARE, (), ('--restarts', 1, '--elastic', '--train.target_accuracy', 0.05)],
-                         ids=['ranks', 'doctor', 'elastic'])
+@pytest.mark.parametrize(
+    'words',
+    [BARE, (), ('--restarts', 1, '--elastic', '--train.target_accuracy', 0.05)],
+    ids=['ranks', 'doctor', 'elastic'],
+)
 def test_host_whose_login_hangs_is_named_or_excluded(start, cluster, words):
     cluster.kill_sshd(cluster.hosts[1])
     cluster.start_sshd(cluster.hosts[1], 'ForceCommand=sleep 100000')
@@ -102,12 +119,16 @@ def test_short_link_failure_has_no_effect(start, cluster):
     time.sleep(3)
     cluster.set_link(cluster.hosts[1], True)
     code, output = job.end()
-    assert code == 1 and 'aborted: the target was not reached' in output, output  # not ended by the fault
+    # not ended by the fault
+    assert code == 1 and 'aborted: the target was not reached' in output, output
     assert len(run_metrics(job.run_dir, 'eval')) == 3
 
 
 def causes_of(job):
-    return [json.loads(line)['cause'] for line in (job.run_dir / 'attempts.jsonl').read_text().splitlines()]
+    return [
+        json.loads(line)['cause']
+        for line in (job.run_dir / 'attempts.jsonl').read_text().splitlines()
+    ]
 
 
 def test_host_that_answers_again_is_the_recorded_cause(start, cluster):
@@ -127,7 +148,9 @@ def test_host_that_answers_again_is_the_recorded_cause(start, cluster):
 def test_killed_daemon_of_the_engine_is_the_recorded_cause(start, cluster):
     job = start(*BARE)
     job.wait_for_step(8)
-    os.kill(next(p for p in cluster.hosts[1].pids() if words(p)[0].endswith('/orted')), signal.SIGKILL)
+    os.kill(
+        next(p for p in cluster.hosts[1].pids() if words(p)[0].endswith('/orted')), signal.SIGKILL
+    )
     cause = 'rank 1 on h2: the engine (mpirun, horovodrun or srun) on this host has ended'
     assert_ended(job, f'{re.escape(cause)}; {RECORDED}', code=1)
     assert causes_of(job) == [cause]
@@ -150,8 +173,12 @@ def test_full_disk_of_the_run_folder_is_reported(start, cluster, tmp_path):
     disk.mkdir()
     with mounted(cluster.hosts, '-t', 'tmpfs', '-o', 'size=150m', 'tmpfs', disk):
         job = start(*BARE, '--checkpoint.keep', 9)
-        output = assert_ended(job, rf'rank 0 on h1, step \d+, {PHASE}: .*step_\d+: cannot write the '
-                                   r'checkpoint: No space left on device; earlier ones are kept', code=2)
+        output = assert_ended(
+            job,
+            rf'rank 0 on h1, step \d+, {PHASE}: .*step_\d+: cannot write the '
+            r'checkpoint: No space left on device; earlier ones are kept',
+            code=2,
+        )
         assert 'Traceback' not in output
         assert_nothing_lost(Path(f'/proc/{cluster.hosts[0].keeper.pid}/root{disk}'))
 
@@ -162,7 +189,9 @@ def test_data_truncated_during_training_is_reported(start, tiny_config, tmp_path
     job = start(*BARE, '--data.dir', data)
     job.wait_for_step(8)
     os.truncate(data / 'train.rec', 1000)
-    output = assert_ended(job, r'rank \d on h\d, step \d+, \w+: .*train\.rec, record \d+: .*prepare the data again')
+    output = assert_ended(
+        job, r'rank \d on h\d, step \d+, \w+: .*train\.rec, record \d+: .*prepare the data again'
+    )
     assert 'Traceback' not in output
     assert_nothing_lost(job.run_dir)
 
@@ -175,15 +204,22 @@ def test_read_only_checkpoint_folder_is_reported(start, cluster):
     os.kill(pid, signal.SIGSTOP)  # files open for writing would prevent the mount
     with mounted(cluster.hosts, '-o', 'bind,ro', folder, folder):  # permissions would not stop root
         os.kill(pid, signal.SIGCONT)
-        assert_ended(job, rf'rank 0 on h1, step \d+, {PHASE}: .*Read-only file system; earlier ones are kept', code=2)
+        assert_ended(
+            job,
+            rf'rank 0 on h1, step \d+, {PHASE}: .*Read-only file system; earlier ones are kept',
+            code=2,
+        )
         assert_nothing_lost(job.run_dir)
 
 
 def other_packages(folder, data):
     """Create METADATA of a different numpy version; return source and target of a mount."""
     info = next(Path(numpy.__file__).parent.parent.glob('numpy-*.dist-info'))
-    (folder / 'METADATA').write_text((info / 'METADATA').read_text().replace(f'Version: {numpy.__version__}',
-                                                                             'Version: 1.22.0', 1))
+    (folder / 'METADATA').write_text(
+        (info / 'METADATA')
+        .read_text()
+        .replace(f'Version: {numpy.__version__}', 'Version: 1.22.0', 1)
+    )
     return folder / 'METADATA', info / 'METADATA'
 
 
@@ -201,15 +237,33 @@ def no_data(folder, data):
     return folder / 'empty', data
 
 
-@pytest.mark.parametrize('replace, arguments, message, code', [
-    (other_packages, (), r'failed +packages +numpy 1\.22\.0 on h2, but numpy \S+ on h1', 1),
-    (other_data, (), r'failed +data set +manifest \w+ with 200 images on h2, but manifest \w+', 1),
-    (other_data, BARE, r'rank 1 on h2: \S+: got data with SHA-256 \w+…, expected \w+… as on rank 0; copy the same', 2),
-    (no_data, BARE, r'rank 1 on h2: \S+manifest\.json: no such file; create the data with', 2)])
-def test_different_host_is_refused(start, cluster, tiny_config, tmp_path, replace, arguments, message, code):
+@pytest.mark.parametrize(
+    'replace, arguments, message, code',
+    [
+        (other_packages, (), r'failed +packages +numpy 1\.22\.0 on h2, but numpy \S+ on h1', 1),
+        (
+            other_data,
+            (),
+            r'failed +data set +manifest \w+ with 200 images on h2, but manifest \w+',
+            1,
+        ),
+        (
+            other_data,
+            BARE,
+            r'rank 1 on h2: \S+: got data with SHA-256 \w+…, expected \w+… as on rank 0; copy the '
+            r'same',
+            2,
+        ),
+        (no_data, BARE, r'rank 1 on h2: \S+manifest\.json: no such file; create the data with', 2),
+    ],
+)
+def test_different_host_is_refused(
+    start, cluster, tiny_config, tmp_path, replace, arguments, message, code
+):
     with mounted(cluster.hosts[1:2], '--bind', *replace(tmp_path, tiny_config.parent / 'data')):
         assert_ended(start(*arguments), message, code=code)
-        assert arguments or not (tmp_path / 'run').exists()  # the doctor runs before the run folder is created
+        # the doctor runs before the run folder is created
+        assert arguments or not (tmp_path / 'run').exists()
 
 
 def test_host_without_ssh_is_reported(start, cluster):
@@ -246,9 +300,16 @@ def test_elastic_run_excludes_a_lost_host_and_converges(start, cluster):
     code, output = job.end()
     assert code == 0, output
     assert 'excluding h3, which did not answer' in output
-    assert 'new plan: 2 ranks (before: 3), global batch 24 (before: 24), learning rate times 1' in output
+    assert (
+        'new plan: 2 ranks (before: 3), global batch 24 (before: 24), learning rate times 1'
+        in output
+    )
     [resumed] = run_metrics(job.run_dir, 'resumed')
-    assert (resumed['number_of_ranks'], resumed['number_of_nodes'], resumed['lr_scale']) == (2, 2, 1.0)
+    assert (resumed['number_of_ranks'], resumed['number_of_nodes'], resumed['lr_scale']) == (
+        2,
+        2,
+        1.0,
+    )
     assert '"key": "run_resumed"' in (job.run_dir / 'result_0.txt').read_text()
 
 

@@ -1,4 +1,5 @@
 """Full TMPDIR and /dev/shm, which stop a start with an error but do not affect a started run."""
+
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -39,8 +40,11 @@ def test_full_disk_of_remote_host_is_reported(start, cluster, tmp, arguments):
         code, output = start(*arguments, '--ranks-per-node', 2, TMPDIR=str(tmp)).end()
     messages = [line for line in output.splitlines() if line.startswith('mlperf-rn50: ')]
     assert code == 2, output
-    assert messages == [f'mlperf-rn50: h2: TMPDIR: {tmp} has 0.0 MB free, expected 10 MB for files of Open MPI; free '
-                        'space there'], output
+    assert messages == [
+        f'mlperf-rn50: h2: TMPDIR: {tmp} has 0.0 MB free, expected 10 MB for files of Open MPI; '
+        'free '
+        'space there'
+    ], output
 
 
 def test_started_run_is_not_affected(start, cluster, tmp):
@@ -53,7 +57,8 @@ def test_started_run_is_not_affected(start, cluster, tmp):
                 fill(host, folder)
         num_steps, num_evals = (len(run_metrics(job.run_dir, event)) for event in ('train', 'eval'))
         code, output = job.end()
-    assert code == 1 and 'aborted: the target was not reached' in output, output  # not ended by the full disks
+    # not ended by the full disks
+    assert code == 1 and 'aborted: the target was not reached' in output, output
     evals = run_metrics(job.run_dir, 'eval')
     assert num_evals < len(evals) == 4
     assert load(list_checkpoints(job.run_dir / 'checkpoints')[-1])[0].step > num_steps

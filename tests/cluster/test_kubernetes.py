@@ -1,7 +1,10 @@
-"""Manifests of launch/kubernetes.sh, with each pod as a container of the real image on a separate host.
+"""Manifests of launch/kubernetes.sh, with each pod as a container of the real image on a separate
+host.
 
-The simulated kubelet accepts only the fields that it implements, so every field of the manifests is tested.
+The simulated kubelet accepts only the fields that it implements, so every field of the manifests is
+tested.
 """
+
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +19,30 @@ from property.test_kubernetes import expand
 
 NAMESPACE = 'lab'
 USER_ID = 12345  # unknown to the image
-POD_FIELDS = {'restartPolicy', 'containers', 'terminationGracePeriodSeconds', 'enableServiceLinks',
-              'automountServiceAccountToken', 'securityContext', 'volumes', 'topologySpreadConstraints'}
-CONTAINER_FIELDS = {'name', 'image', 'imagePullPolicy', 'command', 'args', 'env', 'resources', 'workingDir', 'ports',
-                    'readinessProbe', 'securityContext', 'volumeMounts'}
+POD_FIELDS = {
+    'restartPolicy',
+    'containers',
+    'terminationGracePeriodSeconds',
+    'enableServiceLinks',
+    'automountServiceAccountToken',
+    'securityContext',
+    'volumes',
+    'topologySpreadConstraints',
+}
+CONTAINER_FIELDS = {
+    'name',
+    'image',
+    'imagePullPolicy',
+    'command',
+    'args',
+    'env',
+    'resources',
+    'workingDir',
+    'ports',
+    'readinessProbe',
+    'securityContext',
+    'volumeMounts',
+}
 
 
 class Pod:
@@ -41,7 +64,11 @@ class Pod:
     def wait_for_port(self, port: int) -> None:
         """Wait until the pod accepts connections at a port, like a readiness probe."""
         probe = self.host.inside(['bash', '-c', f'</dev/tcp/{self.host.address}/{port}'])
-        wait_for(lambda: run(probe).returncode == 0, lambda: self.process.poll() is None, lambda: self.output)
+        wait_for(
+            lambda: run(probe).returncode == 0,
+            lambda: self.process.poll() is None,
+            lambda: self.output,
+        )
 
 
 @dataclass
@@ -60,25 +87,57 @@ class Namespace:
     claims: Mapping[str, Path]
     names: Mapping[str, str]
 
-    def start(self, template: dict, host: Host, name: str, variables: Mapping[str, str],
-              mounts: Mapping[str, Path]) -> Pod:
+    def start(
+        self,
+        template: dict,
+        host: Host,
+        name: str,
+        variables: Mapping[str, str],
+        mounts: Mapping[str, Path],
+    ) -> Pod:
         """Start the pod of a template on a host, with variables and mounts of the controller."""
         spec = template['spec']
         [container] = spec['containers']
         unknown = (spec.keys() - POD_FIELDS) | (container.keys() - CONTAINER_FIELDS)
         assert not unknown, f'untested fields: {unknown}'
-        assert container['securityContext'] == {'allowPrivilegeEscalation': False, 'capabilities': {'drop': ['ALL']}}
+        assert container['securityContext'] == {
+            'allowPrivilegeEscalation': False,
+            'capabilities': {'drop': ['ALL']},
+        }
         env: dict[str, str] = {}
         for variable in container.get('env', []):
             env[variable['name']] = expand(variable['value'], env)
         env |= variables
         hosts_file = self.folder / f'{name}.hosts'  # the short name resolves only on the host
-        hosts_file.write_text(f'127.0.0.1 localhost\n{host.address} {name}\n'
-                              + ''.join(f'{a} {n}\n' for n, a in self.names.items()))
-        words = ['podman', 'run', '--rm', '--replace', '--pull', 'never', '--passwd=false', '--name', name,
-                 '--hostname', name, '--network', f'ns:/proc/{host.keeper.pid}/ns/net', '--no-hosts',
-                 '--stop-timeout', str(spec['terminationGracePeriodSeconds']), '--workdir', container['workingDir'],
-                 '--security-opt', 'no-new-privileges', '--cap-drop', 'ALL', *_user(spec['securityContext'])]
+        hosts_file.write_text(
+            f'127.0.0.1 localhost\n{host.address} {name}\n'
+            + ''.join(f'{a} {n}\n' for n, a in self.names.items())
+        )
+        words = [
+            'podman',
+            'run',
+            '--rm',
+            '--replace',
+            '--pull',
+            'never',
+            '--passwd=false',
+            '--name',
+            name,
+            '--hostname',
+            name,
+            '--network',
+            f'ns:/proc/{host.keeper.pid}/ns/net',
+            '--no-hosts',
+            '--stop-timeout',
+            str(spec['terminationGracePeriodSeconds']),
+            '--workdir',
+            container['workingDir'],
+            '--security-opt',
+            'no-new-privileges',
+            '--cap-drop',
+            'ALL',
+            *_user(spec['securityContext']),
+        ]
         for key, value in env.items():
             words += ['--env', f'{key}={value}']
         paths = {m['name']: m['mountPath'] for m in container['volumeMounts']}
@@ -87,9 +146,15 @@ class Namespace:
             words += self._mount(volume, paths[volume['name']])
         for path, source in {**mounts, '/etc/hosts': hosts_file}.items():
             words += ['--volume', f'{source}:{path}:ro']
-        first, *command = [expand(word, env) for word in [*container['command'], *container.get('args', [])]]
-        return Pod(host, name, [*words, '--entrypoint', first, container['image'], *command],
-                   self.folder / f'{name}.out')
+        first, *command = [
+            expand(word, env) for word in [*container['command'], *container.get('args', [])]
+        ]
+        return Pod(
+            host,
+            name,
+            [*words, '--entrypoint', first, container['image'], *command],
+            self.folder / f'{name}.out',
+        )
 
     def _mount(self, source: dict, path: str) -> list[str]:
         """Return the options of podman that mount a volume."""
@@ -98,8 +163,11 @@ class Namespace:
             case 'persistentVolumeClaim':
                 return ['--volume', f'{self.claims[volume["claimName"]]}:{path}']
             case 'configMap':
-                [config_map] = [o for o in self.objects
-                                if o['kind'] == 'ConfigMap' and o['metadata']['name'] == volume['name']]
+                [config_map] = [
+                    o
+                    for o in self.objects
+                    if o['kind'] == 'ConfigMap' and o['metadata']['name'] == volume['name']
+                ]
                 folder = self.folder / f'ConfigMap-{volume["name"]}'
                 folder.mkdir(exist_ok=True)
                 for key, text in config_map['data'].items():
@@ -107,7 +175,10 @@ class Namespace:
                 return ['--volume', f'{folder}:{path}:ro']
             case 'emptyDir' if volume['medium'] == 'Memory':
                 size = volume['sizeLimit'].replace('Gi', 'g').replace('Mi', 'm')
-                return ['--mount', f'type=tmpfs,destination={path},tmpfs-size={size},tmpfs-mode=1777']
+                return [
+                    '--mount',
+                    f'type=tmpfs,destination={path},tmpfs-size={size},tmpfs-mode=1777',
+                ]
         raise AssertionError(f'untested volume: {source}')
 
 
@@ -131,9 +202,32 @@ def pods(podman_settings):
 def test_mpijob_trains(cluster, image, digits, pods, tmp_path):
     (tmp_path / 'work').mkdir()
     (tmp_path / 'work').chmod(0o777)
-    done = run([ROOT / 'launch/kubernetes.sh', '--image', image, '--nodes', '2', '--ranks-per-node', '1', '--config',
-                ROOT / 'launch/configs/digits_cpu.yaml', '--volume', 'work:/work', '--volume', 'digits:/data/digits',
-                '--namespace', NAMESPACE, '--data.dir', '/data/digits', '--run-dir', 'run', '--user', USER_ID, *QUICK])
+    done = run(
+        [
+            ROOT / 'launch/kubernetes.sh',
+            '--image',
+            image,
+            '--nodes',
+            '2',
+            '--ranks-per-node',
+            '1',
+            '--config',
+            ROOT / 'launch/configs/digits_cpu.yaml',
+            '--volume',
+            'work:/work',
+            '--volume',
+            'digits:/data/digits',
+            '--namespace',
+            NAMESPACE,
+            '--data.dir',
+            '/data/digits',
+            '--run-dir',
+            'run',
+            '--user',
+            USER_ID,
+            *QUICK,
+        ]
+    )
     assert (done.returncode, done.stderr) == (0, '')
     manifests = list(yaml.safe_load_all(done.stdout))
     [job] = [m for m in manifests if m['kind'] == 'MPIJob']
@@ -146,11 +240,28 @@ def test_mpijob_trains(cluster, image, digits, pods, tmp_path):
     secret, mpi = tmp_path / 'ssh', tmp_path / 'mpi'
     secret.mkdir()
     mpi.mkdir()
-    keygen = run(['ssh-keygen', '-q', '-t', 'ecdsa', '-b', '521', '-m', 'PEM', '-N', '', '-f', secret / 'id_rsa'])
+    keygen = run(
+        [
+            'ssh-keygen',
+            '-q',
+            '-t',
+            'ecdsa',
+            '-b',
+            '521',
+            '-m',
+            'PEM',
+            '-N',
+            '',
+            '-f',
+            secret / 'id_rsa',
+        ]
+    )
     assert keygen.returncode == 0, keygen.stderr
     (secret / 'authorized_keys').write_text((secret / 'id_rsa.pub').read_text())
     (secret / 'id_rsa').chmod(0o644)  # owned by root, and read by the user of the pods
-    (mpi / 'hostfile').write_text(''.join(f'{w} slots={spec["slotsPerWorker"]}\n' for w in full_names))
+    (mpi / 'hostfile').write_text(
+        ''.join(f'{w} slots={spec["slotsPerWorker"]}\n' for w in full_names)
+    )
     keys = {spec['sshAuthMountPath']: secret}
 
     template = spec['mpiReplicaSpecs']['Worker']['template']
@@ -161,19 +272,31 @@ def test_mpijob_trains(cluster, image, digits, pods, tmp_path):
         pod.wait_for_port(probe['tcpSocket']['port'])
     assert spec['launcherCreationPolicy'] == 'WaitForWorkersReady'
     variables = {
-        'K_MPI_JOB_ROLE': 'launcher', 'OMPI_MCA_orte_keep_fqdn_hostnames': 'true',
-        'OMPI_MCA_orte_default_hostfile': '/etc/mpi/hostfile', 'OMPI_MCA_plm_rsh_args': '-o ConnectionAttempts=10',
-        'OMPI_MCA_orte_set_default_slots': str(spec['slotsPerWorker']), 'NVIDIA_VISIBLE_DEVICES': '',
-        'NVIDIA_DRIVER_CAPABILITIES': ''}
-    launcher = node.start(spec['mpiReplicaSpecs']['Launcher']['template'], cluster.hosts[0], f'{name}-launcher',
-                          variables, {**keys, '/etc/mpi': mpi})
+        'K_MPI_JOB_ROLE': 'launcher',
+        'OMPI_MCA_orte_keep_fqdn_hostnames': 'true',
+        'OMPI_MCA_orte_default_hostfile': '/etc/mpi/hostfile',
+        'OMPI_MCA_plm_rsh_args': '-o ConnectionAttempts=10',
+        'OMPI_MCA_orte_set_default_slots': str(spec['slotsPerWorker']),
+        'NVIDIA_VISIBLE_DEVICES': '',
+        'NVIDIA_DRIVER_CAPABILITIES': '',
+    }
+    launcher = node.start(
+        spec['mpiReplicaSpecs']['Launcher']['template'],
+        cluster.hosts[0],
+        f'{name}-launcher',
+        variables,
+        {**keys, '/etc/mpi': mpi},
+    )
     pods.append(launcher)
     assert launcher.wait() == 0, launcher.output + ''.join(p.output for p in pods)
     assert 'status              converged' in launcher.output
     for rank, worker in enumerate(workers):
         assert f'rank {rank} on {worker}' in launcher.output
     result = tmp_path / 'work/run/result_0.txt'
-    assert result.stat().st_uid == USER_ID and run_metrics(result.parent, 'end')[-1]['status'] == 'converged'
+    assert (
+        result.stat().st_uid == USER_ID
+        and run_metrics(result.parent, 'end')[-1]['status'] == 'converged'
+    )
     # Workers end on SIGTERM.
     for pod in pods[:2]:
         assert run(['podman', 'kill', '--signal', 'TERM', pod.name]).returncode == 0

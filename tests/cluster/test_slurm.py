@@ -1,4 +1,5 @@
 """Slurm jobs with a real controller and two nodes: training, interruption and requeue."""
+
 import json
 import os
 import pwd
@@ -45,14 +46,27 @@ class Slurm:
         for path in munge.parents:  # only the owner may enter folders of pytest
             if path.stat().st_mode & 0o011 != 0o011:
                 path.chmod(path.stat().st_mode | 0o011)
-        self._start(self.controller, 'setpriv', '--reuid=munge', '--regid=munge', '--clear-groups', 'munged', '-F',
-                    f'--key-file={munge}/key', f'--socket={munge}/socket', f'--pid-file={munge}/pid',
-                    f'--log-file={munge}/log', f'--seed-file={munge}/seed')
+        self._start(
+            self.controller,
+            'setpriv',
+            '--reuid=munge',
+            '--regid=munge',
+            '--clear-groups',
+            'munged',
+            '-F',
+            f'--key-file={munge}/key',
+            f'--socket={munge}/socket',
+            f'--pid-file={munge}/pid',
+            f'--log-file={munge}/log',
+            f'--seed-file={munge}/seed',
+        )
         while not (munge / 'socket').exists():
             time.sleep(0.05)
 
     def _configuration(self) -> str:
-        nodes = ''.join(f'NodeName={n.name} NodeAddr={n.address} CPUs=2 RealMemory=4000\n' for n in self.nodes)
+        nodes = ''.join(
+            f'NodeName={n.name} NodeAddr={n.address} CPUs=2 RealMemory=4000\n' for n in self.nodes
+        )
         return f"""ClusterName=test
 SlurmctldHost={self.controller.name}({self.controller.address})
 SlurmUser=root
@@ -85,7 +99,9 @@ SlurmdLogFile={self.folder}/slurmd_%n.log
 
     def _start(self, host: Host, *command: str) -> None:
         log = open(self.folder / f'{command[0]}_{host.name}.out', 'w')
-        self.processes.append(subprocess.Popen(host.inside(command), env=self.environment(), stdout=log, stderr=log))
+        self.processes.append(
+            subprocess.Popen(host.inside(command), env=self.environment(), stdout=log, stderr=log)
+        )
 
     def call(self, *command: object) -> str:
         """Return the output of a Slurm command on the controller."""
@@ -95,9 +111,16 @@ SlurmdLogFile={self.folder}/slurmd_%n.log
 
     def _wait_until_ready(self) -> None:
         """Wait until every node is idle."""
-        command, idle = self.controller.inside(['sinfo', '-h', '-o', '%D %t']), [str(len(self.nodes)), 'idle']
-        wait_for(lambda: run(command, env=self.environment()).stdout.split() == idle, lambda: True,
-                 lambda: f'Slurm is not ready; see {self.folder}', pause_s=0.2)
+        command, idle = (
+            self.controller.inside(['sinfo', '-h', '-o', '%D %t']),
+            [str(len(self.nodes)), 'idle'],
+        )
+        wait_for(
+            lambda: run(command, env=self.environment()).stdout.split() == idle,
+            lambda: True,
+            lambda: f'Slurm is not ready; see {self.folder}',
+            pause_s=0.2,
+        )
 
     def state(self, job: str) -> str:
         """Return the state of a job from scontrol."""
@@ -128,16 +151,32 @@ class SlurmJob:
 
     def __init__(self, slurm, config, folder, *arguments, sbatch=()):
         self.slurm, self.run_dir, self.output_path = slurm, folder / 'run', folder / 'job.out'
-        self.number = slurm.call('sbatch', '--parsable', '--nodes', 2, '--output', self.output_path, *sbatch,
-                                 ROOT / 'launch/slurm.sbatch', '--config', config, '--ranks-per-node', 1,
-                                 '--run-dir', self.run_dir, *arguments).strip()
+        self.number = slurm.call(
+            'sbatch',
+            '--parsable',
+            '--nodes',
+            2,
+            '--output',
+            self.output_path,
+            *sbatch,
+            ROOT / 'launch/slurm.sbatch',
+            '--config',
+            config,
+            '--ranks-per-node',
+            1,
+            '--run-dir',
+            self.run_dir,
+            *arguments,
+        ).strip()
 
     @property
     def output(self):
         return self.output_path.read_text() if self.output_path.exists() else ''
 
     def wait_for(self, is_reached, what):
-        wait_for(is_reached, lambda: True, lambda: f'{what} not reached, {self.state}: {self.output}')
+        wait_for(
+            is_reached, lambda: True, lambda: f'{what} not reached, {self.state}: {self.output}'
+        )
 
     wait_for_step = Job.wait_for_step
 
@@ -163,6 +202,7 @@ def submit(slurm, tiny_config, tmp_path, monkeypatch):
     def submit_job(*arguments, sbatch=()):
         jobs.append(SlurmJob(slurm, tiny_config, tmp_path, *arguments, sbatch=sbatch))
         return jobs[-1]
+
     yield submit_job
     for job in jobs:
         slurm.call('scancel', job.number)
@@ -172,11 +212,28 @@ def submit(slurm, tiny_config, tmp_path, monkeypatch):
 @pytest.mark.engine
 def test_ranks_of_srun_train_over_pmix(slurm, tiny_config, tmp_path):
     """The container engine, here without a container, uses Slurm's PMIx."""
-    output = slurm.call('salloc', '--quiet', '--nodes', 2, ROOT / 'launch/engines/srun.sh', 'h2:1,h3:1',
-                        ROOT / 'launch/bind.sh', ROOT / '.venv/bin/mlperf-rn50', 'train', '--config', tiny_config,
-                        '--run.dir', tmp_path, '--train.target_accuracy', 0.01)
+    output = slurm.call(
+        'salloc',
+        '--quiet',
+        '--nodes',
+        2,
+        ROOT / 'launch/engines/srun.sh',
+        'h2:1,h3:1',
+        ROOT / 'launch/bind.sh',
+        ROOT / '.venv/bin/mlperf-rn50',
+        'train',
+        '--config',
+        tiny_config,
+        '--run.dir',
+        tmp_path,
+        '--train.target_accuracy',
+        0.01,
+    )
     assert 'converged' in output
-    assert [n['hostname'] for n in json.loads((tmp_path / 'env.json').read_text())['nodes']] == ['h2', 'h3']
+    assert [n['hostname'] for n in json.loads((tmp_path / 'env.json').read_text())['nodes']] == [
+        'h2',
+        'h3',
+    ]
 
 
 @pytest.mark.engine
@@ -214,7 +271,8 @@ def test_job_is_requeued_on_the_signal_before_the_time_limit_and_converges(submi
     job.wait_for(lambda: job.output.count(': cores ') == 2, 'the ranks')
     if not is_starting:
         job.wait_for_step(10)
-    job.slurm.call('scancel', '--batch', '--signal', 'USR1', job.number)  # as sent by --signal=B:USR1@90
+    # as sent by --signal=B:USR1@90
+    job.slurm.call('scancel', '--batch', '--signal', 'USR1', job.number)
     job.wait_for(lambda: run_metrics(job.run_dir, 'resumed'), 'the second start')
     job.wait_for_state('COMPLETED', 'FAILED')
     assert job.state == 'COMPLETED', job.output
@@ -223,18 +281,27 @@ def test_job_is_requeued_on_the_signal_before_the_time_limit_and_converges(submi
 
 
 def test_job_is_requeued_with_a_checkpoint_at_the_time_limit(submit):
-    job = submit(*BARE, sbatch=('--time', 60, '--signal', 'B:USR1@60'))  # Slurm may send the signal 30 s earlier
+    # Slurm may send the signal 30 s earlier
+    job = submit(*BARE, sbatch=('--time', 60, '--signal', 'B:USR1@60'))
     job.wait_for_step(1)
     shown = job.slurm.call('scontrol', 'show', 'job', job.number)
     [(hours, minutes)] = re.findall(r'RunTime=(\d\d):(\d\d):', shown)
-    job.slurm.call('scontrol', 'update', f'JobId={job.number}', f'TimeLimit={60 * int(hours) + int(minutes) + 2}')
+    job.slurm.call(
+        'scontrol',
+        'update',
+        f'JobId={job.number}',
+        f'TimeLimit={60 * int(hours) + int(minutes) + 2}',
+    )
     job.wait_for(lambda: run_metrics(job.run_dir, 'resumed'), 'the second start')
     assert run_metrics(job.run_dir, 'end')[0]['status'] == 'interrupted'
     assert run_metrics(job.run_dir, 'resumed')[0]['step'] > 0
 
 
-@pytest.mark.parametrize('event', [('requeue', '{job}'), ('update', 'NodeName=h3', 'State=DOWN', 'Reason=test')],
-                         ids=['requeue', 'node down'])
+@pytest.mark.parametrize(
+    'event',
+    [('requeue', '{job}'), ('update', 'NodeName=h3', 'State=DOWN', 'Reason=test')],
+    ids=['requeue', 'node down'],
+)
 def test_job_resumes_after_its_operator_requeued_it_or_took_a_node_down(submit, event):
     job = submit('--no-doctor', '--checkpoint.period_steps', 8, '--train.target_accuracy', '0.6')
     job.wait_for(lambda: list(job.run_dir.glob('checkpoints/step_*8')), 'the checkpoint of step 8')

@@ -1,4 +1,5 @@
 """Hosts that resolve only by full names, on which login shells load modules for another Python."""
+
 import json
 
 import pytest
@@ -12,9 +13,16 @@ QUICK = ('--train.target_accuracy', '0.01')
 def cluster(tmp_path_factory):
     folder = tmp_path_factory.mktemp('hosts')
     (folder / 'module').mkdir()
-    write_files(folder / 'module', {f'{name}.py': 'raise ImportError("from a module")' for name in (
-        'sitecustomize', 'numpy', 'psutil', 'cloudpickle', 'yaml')})
-    hosts = Cluster(folder, 3, '.cluster.example', f'PYTHONPATH={folder}/module PYTHONHOME=/nowhere')
+    write_files(
+        folder / 'module',
+        {
+            f'{name}.py': 'raise ImportError("from a module")'
+            for name in ('sitecustomize', 'numpy', 'psutil', 'cloudpickle', 'yaml')
+        },
+    )
+    hosts = Cluster(
+        folder, 3, '.cluster.example', f'PYTHONPATH={folder}/module PYTHONHOME=/nowhere'
+    )
     yield hosts
     hosts.close()
 
@@ -24,7 +32,9 @@ def train(start, cluster, launcher):
     code, output = job.end()
     assert code == 0, output
     assert 'from a module' not in output
-    return [node['hostname'] for node in json.loads((job.run_dir / 'env.json').read_text())['nodes']]
+    return [
+        node['hostname'] for node in json.loads((job.run_dir / 'env.json').read_text())['nodes']
+    ]
 
 
 def test_mpirun_trains(start, cluster):

@@ -1,4 +1,5 @@
 """Fixtures: a data set of 200 digits, short trainings on it, and a browser."""
+
 import shutil
 
 import pytest
@@ -15,7 +16,8 @@ def tiny(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def thin():
-    """Build ResNets in this process with a quarter of the channels, which takes a sixteenth of the memory and time."""
+    """Build ResNets in this process with a quarter of the channels, which takes a sixteenth of the
+    memory and time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr('mlperf_rn50.model.resnet.STAGE_CHANNELS', CHANNELS)
         yield
@@ -31,6 +33,7 @@ def whole_run(tiny, tmp_path_factory):
 @pytest.fixture(scope='module')
 def browser():
     from playwright.sync_api import sync_playwright  # only a few tests use it
+
     path = shutil.which('chromium')
     skip_for('' if path else 'chromium is missing; tests/install.sh installs it')
     with sync_playwright() as playwright:

@@ -1,4 +1,6 @@
-"""docker.sh, apptainer.sh, slurm.sbatch with Pyxis, and mps.sh, with stand-ins for missing programs."""
+"""docker.sh, apptainer.sh, slurm.sbatch with Pyxis, and mps.sh, with stand-ins for missing
+programs."""
+
 import os
 from dataclasses import replace
 
@@ -19,6 +21,7 @@ def stand_in(tmp_path, monkeypatch):
 
     def make(name, body=RECORD_CALL):
         write_files(tmp_path / 'bin', {name: f'#!/usr/bin/env bash\n{body}'}, mode=0o755)
+
     return make
 
 
@@ -27,34 +30,65 @@ def called(tmp_path):
     return (tmp_path / 'log').read_text().splitlines()
 
 
-@pytest.mark.parametrize('engine, gpu', [('docker', '--gpus all'), ('podman', '--device nvidia.com/gpu=all')])
-def test_docker_sh_passes_gpus_folders_and_environment(stand_in, tmp_path, monkeypatch, engine, gpu):
+@pytest.mark.parametrize(
+    'engine, gpu', [('docker', '--gpus all'), ('podman', '--device nvidia.com/gpu=all')]
+)
+def test_docker_sh_passes_gpus_folders_and_environment(
+    stand_in, tmp_path, monkeypatch, engine, gpu
+):
     stand_in(engine)
     stand_in('nvidia-smi', '')
     monkeypatch.setenv('MLPERF_RN50_DOCKER', engine)
     monkeypatch.setenv('NCCL_DEBUG', 'WARN')
     data = tmp_path / 'data'
     data.mkdir()
-    done = run([ROOT / 'launch/docker.sh', '--image', 'rn50:x', '--mount', data, '--config', 'c.yaml', '--seeds', 2],
-               cwd=tmp_path)
+    done = run(
+        [
+            ROOT / 'launch/docker.sh',
+            '--image',
+            'rn50:x',
+            '--mount',
+            data,
+            '--config',
+            'c.yaml',
+            '--seeds',
+            2,
+        ],
+        cwd=tmp_path,
+    )
     [line] = called(tmp_path)
     assert done.returncode == 0, done.stderr
-    assert line.startswith(f'{engine} run --rm --network host ') and gpu in line and '--ulimit memlock=-1' in line
+    assert (
+        line.startswith(f'{engine} run --rm --network host ')
+        and gpu in line
+        and '--ulimit memlock=-1' in line
+    )
     assert '--stop-timeout 630' in line
-    assert all(f'--mount type=bind,source={folder},target={folder} ' in line for folder in (tmp_path, data))
+    assert all(
+        f'--mount type=bind,source={folder},target={folder} ' in line for folder in (tmp_path, data)
+    )
     assert f'--user {os.getuid()}:{os.getgid()}' in line and '--env NCCL_DEBUG' in line
-    assert line.endswith('--entrypoint /opt/mlperf_rn50/launch/local.sh rn50:x --config c.yaml --seeds 2')
+    assert line.endswith(
+        '--entrypoint /opt/mlperf_rn50/launch/local.sh rn50:x --config c.yaml --seeds 2'
+    )
 
 
 def test_docker_sh_without_gpu_requests_none(stand_in, tmp_path, monkeypatch):
     stand_in('docker')
     monkeypatch.setenv('MLPERF_RN50_DOCKER', 'docker')
     assert run([ROOT / 'launch/docker.sh', '--config', 'c.yaml'], cwd=tmp_path).returncode == 0
-    assert '--gpus' not in called(tmp_path)[0] and ' mlperf_rn50:cpu --config' in called(tmp_path)[0]
+    assert (
+        '--gpus' not in called(tmp_path)[0] and ' mlperf_rn50:cpu --config' in called(tmp_path)[0]
+    )
 
 
-@pytest.mark.parametrize('arguments, message', [
-    (['--mount', '/nowhere'], '--mount: got /nowhere, expected a'), (['--image'], '--image: a value is missing')])
+@pytest.mark.parametrize(
+    'arguments, message',
+    [
+        (['--mount', '/nowhere'], '--mount: got /nowhere, expected a'),
+        (['--image'], '--image: a value is missing'),
+    ],
+)
 def test_docker_sh_usage_errors(arguments, message):
     done = run([ROOT / 'launch/docker.sh', *arguments])
     assert done.returncode == 2 and message in done.stderr
@@ -63,52 +97,124 @@ def test_docker_sh_usage_errors(arguments, message):
 @pytest.mark.slow
 def test_apptainer_sh_runs_every_rank_in_the_image(stand_in, digits, tmp_path):
     # Runs the command after the image argument, from this checkout.
-    stand_in('apptainer', f'''{RECORD_CALL}
+    stand_in(
+        'apptainer',
+        f'''{RECORD_CALL}
 while [ "$1" != "{tmp_path}/rn50.sif" ]; do shift; done
 shift
 for word; do set -- "$@" "${{word/#\\/opt\\/mlperf_rn50/{ROOT}}}"; shift; done
-exec "$@"''')
+exec "$@"''',
+    )
     (tmp_path / 'rn50.sif').touch()
-    done = run([ROOT / 'launch/apptainer.sh', '--image', tmp_path / 'rn50.sif', '--config', DIGITS,
-                '--data.dir', digits, '--run-dir', tmp_path / 'run', '--ranks-per-node', 2, '--model.name', 'resnet18',
-                '--train.target_accuracy', 0.01])
+    done = run(
+        [
+            ROOT / 'launch/apptainer.sh',
+            '--image',
+            tmp_path / 'rn50.sif',
+            '--config',
+            DIGITS,
+            '--data.dir',
+            digits,
+            '--run-dir',
+            tmp_path / 'run',
+            '--ranks-per-node',
+            2,
+            '--model.name',
+            'resnet18',
+            '--train.target_accuracy',
+            0.01,
+        ]
+    )
     assert done.returncode == 0, done.stderr
-    lines = [line for line in called(tmp_path) if 'try_mpi.py' not in line]  # the trial of Open MPI's settings, if any
+    # the trial of Open MPI's settings, if any
+    lines = [line for line in called(tmp_path) if 'try_mpi.py' not in line]
     assert len(lines) == 4  # two ranks of the doctor and two of the training
-    assert all(f'apptainer exec --bind {os.getcwd()} --bind {ROOT} --pwd {os.getcwd()} {tmp_path}/rn50.sif '
-               '/opt/mlperf_rn50/launch/bind.sh /opt/mlperf_rn50/.venv/bin/mlperf-rn50 ' in line for line in lines)
+    assert all(
+        f'apptainer exec --bind {os.getcwd()} --bind {ROOT} --pwd {os.getcwd()} '
+        f'{tmp_path}/rn50.sif '
+        '/opt/mlperf_rn50/launch/bind.sh /opt/mlperf_rn50/.venv/bin/mlperf-rn50 ' in line
+        for line in lines
+    )
 
 
 def test_slurm_with_pyxis_runs_every_rank_in_the_image(stand_in, tmp_path):
     stand_in('srun')
     stand_in('scontrol', 'echo n1; echo n2')
-    done = run(['bash', ROOT / 'launch/slurm.sbatch', '--container', 'registry#rn50:cu117', '--config', DIGITS,
-                '--no-doctor', '--run-dir', tmp_path / 'run', '--ranks-per-node', 2], cwd=ROOT,
-               env={**os.environ, 'SLURM_SUBMIT_DIR': str(ROOT), 'SLURM_JOB_NUM_NODES': '2', 'SLURM_JOB_ID': '7',
-                    'SLURM_JOB_NODELIST': 'n[1-2]'})
+    done = run(
+        [
+            'bash',
+            ROOT / 'launch/slurm.sbatch',
+            '--container',
+            'registry#rn50:cu117',
+            '--config',
+            DIGITS,
+            '--no-doctor',
+            '--run-dir',
+            tmp_path / 'run',
+            '--ranks-per-node',
+            2,
+        ],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            'SLURM_SUBMIT_DIR': str(ROOT),
+            'SLURM_JOB_NUM_NODES': '2',
+            'SLURM_JOB_ID': '7',
+            'SLURM_JOB_NODELIST': 'n[1-2]',
+        },
+    )
     [line] = called(tmp_path)
-    assert line.startswith('srun --mpi=pmix --nodes 2 --ntasks 4 --ntasks-per-node 2 --kill-on-bad-exit=1 --export=ALL '
-                           f'--container-image registry#rn50:cu117 --container-mounts {ROOT}:{ROOT} '
-                           f'--container-workdir {ROOT} /opt/mlperf_rn50/launch/bind.sh '
-                           '/opt/mlperf_rn50/.venv/bin/mlperf-rn50 train --config'), done.stderr
+    assert line.startswith(
+        'srun --mpi=pmix --nodes 2 --ntasks 4 --ntasks-per-node 2 --kill-on-bad-exit=1 '
+        '--export=ALL '
+        f'--container-image registry#rn50:cu117 --container-mounts {ROOT}:{ROOT} '
+        f'--container-workdir {ROOT} /opt/mlperf_rn50/launch/bind.sh '
+        '/opt/mlperf_rn50/.venv/bin/mlperf-rn50 train --config'
+    ), done.stderr
 
 
-# --- several ranks per GPU ----------------------------------------------------------------------------
+# --- several ranks per GPU
+# ----------------------------------------------------------------------------
+
 
 def test_ranks_per_device_starts_mps_and_splits_the_threads(stand_in, tmp_path, monkeypatch):
     monkeypatch.setenv('CUDA_MPS_PIPE_DIRECTORY', str(tmp_path / 'mps'))
     stand_in('nvidia-smi', '')
-    stand_in('nvidia-cuda-mps-control', '''
+    stand_in(
+        'nvidia-cuda-mps-control',
+        '''
 if [ "${1:-}" = -d ]; then echo started >>"$LOG"; touch "$LOG.alive"; exit 0; fi
 read -r word
 [ -e "$LOG.alive" ] || exit 1
 echo "$word" >>"$LOG"
-[ "$word" != quit ] || rm "$LOG.alive"''')
-    both = 'until [ "$(grep -c "^100$" "$LOG")" = 2 ]; do sleep 0.05; done'  # because the first to end ends the other
+[ "$word" != quit ] || rm "$LOG.alive"''',
+    )
+    # because the first to end ends the other
+    both = 'until [ "$(grep -c "^100$" "$LOG")" = 2 ]; do sleep 0.05; done'
     rank = f'echo $CUDA_MPS_ACTIVE_THREAD_PERCENTAGE >>"$LOG"; {both}; exit 2'
     program = [str(ROOT / 'launch/bind.sh'), 'sh', '-c', rank, 'sh']
     monkeypatch.setitem(ENGINES, 'local', replace(ENGINES['local'], get_program=lambda *_: program))
-    done = call('launch', 'local', '--config', DIGITS, '--run-dir', tmp_path / 'run', '--train.device', 'gpu',
-                '--model.fused_bn_relu', 'false', '--ranks-per-node', 2, '--ranks-per-device', 2, '--no-doctor')
+    done = call(
+        'launch',
+        'local',
+        '--config',
+        DIGITS,
+        '--run-dir',
+        tmp_path / 'run',
+        '--train.device',
+        'gpu',
+        '--model.fused_bn_relu',
+        'false',
+        '--ranks-per-node',
+        2,
+        '--ranks-per-device',
+        2,
+        '--no-doctor',
+    )
     assert done.returncode == 2, done.stderr
-    assert [line for line in called(tmp_path) if line != 'get_server_list'] == ['started', '100', '100', 'quit']
+    assert [line for line in called(tmp_path) if line != 'get_server_list'] == [
+        'started',
+        '100',
+        '100',
+        'quit',
+    ]

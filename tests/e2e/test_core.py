@@ -1,4 +1,5 @@
 """Warm-up without side effects, data access after run_start, and TensorBoard scalars."""
+
 import os
 from pathlib import Path
 
@@ -17,26 +18,62 @@ EPOCH = '--train.max_epochs=1'
 
 def comparable_events(run_dir):
     """Return the events of a log without times and source lines."""
-    return [(e['key'], e['value'], {k: v for k, v in e['metadata'].items() if k not in ('file', 'lineno')})
-            for e in log_events(run_dir) if e['key'] != 'tracked_stats']
+    return [
+        (
+            e['key'],
+            e['value'],
+            {k: v for k, v in e['metadata'].items() if k not in ('file', 'lineno')},
+        )
+        for e in log_events(run_dir)
+        if e['key'] != 'tracked_stats'
+    ]
 
 
-@pytest.mark.parametrize('options', [
-    [], pytest.param(['--optimizer.name=sgd', '--train.gradient_accumulation_steps=2', '--comm.num_buckets=1'],
-                     marks=pytest.mark.slow),
-    pytest.param(['--model.name=googlenet', '--optimizer.name=sgd', '--data.image_size=64', '--data.resize_shorter=64'],
-                 marks=pytest.mark.slow)], ids=['lars', 'accumulate', 'dropout'])
+@pytest.mark.parametrize(
+    'options',
+    [
+        [],
+        pytest.param(
+            [
+                '--optimizer.name=sgd',
+                '--train.gradient_accumulation_steps=2',
+                '--comm.num_buckets=1',
+            ],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            [
+                '--model.name=googlenet',
+                '--optimizer.name=sgd',
+                '--data.image_size=64',
+                '--data.resize_shorter=64',
+            ],
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=['lars', 'accumulate', 'dropout'],
+)
 def test_warm_up_has_no_side_effects(tiny, tmp_path, options):
     cold, warm = tmp_path / '0', tmp_path / '3'
     for run_dir in (cold, warm):
-        assert_aborted(call(*arguments(run_dir, tiny, EPOCH, f'--train.num_warmup_steps={run_dir.name}', *options)))
-    arrays, arrays_warm = (load(list_checkpoints(run_dir / 'checkpoints')[-1])[1].arrays for run_dir in (cold, warm))
+        assert_aborted(
+            call(
+                *arguments(
+                    run_dir, tiny, EPOCH, f'--train.num_warmup_steps={run_dir.name}', *options
+                )
+            )
+        )
+    arrays, arrays_warm = (
+        load(list_checkpoints(run_dir / 'checkpoints')[-1])[1].arrays for run_dir in (cold, warm)
+    )
     assert set(arrays) == set(arrays_warm)
     for name, array in arrays.items():
         np.testing.assert_array_equal(array, arrays_warm[name], err_msg=name)
     assert metrics(cold) == metrics(warm) and comparable_events(cold) == comparable_events(warm)
     benchmark = 'googlenet' if '--model.name=googlenet' in options else 'resnet'
-    assert [value for key, value, _ in comparable_events(cold) if key == 'submission_benchmark'] == [benchmark]
+    assert [
+        value for key, value, _ in comparable_events(cold) if key == 'submission_benchmark'
+    ] == [benchmark]
 
 
 def test_no_data_file_is_opened_or_read_before_run_start(tiny, tmp_path, monkeypatch):
@@ -53,6 +90,7 @@ def test_no_data_file_is_opened_or_read_before_run_start(tiny, tmp_path, monkeyp
     def reading(self, position):
         read_after.append(is_started())
         return read(self, position)
+
     monkeypatch.setattr(os, 'open', opening)
     monkeypatch.setattr(records.RecordFile, 'read', reading)
     assert_aborted(call(*arguments(tmp_path, tiny, EPOCH, '--train.num_warmup_steps=2')))
@@ -63,6 +101,7 @@ def test_no_data_file_is_opened_or_read_before_run_start(tiny, tmp_path, monkeyp
 
 def test_tensorboard_contains_metrics(tiny, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     assert_aborted(call(*arguments(tmp_path, tiny, EPOCH, '--run.tensorboard=true')))
     kept = EventAccumulator(str(tmp_path / 'tensorboard')).Reload()
     steps = metrics(tmp_path, 'train')
@@ -70,8 +109,16 @@ def test_tensorboard_contains_metrics(tiny, tmp_path):
     assert [s.step for s in scalars] == [m['step'] for m in steps]
     np.testing.assert_allclose([s.value for s in scalars], [m['loss'] for m in steps], rtol=1e-5)
     tags = set(kept.Tags()['scalars'])
-    assert {'train/learning_rate', 'train/gradient_norm', 'lars_ratio/conv0_weight', 'accuracy/top1_tiny-digits',
-            'speed/images_per_s_of_epoch'} < tags
+    assert {
+        'train/learning_rate',
+        'train/gradient_norm',
+        'lars_ratio/conv0_weight',
+        'accuracy/top1_tiny-digits',
+        'speed/images_per_s_of_epoch',
+    } < tags
     assert all(t.endswith('_weight') for t in tags if t.startswith('lars_ratio/'))
     assert any(t.startswith('compute_ms_per_step/rank_0_') for t in tags)
-    assert all(s.value > 0 for s in kept.Scalars('lars_ratio/conv0_weight') + kept.Scalars('train/gradient_norm'))
+    assert all(
+        s.value > 0
+        for s in kept.Scalars('lars_ratio/conv0_weight') + kept.Scalars('train/gradient_norm')
+    )

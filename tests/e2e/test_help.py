@@ -1,4 +1,5 @@
 """Help before the set-up: no .venv, no packages, nothing is written."""
+
 import os
 import shutil
 import sys
@@ -9,12 +10,15 @@ from helpers import ROOT, run, write_files
 from mlperf_rn50 import __version__
 from mlperf_rn50.cli import COMMANDS
 
-SCRIPTS = sorted(p.name for p in (ROOT / 'launch').iterdir() if p.is_file() and os.access(p, os.X_OK))
+SCRIPTS = sorted(
+    p.name for p in (ROOT / 'launch').iterdir() if p.is_file() and os.access(p, os.X_OK)
+)
 
 
 @pytest.fixture(scope='module')
 def bare(tmp_path_factory):
-    """A checkout without .venv, and folders with a Python without packages, and with the programs of the scripts."""
+    """A checkout without .venv, and folders with a Python without packages, and with the programs
+    of the scripts."""
     folder = tmp_path_factory.mktemp('bare')
     for name in ('launch', 'mlperf_rn50'):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns('__pycache__'))
@@ -34,21 +38,33 @@ def files_of(folder):
 def test_script_prints_its_help_before_the_set_up(bare, tmp_path, script, has_python):
     folder, _, path = bare
     before, path = files_of(folder), path if has_python else path.partition(':')[2]
-    done = run([folder / 'launch' / script, '--help'], env={'PATH': path, 'HOME': '/nonexistent'}, cwd=tmp_path)
+    done = run(
+        [folder / 'launch' / script, '--help'],
+        env={'PATH': path, 'HOME': '/nonexistent'},
+        cwd=tmp_path,
+    )
     assert done.returncode == 0 and len(done.stdout) > 60 and done.stderr == ''
     is_launcher = 'run_program' in (folder / 'launch' / script).read_text()
     assert done.stdout.startswith('usage: mlperf-rn50 ') == (is_launcher and has_python)
     assert files_of(folder) == before
 
 
-@pytest.mark.parametrize('words', [
-    [], *([name] for name in COMMANDS), ['train', 'schedule']], ids=' '.join)
+@pytest.mark.parametrize(
+    'words', [[], *([name] for name in COMMANDS), ['train', 'schedule']], ids=' '.join
+)
 def test_command_prints_its_help_without_packages(bare, words):
     folder, python, path = bare
     before = files_of(folder)
-    done = run([python / 'python3', '-B', '-m', 'mlperf_rn50', *words[:1], '--help', *words[1:]], cwd=folder,
-               env={'PATH': path})
-    assert done.returncode == 0 and done.stdout.startswith(('usage: mlperf-rn50', '# For a conf')) and done.stderr == ''
+    done = run(
+        [python / 'python3', '-B', '-m', 'mlperf_rn50', *words[:1], '--help', *words[1:]],
+        cwd=folder,
+        env={'PATH': path},
+    )
+    assert (
+        done.returncode == 0
+        and done.stdout.startswith(('usage: mlperf-rn50', '# For a conf'))
+        and done.stderr == ''
+    )
     assert files_of(folder) == before
 
 
@@ -57,5 +73,9 @@ def test_version_is_printed_without_packages(bare, script):
     folder, _, path = bare
     before = files_of(folder)
     done = run([folder / 'launch' / script, '--version'], env={'PATH': path})
-    assert done.returncode == 0 and done.stdout.startswith(f'mlperf-rn50 {__version__}') and done.stderr == ''
+    assert (
+        done.returncode == 0
+        and done.stdout.startswith(f'mlperf-rn50 {__version__}')
+        and done.stderr == ''
+    )
     assert 'MXNet not installed' in done.stdout and files_of(folder) == before

@@ -1,4 +1,5 @@
 """Ctrl-C in each state of a launcher, with stand-ins that hang for ssh, Slurm, guards and MPS."""
+
 import os
 import re
 import signal
@@ -43,29 +44,55 @@ def when(pattern, text, other='exit 255'):
 
 
 class State:
-    """A launcher in a state: its words, stand-ins in PATH, and what the state looks like in the file of stand-ins."""
+    """A launcher in a state: its words, stand-ins in PATH, and what the state looks like in the
+    file of stand-ins."""
 
-    def __init__(self, *words, seen='^[0-9]+ ', guard='', fails=False, variables=(), code=1, presses=1, **programs):
+    def __init__(
+        self,
+        *words,
+        seen='^[0-9]+ ',
+        guard='',
+        fails=False,
+        variables=(),
+        code=1,
+        presses=1,
+        **programs,
+    ):
         self.words, self.seen, self.guard, self.fails = words, seen, guard, fails
         self.variables, self.presses, self.programs = dict(variables), presses, programs
         self.codes = code if isinstance(code, tuple) else (code,)
 
 
 STATES = {
-    'nodes of a Slurm job': State('slurm', scontrol=HANG, variables={'SLURM_JOB_NODELIST': 'n[1-2]'}, code=130),
-    'probe before the test of settings': State(*FAR, ssh=HANG, seen=' h2 true', variables={'OMPI_MCA_btl': 'self,tcp'}),
+    'nodes of a Slurm job': State(
+        'slurm', scontrol=HANG, variables={'SLURM_JOB_NODELIST': 'n[1-2]'}, code=130
+    ),
+    'probe before the test of settings': State(
+        *FAR, ssh=HANG, seen=' h2 true', variables={'OMPI_MCA_btl': 'self,tcp'}
+    ),
     'start of the guards': State(*BARE, guard=HANG),
     'doctor': State(*FAR, ssh=HANG, seen='orted'),
-    'login before the ranks': State('mpirun', '--hosts', 'h2,h3', '--no-doctor', ssh=HANG, seen='orted', guard=PATIENT),
-    'login with horovodrun': State('horovodrun', *BARE[1:], ssh=HANG, seen='StrictHostKeyChecking', guard=PATIENT),
+    'login before the ranks': State(
+        'mpirun', '--hosts', 'h2,h3', '--no-doctor', ssh=HANG, seen='orted', guard=PATIENT
+    ),
+    'login with horovodrun': State(
+        'horovodrun', *BARE[1:], ssh=HANG, seen='StrictHostKeyChecking', guard=PATIENT
+    ),
     'list of processes': State(*BARE, '--comm.start_limit_s', '1', ssh=HANG, seen='--list-here'),
     'probe after a failure': State(*BARE, ssh=when('*true', HANG), seen=' true'),
-    'wait for silent hosts': State(*BARE, '--restarts', '3', ssh='echo "$*" >>"$STATE"; exit 255',
-                                   seen=r'( true\n[^~]*){3}'),
-    'pause before a restart': State('local', '--no-doctor', '--restarts', '3', fails=True, seen='waiting 5 s'),
-    'end of the guards': State(*HERE, fails=True, guard='trap "echo 1 hangs >>$STATE" TERM; exec >/dev/null\n'
-                                                        'while :; do sleep 0.1; done'),
-    'end of MPS': State(*HERE, '--ranks-per-device', '2', **{'nvidia-smi': HANG}, fails=True)}
+    'wait for silent hosts': State(
+        *BARE, '--restarts', '3', ssh='echo "$*" >>"$STATE"; exit 255', seen=r'( true\n[^~]*){3}'
+    ),
+    'pause before a restart': State(
+        'local', '--no-doctor', '--restarts', '3', fails=True, seen='waiting 5 s'
+    ),
+    'end of the guards': State(
+        *HERE,
+        fails=True,
+        guard='trap "echo 1 hangs >>$STATE" TERM; exec >/dev/null\nwhile :; do sleep 0.1; done',
+    ),
+    'end of MPS': State(*HERE, '--ranks-per-device', '2', **{'nvidia-smi': HANG}, fails=True),
+}
 
 
 def left_over(mark):
@@ -86,17 +113,46 @@ def test_ctrl_c_ends_a_launcher_and_leaves_nothing_behind(tmp_path, state):
     write_files(tmp_path, {'c.yaml': CONFIG, 'state': '', 'tmp/.keep': ''})
     for name, text in {**s.programs, 'guard': s.guard}.items():
         write_files(tmp_path, {f'bin/{name}': f'#!/bin/bash\n{text}'}, mode=0o755)
-    driver = DRIVER.replace('GUARD', repr(s.guard and f'{tmp_path}/bin/guard'), 1).replace('FAILS', repr(s.fails), 1)
-    env = {**os.environ, 'PATH': f'{tmp_path}/bin:{os.environ["PATH"]}', 'STATE': f'{tmp_path}/state',
-           'MARK': str(tmp_path), 'TMPDIR': f'{tmp_path}/tmp', **s.variables}
+    driver = DRIVER.replace('GUARD', repr(s.guard and f'{tmp_path}/bin/guard'), 1).replace(
+        'FAILS', repr(s.fails), 1
+    )
+    env = {
+        **os.environ,
+        'PATH': f'{tmp_path}/bin:{os.environ["PATH"]}',
+        'STATE': f'{tmp_path}/state',
+        'MARK': str(tmp_path),
+        'TMPDIR': f'{tmp_path}/tmp',
+        **s.variables,
+    }
     log, output = tmp_path / 'state', tmp_path / 'output'
     with open(output, 'w') as file:
-        process = subprocess.Popen([sys.executable, '-c', driver, 'launch', *s.words, '--config', 'c.yaml', '--run-dir',
-                                    'run'], cwd=tmp_path, env=env, stdout=file, stderr=file, start_new_session=True)
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                '-c',
+                driver,
+                'launch',
+                *s.words,
+                '--config',
+                'c.yaml',
+                '--run-dir',
+                'run',
+            ],
+            cwd=tmp_path,
+            env=env,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
 
     def reached(pattern):
-        wait_for(lambda: re.search(pattern, log.read_text() + output.read_text()),
-                 lambda: process.poll() is None, lambda: f'{log.read_text()}\n{output.read_text()}', 0.02)
+        wait_for(
+            lambda: re.search(pattern, log.read_text() + output.read_text()),
+            lambda: process.poll() is None,
+            lambda: f'{log.read_text()}\n{output.read_text()}',
+            0.02,
+        )
+
     reached(f'(?m){s.seen}')
     for number in range(s.presses):
         os.killpg(process.pid, signal.SIGINT)
@@ -104,7 +160,9 @@ def test_ctrl_c_ends_a_launcher_and_leaves_nothing_behind(tmp_path, state):
             reached('stopping; ')
             time.sleep(1.1)  # one Ctrl-C may arrive twice within a second
     assert process.wait(HANG_LIMIT_S) in s.codes, output.read_text()
-    wait_for(lambda: not left_over(str(tmp_path)), lambda: True, lambda: str(left_over(str(tmp_path))))
+    wait_for(
+        lambda: not left_over(str(tmp_path)), lambda: True, lambda: str(left_over(str(tmp_path)))
+    )
     assert not (tmp_path / 'run').exists()
     assert [p.name for p in (tmp_path / 'tmp').iterdir()] == ['.keep']
     assert 'Traceback' not in output.read_text()

@@ -1,7 +1,16 @@
 """Saved weights: contents, failures after run_stop, and a start from saved weights."""
+
 import numpy as np
 import pytest
-from e2e.training import NUM_VAL, arguments, assert_aborted, assert_one_line, log_events, metrics, thin_ranks
+from e2e.training import (
+    NUM_VAL,
+    arguments,
+    assert_aborted,
+    assert_one_line,
+    log_events,
+    metrics,
+    thin_ranks,
+)
 from helpers import call, run
 
 from mlperf_rn50.errors import CheckpointError
@@ -35,7 +44,11 @@ def test_converged_run_keeps_one_network_as_best_and_last(converged):
     kept, _ = load_weights(converged)
     [evaluated] = metrics(converged, 'eval')
     assert (kept.is_best, kept.is_last, kept.epoch, kept.seed) == (True, True, 1, 3)
-    assert (kept.num_top1, kept.num_top5, kept.num_images) == (evaluated['num_top1'], evaluated['num_top5'], NUM_VAL)
+    assert (kept.num_top1, kept.num_top5, kept.num_images) == (
+        evaluated['num_top1'],
+        evaluated['num_top5'],
+        NUM_VAL,
+    )
     assert kept.classes == tuple('0123456789')
 
 
@@ -55,10 +68,18 @@ def test_aborted_run_keeps_best_and_last_network(tiny, tmp_path, monkeypatch):
     assert any((array != best_arrays[name]).any() for name, array in arrays.items())
 
 
-@pytest.mark.parametrize('owner, name, message', [
-    (BackgroundWriter, 'finish', 'the disk is full'), (Metrics, 'handle', 'the disk is full'),
-    (Metrics, 'handle', 'cannot write the weights')], ids=['writer', 'metrics', 'weights'])
-def test_run_stop_and_weights_survive_later_failures(tiny, tmp_path, monkeypatch, owner, name, message):
+@pytest.mark.parametrize(
+    'owner, name, message',
+    [
+        (BackgroundWriter, 'finish', 'the disk is full'),
+        (Metrics, 'handle', 'the disk is full'),
+        (Metrics, 'handle', 'cannot write the weights'),
+    ],
+    ids=['writer', 'metrics', 'weights'],
+)
+def test_run_stop_and_weights_survive_later_failures(
+    tiny, tmp_path, monkeypatch, owner, name, message
+):
     original, is_in_the_way = getattr(owner, name), 'weights' in message
 
     def fail(self, *event):
@@ -67,6 +88,7 @@ def test_run_stop_and_weights_survive_later_failures(tiny, tmp_path, monkeypatch
         elif not event or isinstance(event[0], Ended):
             raise CheckpointError('the disk is full')
         original(self, *event)
+
     monkeypatch.setattr(owner, name, fail)
     done = call(*arguments(tmp_path, tiny, *CONVERGES))
     assert done.returncode == 2 and message in done.stderr
@@ -75,12 +97,24 @@ def test_run_stop_and_weights_survive_later_failures(tiny, tmp_path, monkeypatch
 
 
 def test_run_starts_from_weights_of_earlier_run(converged, tiny, tmp_path):
-    done = call(*arguments(tmp_path, tiny, '--train.max_epochs=1', f'--init-weights={converged}',
-                           '--schedule.base_lr=1e-9', '--optimizer.weight_decay=0'))
+    done = call(
+        *arguments(
+            tmp_path,
+            tiny,
+            '--train.max_epochs=1',
+            f'--init-weights={converged}',
+            '--schedule.base_lr=1e-9',
+            '--optimizer.weight_decay=0',
+        )
+    )
     assert_aborted(done)
     assert f'starts from {converged}' in done.stderr
     [event] = events_of(tmp_path, 'initial_weights')
-    assert str(converged) in event['value'] and 'SHA-256' in event['value'] and event['metadata']['notes'] == []
+    assert (
+        str(converged) in event['value']
+        and 'SHA-256' in event['value']
+        and event['metadata']['notes'] == []
+    )
     (before, after) = (load_weights(p)[1] for p in (converged, tmp_path))
     for name, array in before.items():
         if 'running' not in name:
@@ -88,20 +122,40 @@ def test_run_starts_from_weights_of_earlier_run(converged, tiny, tmp_path):
 
 
 @pytest.mark.parametrize('num_ranks', [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_different_number_of_classes_reinitialises_last_layer_on_every_rank(converged, tiny, tmp_path, num_ranks):
-    words = arguments(tmp_path, tiny, '--train.max_epochs=1', f'--init-weights={converged}', '--data.synthetic=true',
-                      '--data.num_classes=7')
+def test_different_number_of_classes_reinitialises_last_layer_on_every_rank(
+    converged, tiny, tmp_path, num_ranks
+):
+    words = arguments(
+        tmp_path,
+        tiny,
+        '--train.max_epochs=1',
+        f'--init-weights={converged}',
+        '--data.synthetic=true',
+        '--data.num_classes=7',
+    )
     done = run(thin_ranks(num_ranks, *words)) if num_ranks else call(*words)
     assert_aborted(done)
-    note = ('the weights are for 10 classes, the data has 7; the last layer (fc1_weight, fc1_bias) is newly '
-            'initialised')
-    assert note in done.stderr and events_of(tmp_path, 'initial_weights')[0]['metadata']['notes'] == [note]
+    note = (
+        'the weights are for 10 classes, the data has 7; the last layer (fc1_weight, fc1_bias) is '
+        'newly '
+        'initialised'
+    )
+    assert note in done.stderr and events_of(tmp_path, 'initial_weights')[0]['metadata'][
+        'notes'
+    ] == [note]
 
 
-@pytest.mark.parametrize('options, message', [
-    (['--init-weights=/nonexistent'], '/nonexistent: no such file or folder'),
-    (['--model.name=resnet34'], 'expected the same model.name'),
-    (['--run.submission_division=closed', '--data.last_batch=wrap'], 'in the closed division, expected null')])
+@pytest.mark.parametrize(
+    'options, message',
+    [
+        (['--init-weights=/nonexistent'], '/nonexistent: no such file or folder'),
+        (['--model.name=resnet34'], 'expected the same model.name'),
+        (
+            ['--run.submission_division=closed', '--data.last_batch=wrap'],
+            'in the closed division, expected null',
+        ),
+    ],
+)
 def test_unusable_weights_are_refused_in_one_line(converged, tiny, tmp_path, options, message):
     done = call(*arguments(tmp_path, tiny, f'--init-weights={converged}', *options))
     assert_one_line(done, 2, message)
@@ -113,4 +167,7 @@ def test_run_without_a_commit_states_the_reason(thin, tiny, tmp_path, monkeypatc
     done = call(*arguments(tmp_path / 'run', tiny, '--train.max_epochs=1'))
     reason = 'git: No such file or directory'
     assert f'the commit of the program is unknown: {reason}; keep a copy of the code' in done.stderr
-    assert reason in (tmp_path / 'run/train.log').read_text() and reason in (tmp_path / 'run/env.json').read_text()
+    assert (
+        reason in (tmp_path / 'run/train.log').read_text()
+        and reason in (tmp_path / 'run/env.json').read_text()
+    )

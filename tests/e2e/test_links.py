@@ -1,4 +1,6 @@
-"""Outputs in folders full of links: no command and no launcher changes the file that a link leads to."""
+"""Outputs in folders full of links: no command and no launcher changes the file that a link leads
+to."""
+
 import functools
 import os
 import re
@@ -14,9 +16,11 @@ from mlperf_rn50.launch.engines import ENGINES
 
 FIVE = shipped_logs() / 'digits_five'
 PRECIOUS = 'precious\n'
-RANDOM = re.compile(r'\.(new|package)-|\.tmp$|/tmp')  # folders and files with names that no user has
+# folders and files with names that no user has
+RANDOM = re.compile(r'\.(new|package)-|\.tmp$|/tmp')
 ONLY_PRINTS = {'bench', 'check', 'classify', 'completion', 'doctor', 'evaluate'}
-# Words of each command that writes files, with {out} for the folder; {run} and {data} are made by a fixture.
+# Words of each command that writes files, with {out} for the folder; {run} and {data} are made by a
+# fixture.
 WRITES = {
     'export': '{run} --format=gluon --out {out} --data.dir {data}',
     'package': f'{FIVE} --org us --system box --out {{out}}',
@@ -26,12 +30,17 @@ WRITES = {
     'report': f'{shipped_logs()}/digits_sweep {FIVE} --out {{out}}',
     'train': '',
     'watch': '{out} --html',
-    'why': f'{shipped_logs()}/cifar10_five --out {{out}}'}
+    'why': f'{shipped_logs()}/cifar10_five --out {{out}}',
+}
 _opened: list[str] = []  # paths opened to write
 
 
 def _note(event, words):
-    if event == 'open' and isinstance(words[0], (str, bytes, os.PathLike)) and words[2] & (os.O_WRONLY | os.O_RDWR):
+    if (
+        event == 'open'
+        and isinstance(words[0], (str, bytes, os.PathLike))
+        and words[2] & (os.O_WRONLY | os.O_RDWR)
+    ):
         _opened.append(os.fsdecode(words[0]))
 
 
@@ -44,14 +53,23 @@ def audited():
 def small_run(tiny, thin, tmp_path_factory):
     """Folder of a run of one epoch, with weights."""
     folder = tmp_path_factory.mktemp('run')
-    done = call(*arguments(folder, tiny, '--train.max_epochs=1', '--run.telemetry=true', '--run.tensorboard=true'))
+    done = call(
+        *arguments(
+            folder, tiny, '--train.max_epochs=1', '--run.telemetry=true', '--run.tensorboard=true'
+        )
+    )
     assert done.returncode == 1 and (folder / 'weights').is_dir(), done.stderr
     return folder
 
 
 def words_of(command, out, folder, data):
     if command == 'train':
-        options = '--train.max_epochs=1', '--run.telemetry=true', '--run.log_v06=true', '--checkpoint.period_epochs=1'
+        options = (
+            '--train.max_epochs=1',
+            '--run.telemetry=true',
+            '--run.log_v06=true',
+            '--checkpoint.period_epochs=1',
+        )
         return arguments(out, data, *options)
     return [command, *(w.format(out=out, run=folder, data=data) for w in WRITES[command].split())]
 
@@ -68,14 +86,17 @@ def files_in(folder):
 
 
 def test_every_command_is_tried():
-    assert ONLY_PRINTS | set(WRITES) | {'launch', 'sweep'} == set(COMMANDS)  # the last two are tried below
+    # the last two are tried below
+    assert ONLY_PRINTS | set(WRITES) | {'launch', 'sweep'} == set(COMMANDS)
     parsers = whole_parser()._subparsers._group_actions[0].choices
     assert [name for name in ONLY_PRINTS if '--out' in parsers[name]._option_string_actions] == []
 
 
 @pytest.fixture(scope='module')
 def written(small_run, tiny, thin, tmp_path_factory):
-    """Return the names of all files that a command writes into an empty folder, except those with random names."""
+    """Return the names of all files that a command writes into an empty folder, except those with
+    random names."""
+
     @functools.cache
     def names_of(command):
         out = tmp_path_factory.mktemp(command) / 'out'
@@ -85,6 +106,7 @@ def written(small_run, tiny, thin, tmp_path_factory):
         assert call(*words_of(command, out, small_run, tiny)).returncode == (command == 'train')
         opened = {os.path.relpath(p, out) for p in _opened if p.startswith(f'{out}/')}
         return sorted((files_in(out) | {n for n in opened if not RANDOM.search(n)}) - inputs)
+
     return names_of
 
 
@@ -92,8 +114,11 @@ def written(small_run, tiny, thin, tmp_path_factory):
 @pytest.mark.parametrize('command', WRITES)
 def test_outputs_replace_no_file_of_the_user(command, plant, written, small_run, tiny, tmp_path):
     """Also no target of a link. Either the command is refused, or it uses other names."""
-    names = [n for n in written(command) if n != 'result_0.txt']  # the run would take another number
-    for k, planted in enumerate((names, names[1::2], names[-1:]) if plant is shutil.copy else (names,)):
+    # the run would take another number
+    names = [n for n in written(command) if n != 'result_0.txt']
+    for k, planted in enumerate(
+        (names, names[1::2], names[-1:]) if plant is shutil.copy else (names,)
+    ):
         out, kept = tmp_path / f'out{k}', tmp_path / f'kept{k}'
         prepare_inputs(command, out)
         kept.mkdir()
@@ -103,40 +128,64 @@ def test_outputs_replace_no_file_of_the_user(command, plant, written, small_run,
             plant(kept / str(i), out / name)
         before = files_in(out)
         done = call(*words_of(command, out, small_run, tiny))
-        assert [n for i, n in enumerate(planted)
-                if {(kept / str(i)).read_text(), (out / n).read_text()} != {PRECIOUS}] == []
+        assert [
+            n
+            for i, n in enumerate(planted)
+            if {(kept / str(i)).read_text(), (out / n).read_text()} != {PRECIOUS}
+        ] == []
         if done.returncode != (command == 'train'):
-            assert done.returncode in (1, 2) and done.stderr.count('mlperf-rn50: ') == 1, done.stderr
-            assert str(out) in done.stderr and (command == 'train' or files_in(out) == before), done.stderr
+            assert done.returncode in (1, 2) and done.stderr.count('mlperf-rn50: ') == 1, (
+                done.stderr
+            )
+            assert str(out) in done.stderr and (command == 'train' or files_in(out) == before), (
+                done.stderr
+            )
 
 
 @pytest.mark.parametrize('make_link', [os.symlink, os.link], ids=['symbolic', 'hard'])
 def test_launchers_do_not_follow_links(make_link, tmp_path):
-    assert set(ENGINES) == {'local', 'mpirun', 'apptainer', 'horovodrun', 'slurm'}  # all run one supervisor
+    # all run one supervisor
+    assert set(ENGINES) == {'local', 'mpirun', 'apptainer', 'horovodrun', 'slurm'}
     names = 'attempts.jsonl', 'failures.jsonl', '.launcher.lock'
     for name in names:
         (tmp_path / f'kept_{name}').write_text(PRECIOUS)
         (tmp_path / 'run').mkdir(exist_ok=True)
         make_link(tmp_path / f'kept_{name}', tmp_path / 'run' / name)
-    command = [ROOT / 'launch/mpirun.sh', '--hosts', 'host.invalid', '--no-doctor', '--config',
-               ROOT / 'launch/configs/digits_cpu.yaml', '--run-dir', tmp_path / 'run']
+    command = [
+        ROOT / 'launch/mpirun.sh',
+        '--hosts',
+        'host.invalid',
+        '--no-doctor',
+        '--config',
+        ROOT / 'launch/configs/digits_cpu.yaml',
+        '--run-dir',
+        tmp_path / 'run',
+    ]
     for _ in names:  # each call stops at a link
         done = run(command, cwd=ROOT)
         assert done.returncode and 'Traceback' not in done.stderr
         assert [(tmp_path / f'kept_{name}').read_text() for name in names] == [PRECIOUS] * 3
         for name in names:
-            if str(tmp_path / 'run' / name) in done.stderr or name == names[-1] and 'link' in done.stderr:
+            if (
+                str(tmp_path / 'run' / name) in done.stderr
+                or name == names[-1]
+                and 'link' in done.stderr
+            ):
                 (tmp_path / 'run' / name).unlink(missing_ok=True)
 
 
-# --- reading ---------------------------------------------------------------------------------------------------
+# --- reading
+# ---------------------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize('name', ['result_2.txt', 'config_2.yaml', 'env_2.json'])
 def test_linked_files_of_a_run_are_not_packaged(tmp_path, name):
     shutil.copytree(FIVE, tmp_path / 'set')
     (tmp_path / 'set' / name).rename(tmp_path / 'elsewhere')
     (tmp_path / 'set' / name).symlink_to(tmp_path / 'elsewhere')
-    done = call('package', tmp_path / 'set', '--org', 'a', '--system', 'b', '--out', tmp_path / 'out')
+    done = call(
+        'package', tmp_path / 'set', '--org', 'a', '--system', 'b', '--out', tmp_path / 'out'
+    )
     assert done.returncode == 1 and not (tmp_path / 'out/a').exists()
     assert f'{name}: got a symbolic link, expected a file; replace it with a copy' in done.stdout
 
@@ -144,17 +193,25 @@ def test_linked_files_of_a_run_are_not_packaged(tmp_path, name):
 def test_only_a_valid_configuration_is_packaged(tmp_path):
     shutil.copytree(FIVE, tmp_path / 'set')
     (tmp_path / 'set/config_1.yaml').write_text('TOP SECRET KEY')
-    done = call('package', tmp_path / 'set', '--org', 'a', '--system', 'b', '--out', tmp_path / 'out')
-    assert done.returncode == 1 and 'config_1.yaml: got no configuration of a run; correct' in done.stdout
+    done = call(
+        'package', tmp_path / 'set', '--org', 'a', '--system', 'b', '--out', tmp_path / 'out'
+    )
+    assert (
+        done.returncode == 1
+        and 'config_1.yaml: got no configuration of a run; correct' in done.stdout
+    )
     assert 'SECRET' not in done.stdout
 
 
 def test_links_in_submitted_code_are_not_followed(tmp_path):
     from mlperf_rn50.mllog.package.code import copy_code
+
     (tmp_path / 'secret').write_text('TOP SECRET KEY')
     (tmp_path / 'home/launch').mkdir(parents=True)
     (tmp_path / 'home/launch/setup.sh').symlink_to(tmp_path / 'secret')
     (tmp_path / 'home/LICENSE').symlink_to(tmp_path / 'secret')
     (tmp_path / 'code').mkdir()
     copy_code(tmp_path / 'code', {}, tmp_path / 'home')
-    assert (tmp_path / 'code/launch/setup.sh').is_symlink() and (tmp_path / 'code/LICENSE').is_symlink()
+    assert (tmp_path / 'code/launch/setup.sh').is_symlink() and (
+        tmp_path / 'code/LICENSE'
+    ).is_symlink()

@@ -1,4 +1,5 @@
 """Report page in headless Chromium, with desktop and phone viewports."""
+
 import pytest
 from helpers import call, shipped_logs
 from lines import write_set
@@ -17,16 +18,41 @@ SCREENS = pytest.mark.parametrize('screen', [DESK, PHONE], ids=['desk', 'phone']
 
 
 def write_rounds(folder):
-    """Write a page of two studies with two accelerator models, a refused system, and one that did not converge."""
-    for name, nodes, accuracy in [('a-rather-long-name_of_a_system_v100', 1, 0.8), ('b', 2, 0.8), ('c', 4, 0.1),
-                                  ('d', 8, 0.8)]:
-        write_set(folder / 'old' / name, 1, epoch_s=60.0 / nodes, nodes=nodes, ranks=4 * nodes,
-                  accuracies=(0.1, accuracy), status='success' if accuracy > 0.5 else 'aborted')
+    """Write a page of two studies with two accelerator models, a refused system, and one that did
+    not converge."""
+    for name, nodes, accuracy in [
+        ('a-rather-long-name_of_a_system_v100', 1, 0.8),
+        ('b', 2, 0.8),
+        ('c', 4, 0.1),
+        ('d', 8, 0.8),
+    ]:
+        write_set(
+            folder / 'old' / name,
+            1,
+            epoch_s=60.0 / nodes,
+            nodes=nodes,
+            ranks=4 * nodes,
+            accuracies=(0.1, accuracy),
+            status='success' if accuracy > 0.5 else 'aborted',
+        )
     write_set(folder / 'new/e10', 5, epoch_s=20.0)
     write_set(folder / 'new/e9', 5, epoch_s=10.0)
-    models = {'a-rather-long-name_of_a_system_v100': 'V100', 'b': 'V100', 'c': 'V100', 'e10': 'A100', 'e9': 'A100'}
-    systems = [changed(s, accelerator=models.get(s.name), framework='MXNet 1.9.1', round='v0.7' if s.name[0] < 'e'
-                       else 'v1.0') for s in load_run_sets([folder])]
+    models = {
+        'a-rather-long-name_of_a_system_v100': 'V100',
+        'b': 'V100',
+        'c': 'V100',
+        'e10': 'A100',
+        'e9': 'A100',
+    }
+    systems = [
+        changed(
+            s,
+            accelerator=models.get(s.name),
+            framework='MXNet 1.9.1',
+            round='v0.7' if s.name[0] < 'e' else 'v1.0',
+        )
+        for s in load_run_sets([folder])
+    ]
     studies = make_studies([refused(s, 'seeds are lost') if s.name == 'd' else s for s in systems])
     path = folder / 'report.html'
     path.write_text(render_html(studies, list(draw_report(studies)), folder))
@@ -42,12 +68,17 @@ def paths(tmp_path_factory):
     rounds = write_rounds(tmp_path_factory.mktemp('rounds'))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tables, 'LARGE_TREE', 1)
-        return {'sweep': out / 'report.html', 'rounds': rounds, 'tree': write_rounds(tmp_path_factory.mktemp('tree'))}
+        return {
+            'sweep': out / 'report.html',
+            'rounds': rounds,
+            'tree': write_rounds(tmp_path_factory.mktemp('tree')),
+        }
 
 
 @pytest.fixture
 def open_page(browser, paths):
-    """Function that opens a page; requests for other files, console messages and errors fail the test."""
+    """Function that opens a page; requests for other files, console messages and errors fail the
+    test."""
     requests, messages, contexts = [], [], []
 
     def open_page(name='sweep', **options):
@@ -58,6 +89,7 @@ def open_page(browser, paths):
         page.on('pageerror', lambda e: messages.append(str(e)))
         page.goto(paths[name].as_uri())
         return page
+
     yield open_page
     for context in contexts:
         context.close()
@@ -88,8 +120,9 @@ def test_numeric_columns_and_names_sort_numerically(open_page):
     batch.click()
     batch.click()
     assert column(table, 'batch') == ['128', '64', '32', '16']
-    assert table.locator('th[aria-sort]').evaluate_all('l => l.map(h => [h.textContent, h.ariaSort])') == [
-        ['batch', 'descending']]
+    assert table.locator('th[aria-sort]').evaluate_all(
+        'l => l.map(h => [h.textContent, h.ariaSort])'
+    ) == [['batch', 'descending']]
     assert table.page.locator('#announcement').inner_text() == 'sorted by batch, descending'
     table.get_by_role('button', name='nodes').press('Enter')
     assert column(table, 'nodes') == ['1', '2', '4', '8']
@@ -106,22 +139,36 @@ def test_arrow_keys_move_within_a_table(open_page):
     frame(page, ALL).locator('.columns input').check()
     table = frame(page, ALL).locator('table')
     table.get_by_role('button', name='system').focus()
-    for key, text in [('ArrowRight', 'nodes'), ('End', 'study'), ('ArrowLeft', 'data'), ('Home', 'system'),
-                      ('ArrowDown', column(table, 'system')[0]), ('ArrowRight', '1'), ('ArrowRight', '4'),
-                      ('ArrowRight', '0.70'), ('ArrowUp', 'time, min')]:
+    for key, text in [
+        ('ArrowRight', 'nodes'),
+        ('End', 'study'),
+        ('ArrowLeft', 'data'),
+        ('Home', 'system'),
+        ('ArrowDown', column(table, 'system')[0]),
+        ('ArrowRight', '1'),
+        ('ArrowRight', '4'),
+        ('ArrowRight', '0.70'),
+        ('ArrowUp', 'time, min'),
+    ]:
         page.keyboard.press(key)
         assert page.evaluate('document.activeElement.textContent') == text, key
 
 
 def test_rows_are_filtered_by_text_and_lists(open_page):
     from playwright.sync_api import expect
+
     page = open_page('rounds')
     box = frame(page, ALL)
     form, table = box.get_by_role('search'), box.locator('table')
     count = form.locator('output')
-    assert count.inner_text() == '6 of 6 systems' and count.evaluate('o => o.role || o.localName') == 'output'
+    assert (
+        count.inner_text() == '6 of 6 systems'
+        and count.evaluate('o => o.role || o.localName') == 'output'
+    )
     form.get_by_label('find').fill('MXNET v1.0')
-    assert sorted(column(table, 'system')) == ['e10', 'e9'] and count.inner_text() == '2 of 6 systems'
+    assert (
+        sorted(column(table, 'system')) == ['e10', 'e9'] and count.inner_text() == '2 of 6 systems'
+    )
     form.get_by_role('button', name='Show all').click()
     expect(count).to_have_text('6 of 6 systems')
     form.get_by_label('generation').select_option('V100')
@@ -141,11 +188,16 @@ def test_rows_are_filtered_by_text_and_lists(open_page):
 def test_filter_of_a_large_tree_hides_rows_series_and_studies(open_page):
     page = open_page('tree')
     studies = page.locator('details.study')
-    assert studies.evaluate_all('all => all.map(s => [s.open, s.checkVisibility()])') == [[False, True]] * 2
+    assert (
+        studies.evaluate_all('all => all.map(s => [s.open, s.checkVisibility()])')
+        == [[False, True]] * 2
+    )
     frame(page, ALL).get_by_role('link', name='a-rather-long').click()  # opens the study
     old = studies.filter(has_text='old: ')
     series, others = old.locator('.frame.whole'), frame(page, 'Other systems')
-    assert series.locator('tbody tr:visible').count() == 2 and column(others.locator('table'), 'system') == ['c', 'd']
+    assert series.locator('tbody tr:visible').count() == 2 and column(
+        others.locator('table'), 'system'
+    ) == ['c', 'd']
     page.get_by_label('find').fill('rather 100.0')  # not its series, which is relative to it
     assert series.locator('tbody tr:visible').count() == 1 and not others.is_visible()
     assert studies.evaluate_all('all => all.map(s => s.checkVisibility())') == [False, True]
@@ -202,7 +254,10 @@ def test_plots_show_values_for_mouse_and_keyboard(open_page):
 def test_page_fits_the_screen_width(open_page, name, screen):
     page = open_page(name, **screen)
     width = page.evaluate('innerWidth')
-    assert width == screen['viewport']['width'] and page.evaluate('document.documentElement.scrollWidth') <= width
+    assert (
+        width == screen['viewport']['width']
+        and page.evaluate('document.documentElement.scrollWidth') <= width
+    )
     for box in (f.bounding_box() for f in page.locator('figure').all()):
         assert box['x'] >= 0 and box['x'] + box['width'] <= width
 
@@ -239,8 +294,12 @@ def test_each_table_on_a_phone_shows_a_number_and_different_names(open_page, nam
     page.evaluate("for (const d of document.querySelectorAll('details')) d.open = true")
     for table in page.locator('.scroll > table').all():
         first = table.locator('tbody tr').first.locator('td.number').first
-        assert not first.count() or first.bounding_box()['x'] < PHONE['viewport']['width'] - 60, table.inner_text()
-    names = page.locator('td:first-child > *').evaluate_all('l => l.map(e => [e.textContent, e.dataset.cut])')
+        assert not first.count() or first.bounding_box()['x'] < PHONE['viewport']['width'] - 60, (
+            table.inner_text()
+        )
+    names = page.locator('td:first-child > *').evaluate_all(
+        'l => l.map(e => [e.textContent, e.dataset.cut])'
+    )
     assert {cut for _, cut in names if cut} == ({'a-rather…em_v100'} if name != 'sweep' else set())
 
 
@@ -248,13 +307,15 @@ def test_each_table_on_a_phone_shows_a_number_and_different_names(open_page, nam
 def test_print_has_the_columns_that_differ_in_one_size(open_page, name):
     page = open_page(name, viewport={'width': 1032, 'height': 680})  # A4 without margins
     page.emulate_media(media='print')
-    assert page.evaluate('document.documentElement.scrollWidth') <= 1032  # else it is printed in a smaller size
+    # else it is printed in a smaller size
+    assert page.evaluate('document.documentElement.scrollWidth') <= 1032
     sizes = page.evaluate("""[...document.querySelectorAll('td, .note, li, summary + *')].filter(
         e => e.checkVisibility() && !e.closest('.sources, h2')).map(e => getComputedStyle(e).fontSize)""")
     assert set(sizes) == {'12px'}  # 9 pt
     studies = page.locator('details.study')
     assert studies.evaluate_all('l => l.map(s => s.querySelector("table").checkVisibility())') == (
-        [False, False] if name == 'tree' else [])
+        [False, False] if name == 'tree' else []
+    )
     tables = page.locator('table').evaluate_all("""l => l.filter(t => !t.closest('.study:is(details)')).map(t =>
         [...t.tHead.rows[0].cells].map((head, k) => {
             const rows = [...t.tBodies[0].rows].filter(r => !r.querySelector('.refused'));
@@ -266,11 +327,16 @@ def test_print_has_the_columns_that_differ_in_one_size(open_page, name):
         }))""")
     assert tables and all(all(columns) for columns in tables)
     heads = page.locator('th:not(.same)')
-    assert heads.locator('button').evaluate_all("""l => l.flatMap(b => [...b.textContent.matchAll(/[^ ]+/g)].filter(
+    assert (
+        heads.locator(
+            'button'
+        ).evaluate_all("""l => l.flatMap(b => [...b.textContent.matchAll(/[^ ]+/g)].filter(
         m => {
             const range = document.createRange();
             range.setStart(b.firstChild, m.index);
             range.setEnd(b.firstChild, m.index + m[0].length);
             return range.getClientRects().length > 1;
-        }).map(m => m[0]))""") == []  # headings break only at spaces
+        }).map(m => m[0]))""")
+        == []
+    )  # headings break only at spaces
     assert page.locator('.answers').is_visible() and not page.locator('.columns').first.is_visible()

@@ -1,4 +1,5 @@
 """Faults injected into the training process in each phase of a run."""
+
 import json
 import time
 
@@ -11,10 +12,12 @@ from mlperf_rn50.train import events, run
 from mlperf_rn50.train.checkpoint.checkpoint import load
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('thin')]
-PHASES = {'start-up': lambda e: isinstance(e, events.Opened),
-          'training': lambda e: isinstance(e, events.StepDone) and e.step == 7,
-          'evaluation': lambda e: isinstance(e, events.EvalStarted) and e.epoch == 1,
-          'checkpoint': lambda e: isinstance(e, events.Saving)}
+PHASES = {
+    'start-up': lambda e: isinstance(e, events.Opened),
+    'training': lambda e: isinstance(e, events.StepDone) and e.step == 7,
+    'evaluation': lambda e: isinstance(e, events.EvalStarted) and e.epoch == 1,
+    'checkpoint': lambda e: isinstance(e, events.Saving),
+}
 
 
 class FaultInjector:
@@ -34,23 +37,37 @@ class FaultInjector:
 
 @pytest.fixture
 def train(tiny, tmp_path, monkeypatch):
-    """Function that runs a training with a fault in some phases; returns the result and the run folder."""
+    """Function that runs a training with a fault in some phases; returns the result and the run
+    folder."""
+
     def run_with(phases, inject):
         run_dir, real = tmp_path / 'run', run.open_sinks
-        monkeypatch.setattr(run, 'open_sinks', lambda *args: [
-            *real(*args), FaultInjector(phases, lambda: inject(run_dir))])
-        return call(*arguments(run_dir, tiny, '--train.max_epochs=2', '--checkpoint.period_steps=3')), run_dir
+        monkeypatch.setattr(
+            run,
+            'open_sinks',
+            lambda *args: [*real(*args), FaultInjector(phases, lambda: inject(run_dir))],
+        )
+        return call(
+            *arguments(run_dir, tiny, '--train.max_epochs=2', '--checkpoint.period_steps=3')
+        ), run_dir
+
     return run_with
 
 
 @pytest.mark.parametrize('phase', ['start-up', 'training', 'checkpoint'])
 def test_vanished_run_folder_is_reported(train, phase):
     """A lost mount leaves an empty folder; the run must not write to it."""
+
     def lose(run_dir):
         if phase == 'training':  # the last checkpoint is complete before the folder vanishes
-            wait_for((run_dir / 'checkpoints/step_00000006').exists, lambda: True, lambda: 'no checkpoint')
+            wait_for(
+                (run_dir / 'checkpoints/step_00000006').exists,
+                lambda: True,
+                lambda: 'no checkpoint',
+            )
         run_dir.rename(run_dir.with_name('elsewhere'))
         run_dir.mkdir()
+
     done, run_dir = train([phase], lose)
     assert_one_line(done, 1, str(run_dir), 'no longer the folder of this run')
     assert not list(run_dir.iterdir())
@@ -64,11 +81,15 @@ def test_times_survive_wall_clock_jumps(train, monkeypatch):
 
     def jump(_):
         jumped_s[0] += 3600 if jumped_s[0] <= 0 else -7200
+
     start = time.monotonic()
     done, run_dir = train(PHASES, jump)
     took_s = time.monotonic() - start
     assert_aborted(done)
-    times = [json.loads(line)['time_s'] for line in (run_dir / 'metrics.jsonl').read_text().splitlines()
-             if '"time_s"' in line]
+    times = [
+        json.loads(line)['time_s']
+        for line in (run_dir / 'metrics.jsonl').read_text().splitlines()
+        if '"time_s"' in line
+    ]
     assert times == sorted(times) and 0 <= times[0] and times[-1] < took_s
     assert [m['status'] for m in metrics(run_dir, 'end')] == ['aborted']

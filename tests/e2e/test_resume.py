@@ -1,4 +1,5 @@
 """Resume after a kill, a stop request or a full disk, compared with an uninterrupted run."""
+
 import os
 import shutil
 import signal
@@ -9,7 +10,15 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from e2e.training import arguments, assert_aborted, assert_one_line, metrics, start, thin_ranks, wait_for_checkpoint
+from e2e.training import (
+    arguments,
+    assert_aborted,
+    assert_one_line,
+    metrics,
+    start,
+    thin_ranks,
+    wait_for_checkpoint,
+)
 from helpers import call, run
 
 from mlperf_rn50.analysis.watch.follower import Follower
@@ -23,24 +32,35 @@ from mlperf_rn50.train.checkpoint.checkpoint import load
 
 
 def assert_same_end(run_dir, whole_dir, step=20):
-    """Assert that the last checkpoints and all evaluations are equal; learned parameters must match in every bit."""
+    """Assert that the last checkpoints and all evaluations are equal; learned parameters must match
+    in every bit."""
     ends = [list_checkpoints(d / 'checkpoints')[-1] for d in (run_dir, whole_dir)]
     (progress, trainer), (whole_progress, whole_trainer) = map(load, ends)
-    assert (progress.step, progress.best_top1) == (step, whole_progress.best_top1) and whole_progress.step == step
+    assert (progress.step, progress.best_top1) == (
+        step,
+        whole_progress.best_top1,
+    ) and whole_progress.step == step
     assert replace(trainer, arrays={}) == replace(whole_trainer, arrays={})
     arrays = [trainer.arrays, whole_trainer.arrays]
     assert set(arrays[0]) == set(arrays[1])
     for name, array in arrays[0].items():
-        # Running statistics are averaged at every checkpoint, and the runs checkpoint at different steps.
+        # Running statistics are averaged at every checkpoint, and the runs checkpoint at different
+        # steps.
         tolerance = 1e-6 if 'running' in name else 0
-        np.testing.assert_allclose(array, arrays[1][name], rtol=tolerance, atol=tolerance, err_msg=name)
+        np.testing.assert_allclose(
+            array, arrays[1][name], rtol=tolerance, atol=tolerance, err_msg=name
+        )
     by_epoch = [{m['epoch']: m for m in metrics(d, 'eval')} for d in (run_dir, whole_dir)]
     assert by_epoch[0] == by_epoch[1]
 
 
 def assert_parts_add_up(run_dir):
-    """Assert that the log and the metrics of a killed run have the time since run_start, and the same parts of it."""
-    log, (_, end) = read_run(run_dir / 'result_0.txt'), list(read_lines(run_dir / 'metrics.jsonl', EndRecord))[-1]
+    """Assert that the log and the metrics of a killed run have the time since run_start, and the
+    same parts of it."""
+    log, (_, end) = (
+        read_run(run_dir / 'result_0.txt'),
+        list(read_lines(run_dir / 'metrics.jsonl', EndRecord))[-1],
+    )
     assert log.time_to_train_s == pytest.approx(end.time_to_train_s, abs=0.5)
     assert sum(end.elapsed_parts.values()) == pytest.approx(end.time_to_train_s, abs=0.01)
     assert log.elapsed == pytest.approx(list(end.elapsed_parts.values()), abs=0.5)
@@ -71,11 +91,18 @@ def ended(thin, tiny, tmp_path_factory):
     return run_dir
 
 
-def test_stop_request_during_start_up_stops_after_first_steps_and_resumes(ended, tiny, tmp_path, monkeypatch):
+def test_stop_request_during_start_up_stops_after_first_steps_and_resumes(
+    ended, tiny, tmp_path, monkeypatch
+):
     with monkeypatch.context() as m:
-        m.setattr('mlperf_rn50.train.build.leave_openmp_to_engine', lambda: os.kill(os.getpid(), signal.SIGUSR1))
+        m.setattr(
+            'mlperf_rn50.train.build.leave_openmp_to_engine',
+            lambda: os.kill(os.getpid(), signal.SIGUSR1),
+        )
         done = call(*arguments(tmp_path, tiny, '--train.max_epochs=2'))
-    assert done.returncode == 75 and f'mlperf-rn50 train --resume {tmp_path}' in done.stdout, done.stderr
+    assert done.returncode == 75 and f'mlperf-rn50 train --resume {tmp_path}' in done.stdout, (
+        done.stderr
+    )
     [path] = list_checkpoints(tmp_path / 'checkpoints')
     assert load(path)[0].step <= 3  # the first step, and steps already in progress
     log = (tmp_path / 'result_0.txt').read_text()
@@ -84,11 +111,17 @@ def test_stop_request_during_start_up_stops_after_first_steps_and_resumes(ended,
     assert_same_end(tmp_path, ended, 10)
 
 
-@pytest.mark.parametrize('options, message', [
-    ([], 'train.max_epochs: got 2, and the run has already completed all of them'),
-    (['--train.max_epochs=5', '--model.name=resnet34', '--allow-changed=model.name'],
-     'is missing; this checkpoint is for a different model or optimizer'),
-    (['--config', 'x.yaml'], 'got both, expected one')])
+@pytest.mark.parametrize(
+    'options, message',
+    [
+        ([], 'train.max_epochs: got 2, and the run has already completed all of them'),
+        (
+            ['--train.max_epochs=5', '--model.name=resnet34', '--allow-changed=model.name'],
+            'is missing; this checkpoint is for a different model or optimizer',
+        ),
+        (['--config', 'x.yaml'], 'got both, expected one'),
+    ],
+)
 def test_impossible_resumes_are_refused(ended, options, message):
     done = call('train', '--resume', ended, *options)
     assert done.returncode == 2 and message in done.stderr, done.stderr
@@ -102,12 +135,23 @@ def test_full_disk_is_one_line_and_the_run_resumes(thin, tiny, tmp_path, monkeyp
             if self._path.name == 'metrics.jsonl' and '"step": 7' in line:
                 self._file = open('/dev/full', 'ab', buffering=0)
             whole(self, line)
+
         m.setattr(LineFile, 'write', fill)
-        done = call(*arguments(tmp_path, tiny, '--train.max_epochs=2', '--checkpoint.period_steps=3',
-                               '--run.tensorboard=true'))
-    assert_one_line(done, 1, 'step 7, training: ', f'{tmp_path}/metrics.jsonl: cannot write: No space left')
+        done = call(
+            *arguments(
+                tmp_path,
+                tiny,
+                '--train.max_epochs=2',
+                '--checkpoint.period_steps=3',
+                '--run.tensorboard=true',
+            )
+        )
+    assert_one_line(
+        done, 1, 'step 7, training: ', f'{tmp_path}/metrics.jsonl: cannot write: No space left'
+    )
     assert [load(p)[0].step for p in list_checkpoints(tmp_path / 'checkpoints')] == [5, 6]
-    for name in ('metrics.jsonl', 'result_0.txt'):  # a partial line, as after a crash of the machine
+    # a partial line, as after a crash of the machine
+    for name in ('metrics.jsonl', 'result_0.txt'):
         with open(tmp_path / name, 'a') as f:
             f.write('{"event": "tra')
     done = call('train', '--resume', tmp_path)
@@ -120,7 +164,14 @@ def test_full_disk_is_one_line_and_the_run_resumes(thin, tiny, tmp_path, monkeyp
 def test_change_that_a_resume_was_allowed_is_kept_by_later_resumes(thin, ended, tmp_path):
     run_dir = Path(shutil.copytree(ended, tmp_path / 'run'))
     resume = 'train', '--checkpoint.keep=9', '--resume', run_dir
-    assert_aborted(call(*resume, '--train.max_epochs=3', '--schedule.base_lr=0.5', '--allow-changed=schedule.base_lr'))
+    assert_aborted(
+        call(
+            *resume,
+            '--train.max_epochs=3',
+            '--schedule.base_lr=0.5',
+            '--allow-changed=schedule.base_lr',
+        )
+    )
     older = list_checkpoints(run_dir / 'checkpoints')[0]  # before the change
     done = call(*resume, '--train.max_epochs=4', '--schedule.base_lr=0.25')
     assert_one_line(done, 2, 'schedule.base_lr 0.5 -> 0.25', '--allow-changed schedule.base_lr')
@@ -133,5 +184,12 @@ def test_change_that_a_resume_was_allowed_is_kept_by_later_resumes(thin, ended, 
 
 
 def test_average_of_weights_begins_with_the_run(ended):
-    done = call('train', '--resume', ended, '--train.max_epochs=5', '--train.ema=0.9', '--allow-changed=train.ema')
+    done = call(
+        'train',
+        '--resume',
+        ended,
+        '--train.max_epochs=5',
+        '--train.ema=0.9',
+        '--allow-changed=train.ema',
+    )
     assert_one_line(done, 2, 'train.ema: got 0.9, the checkpoint has null')

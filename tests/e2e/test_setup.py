@@ -1,4 +1,6 @@
-"""launch/setup.sh, with stand-ins for Python, pip, uv and the compilers that record calls and install nothing."""
+"""launch/setup.sh, with stand-ins for Python, pip, uv and the compilers that record calls and
+install nothing."""
+
 import os
 import re
 import shutil
@@ -9,10 +11,34 @@ import pytest
 from helpers import HANG_LIMIT_S, ROOT, git, run, wait_for
 
 SCRIPTS = ('setup.sh', 'test.sh', 'demo.sh', 'lint.sh')
-TOOLS = ('bash', 'cat', 'chmod', 'cp', 'cut', 'dirname', 'find', 'flock', 'grep', 'head', 'ldd', 'ln', 'mkdir',
-         'mktemp', 'mv', 'nproc', 'rm', 'sed', 'sha256sum', 'sleep', 'sort', 'tail', 'touch', 'xargs')
+TOOLS = (
+    'bash',
+    'cat',
+    'chmod',
+    'cp',
+    'cut',
+    'dirname',
+    'find',
+    'flock',
+    'grep',
+    'head',
+    'ldd',
+    'ln',
+    'mkdir',
+    'mktemp',
+    'mv',
+    'nproc',
+    'rm',
+    'sed',
+    'sha256sum',
+    'sleep',
+    'sort',
+    'tail',
+    'touch',
+    'xargs',
+)
 # A Python 3.11 whose pip records the call and then runs the shell code of the test in ON_PIP.
-PYTHON = '''
+PYTHON = """
 packages=.venv/lib/python3.11/site-packages
 case "$*" in
     *version_info*) echo "$0" ;;
@@ -31,12 +57,24 @@ case "$*" in
     *find_spec*) for name in "${@:3}"; do [ -d $packages/$name ] && echo "$BASH" || exit 1; done ;; # a file for ldd
     '- '*) echo 'all of it imports' ;;
 esac
-'''
-DOWNLOAD = 'downloads up to 1.0 GB{} minutes on two fast cores, and up to 20 on slow ones or a slow network'
-STEPS = [DOWNLOAD.format(' and builds Horovod, which takes 2 to 3'), 'step 1 of 5, the Python environment',
-         "step 2 of 5, MXNet and Horovod's build tools", 'step 3 of 5, the other packages, while Horovod is built',
-         'step 4 of 5, Horovod', 'step 5 of 5, the checks', 'done']
-WHEEL = 'mlperf_rn50/horovod-0.28.1-mxnet-1.9.1-openmpi-4.1.8-cpython-311-x86_64-linux-gnu/horovod-0.28.1.whl'
+"""
+DOWNLOAD = (
+    'downloads up to 1.0 GB{} minutes on two fast cores, and up to 20 on slow ones or a '
+    'slow network'
+)
+STEPS = [
+    DOWNLOAD.format(' and builds Horovod, which takes 2 to 3'),
+    'step 1 of 5, the Python environment',
+    "step 2 of 5, MXNet and Horovod's build tools",
+    'step 3 of 5, the other packages, while Horovod is built',
+    'step 4 of 5, Horovod',
+    'step 5 of 5, the checks',
+    'done',
+]
+WHEEL = (
+    'mlperf_rn50/horovod-0.28.1-mxnet-1.9.1-openmpi-4.1.8-cpython-311-x86_64-linux-gnu/'
+    'horovod-0.28.1.whl'
+)
 
 
 def program(path, text=''):
@@ -50,14 +88,21 @@ def make_checkout(folder):
     """Create a checkout with scripts only, without .venv."""
     (folder / 'launch/engines').mkdir(parents=True)
     shutil.copy(ROOT / 'setup.cfg', folder)
-    for name in (*SCRIPTS, 'setup_ngc.sh', 'requirements.lock', 'requirements_ngc.lock', 'engines/program.sh'):
+    for name in (
+        *SCRIPTS,
+        'setup_ngc.sh',
+        'requirements.lock',
+        'requirements_ngc.lock',
+        'engines/program.sh',
+    ):
         shutil.copy(ROOT / 'launch' / name, folder / 'launch' / name)
     return folder
 
 
 @pytest.fixture
 def ready(tmp_path):
-    """Checkout with everything that a set-up requires; the bin folder next to it, the PATH, has only basic tools."""
+    """Checkout with everything that a set-up requires; the bin folder next to it, the PATH, has
+    only basic tools."""
     for name in ('bin', 'tmp', 'home'):
         (tmp_path / name).mkdir()
     for name in TOOLS:
@@ -69,10 +114,21 @@ def ready(tmp_path):
 
 def start(checkout, *words, **variables):
     at = checkout.parent
-    env = {'PATH': at / 'bin', 'HOME': at / 'home', 'TMPDIR': at / 'tmp', 'CALLS': at / 'calls', 'ON_PIP': '',
-           **variables}
-    return subprocess.Popen([checkout / 'launch/setup.sh', *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                            text=True, env={name: str(value) for name, value in env.items() if value is not None})
+    env = {
+        'PATH': at / 'bin',
+        'HOME': at / 'home',
+        'TMPDIR': at / 'tmp',
+        'CALLS': at / 'calls',
+        'ON_PIP': '',
+        **variables,
+    }
+    return subprocess.Popen(
+        [checkout / 'launch/setup.sh', *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={name: str(value) for name, value in env.items() if value is not None},
+    )
 
 
 def end(process, checkout):
@@ -117,11 +173,20 @@ def test_scripts_ignore_cdpath(tmp_path, script):
     checkout, other = make_checkout(tmp_path / 'own'), make_checkout(tmp_path / 'other')
     for folder in (checkout, other):
         (folder / '.venv/bin').mkdir(parents=True)
-        for name in ('.venv/bin/python', '.venv/bin/ruff', *(['launch/setup.sh'] if script != 'setup.sh' else [])):
+        for name in (
+            '.venv/bin/python',
+            '.venv/bin/ruff',
+            *(['launch/setup.sh'] if script != 'setup.sh' else []),
+        ):
             program(folder / name, 'echo "$0 in $PWD" >&2; exit 3\n')
-    done = run(['bash', f'launch/{script}', *(['--check'] if script == 'setup.sh' else [])], cwd=checkout,
-               env={'PATH': os.environ['PATH'], 'CDPATH': str(other)})
-    assert str(other) not in done.stderr and (f'in {checkout}' in done.stderr or 'unfinished' in done.stderr)
+    done = run(
+        ['bash', f'launch/{script}', *(['--check'] if script == 'setup.sh' else [])],
+        cwd=checkout,
+        env={'PATH': os.environ['PATH'], 'CDPATH': str(other)},
+    )
+    assert str(other) not in done.stderr and (
+        f'in {checkout}' in done.stderr or 'unfinished' in done.stderr
+    )
 
 
 def test_help_and_check_report_without_setting_up(ready):
@@ -130,34 +195,87 @@ def test_help_and_check_report_without_setting_up(ready):
     setup(ready)
     assert setup(ready, '--check') == (0, 'all of it imports\n', [])
     shutil.rmtree(ready / '.venv/lib/python3.11/site-packages/mxnet')
-    assert setup(ready, '--check') == (2, 'launch/setup.sh: .venv is unfinished; run launch/setup.sh\n', [])
+    assert setup(ready, '--check') == (
+        2,
+        'launch/setup.sh: .venv is unfinished; run launch/setup.sh\n',
+        [],
+    )
 
 
-@pytest.mark.parametrize('words, variables, change, message', [
-    (['--chekc'], {}, '', 'got --chekc, expected --check, --help'),
-    ([], {'MLPERF_RN50_VARIANT': 'cu999'}, '', 'got cu999, expected cpu, cu112, cu117 or ngc'),
-    ([], {'TMPDIR': '/none'}, '', 'cannot create a folder in /none; set TMPDIR to another folder'),
-    ([], {'MLPERF_RN50_VARIANT': 'ngc'}, 'ln -s /bin/false python3', 'got no python3 in PATH with mxnet, horovod and'),
-    ([], {}, 'ln -sf /bin/false python3.11', 'python3.11 is missing'),
-    ([], {}, 'rm python3.11; ln -s /bin/false uv', 'uv cannot make a virtual environment with Python 3.11'),
-    ([], {}, '''echo '[ "$1" = -c ] && echo "$0"' >python3.11''', 'apt-get install python3.11-venv'),
-    ([], {}, 'rm g++', "missing, which Horovod's build needs; install both (Debian, Ubuntu: apt-get"),
-    ([], {'MLPERF_RN50_VARIANT': 'cu117', 'HOROVOD_CUDA_HOME': '/none'}, '',
-     "nvcc is missing, which Horovod's build needs; put a CUDA 11"),
-    ([], {'XDG_CACHE_HOME': '/dev/null'}, '', 'set XDG_CACHE_HOME to another folder'),
-    *[([], {}, f"mv ../checkout $'../{name}'", 'move the checkout') for name in ('a\\nb', 'a:b', 'a$b')],
-    ([], {}, 'mkdir ../checkout/.venv.lock', '/checkout is not writable, but .venv is created there; use')])
-def test_missing_requirements_are_reported_before_downloads(ready, words, variables, change, message):
+@pytest.mark.parametrize(
+    'words, variables, change, message',
+    [
+        (['--chekc'], {}, '', 'got --chekc, expected --check, --help'),
+        ([], {'MLPERF_RN50_VARIANT': 'cu999'}, '', 'got cu999, expected cpu, cu112, cu117 or ngc'),
+        (
+            [],
+            {'TMPDIR': '/none'},
+            '',
+            'cannot create a folder in /none; set TMPDIR to another folder',
+        ),
+        (
+            [],
+            {'MLPERF_RN50_VARIANT': 'ngc'},
+            'ln -s /bin/false python3',
+            'got no python3 in PATH with mxnet, horovod and',
+        ),
+        ([], {}, 'ln -sf /bin/false python3.11', 'python3.11 is missing'),
+        (
+            [],
+            {},
+            'rm python3.11; ln -s /bin/false uv',
+            'uv cannot make a virtual environment with Python 3.11',
+        ),
+        (
+            [],
+            {},
+            """echo '[ "$1" = -c ] && echo "$0"' >python3.11""",
+            'apt-get install python3.11-venv',
+        ),
+        (
+            [],
+            {},
+            'rm g++',
+            "missing, which Horovod's build needs; install both (Debian, Ubuntu: apt-get",
+        ),
+        (
+            [],
+            {'MLPERF_RN50_VARIANT': 'cu117', 'HOROVOD_CUDA_HOME': '/none'},
+            '',
+            "nvcc is missing, which Horovod's build needs; put a CUDA 11",
+        ),
+        ([], {'XDG_CACHE_HOME': '/dev/null'}, '', 'set XDG_CACHE_HOME to another folder'),
+        *[
+            ([], {}, f"mv ../checkout $'../{name}'", 'move the checkout')
+            for name in ('a\\nb', 'a:b', 'a$b')
+        ],
+        (
+            [],
+            {},
+            'mkdir ../checkout/.venv.lock',
+            '/checkout is not writable, but .venv is created there; use',
+        ),
+    ],
+)
+def test_missing_requirements_are_reported_before_downloads(
+    ready, words, variables, change, message
+):
     assert run(['bash', '-c', change], cwd=ready.parent / 'bin').returncode == 0
     [settings] = ready.parent.glob('*/setup.cfg')
     code, output, steps = setup(settings.parent, *words, **variables)
-    assert code == 2 and message in output and output.count('\n') == len(steps) + 1 and not pip_calls(ready), output
+    assert (
+        code == 2
+        and message in output
+        and output.count('\n') == len(steps) + 1
+        and not pip_calls(ready)
+    ), output
 
 
 def test_uv_is_used_without_python_of_the_version(ready):
     tools = ready.parent / 'bin'
     (tools / 'python3.11').rename(ready.parent / 'from_uv')
-    program(tools / 'python3.11', 'echo "python3.11: no such version here" >&2; exit 127')  # like pyenv's shim
+    # like pyenv's shim
+    program(tools / 'python3.11', 'echo "python3.11: no such version here" >&2; exit 127')
     program(tools / 'uv', f'echo "uv $*" >>"$CALLS"; exec {ready.parent / "from_uv"} -m venv .venv')
     assert setup(ready)[2] == STEPS
     assert pip_calls(ready)[0] == 'uv venv --quiet --seed --python 3.11 .venv'
@@ -165,7 +283,9 @@ def test_uv_is_used_without_python_of_the_version(ready):
 
 def test_only_steps_are_printed_and_a_complete_setup_is_silent(ready):
     _, output, steps = setup(ready, ON_PIP='echo "WARNING: pip configuration" >&2')
-    assert steps == STEPS and re.findall('^(?!setting up).+', output, re.MULTILINE) == ['all of it imports']
+    assert steps == STEPS and re.findall('^(?!setting up).+', output, re.MULTILINE) == [
+        'all of it imports'
+    ]
     calls = pip_calls(ready)
     assert [call.split()[0] for call in calls].count('wheel') == 1
     assert any(call.endswith('-e .[cpu,demo,export,test]') for call in calls)
@@ -174,10 +294,14 @@ def test_only_steps_are_printed_and_a_complete_setup_is_silent(ready):
     assert not (ready / '.venv.lock').exists()  # a complete set-up writes nothing
 
 
-@pytest.mark.parametrize('what, log, message, step', [('*-e*', 'pip', 'pip failed', 3),
-                                                      ('wheel*', 'horovod', 'Horovod did not build', 4)])
+@pytest.mark.parametrize(
+    'what, log, message, step',
+    [('*-e*', 'pip', 'pip failed', 3), ('wheel*', 'horovod', 'Horovod did not build', 4)],
+)
 def test_failed_step_shows_last_lines_and_next_setup_resumes_there(ready, what, log, message, step):
-    code, output, _ = setup(ready, ON_PIP=f'[[ $pip != {what} ]] || {{ echo "fatal error"; exit 1; }}')
+    code, output, _ = setup(
+        ready, ON_PIP=f'[[ $pip != {what} ]] || {{ echo "fatal error"; exit 1; }}'
+    )
     path = ready / f'.venv/.setup/{log}.log'
     assert code == 1 and 'fatal error' in path.read_text()
     assert output.endswith(f'fatal error\nlaunch/setup.sh: {message}; the complete log is {path}\n')
@@ -204,7 +328,9 @@ def test_setups_add_packages_to_those_of_earlier_ones(ready):
     code, output, _ = setup(ready, **few, ON_PIP='[[ $pip != *force-reinstall* ]] || exit 1')
     assert code == 1 and 'downloads up to 0.8 GB' in output
     assert setup(ready, **few)[0] == 0 and any('.[cpu,demo]' in call for call in pip_calls(ready))
-    assert setup(ready)[0] == 0 and any('.[cpu,demo,export,test]' in call for call in pip_calls(ready))
+    assert setup(ready)[0] == 0 and any(
+        '.[cpu,demo,export,test]' in call for call in pip_calls(ready)
+    )
     assert setup(ready, **few) == (0, '', []) and setup(ready) == (0, '', [])
 
 
@@ -213,7 +339,8 @@ def test_horovod_is_built_without_debug_information(ready):
     build = '[[ $pip != wheel* ]] || { "$HOROVOD_CMAKE" source -DA=1; "$HOROVOD_CMAKE" --build .; }'
     assert setup(ready, ON_PIP=build)[0] == 0
     assert (ready.parent / 'calls.cmake').read_text() == (
-        'source -DA=1 -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O3 -DNDEBUG\n--build .\n')
+        'source -DA=1 -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O3 -DNDEBUG\n--build .\n'
+    )
 
 
 def test_gpu_variant_without_nvcc_has_no_horovod_until_nvcc_is_there(ready):
@@ -221,21 +348,31 @@ def test_gpu_variant_without_nvcc_has_no_horovod_until_nvcc_is_there(ready):
     (tools / 'g++').rename(ready.parent / 'g++')  # only a build needs it
     code, _, steps = setup(ready, MLPERF_RN50_VARIANT='cu117')
     assert code == 0 and not any('wheel ' in call or 'horovod' in call for call in pip_calls(ready))
-    assert steps[0].startswith('nvcc is missing, so Horovod is not built, and one rank trains on one GPU only; for')
+    assert steps[0].startswith(
+        'nvcc is missing, so Horovod is not built, and one rank trains on one GPU only; for'
+    )
     assert (setup(ready)[1], setup(ready, '--check')[0]) == ('', 0)
     (ready.parent / 'g++').rename(tools / 'g++')
     program(tools / 'nvcc')
     code, _, steps = setup(ready)
-    assert code == 0 and steps[-3:] == STEPS[-3:] and [c.split()[0] for c in pip_calls(ready)].count('wheel') == 1
+    assert (
+        code == 0
+        and steps[-3:] == STEPS[-3:]
+        and [c.split()[0] for c in pip_calls(ready)].count('wheel') == 1
+    )
     (tools / 'nvcc').unlink()
     assert setup(ready)[1] == ''
 
 
-@pytest.mark.parametrize('change, variant, reason', [
-    ('mv checkout moved', 'cpu', 'it was created at '),
-    ('ln -sf /nowhere/python3.11 checkout/.venv/bin/python', 'cpu', 'its Python is missing'),
-    ('rm checkout/.venv/.setup/made', 'cpu', 'it is unfinished or from an older set-up'),
-    ('cp bin/make bin/nvcc', 'cu117', 'it is for cpu')])
+@pytest.mark.parametrize(
+    'change, variant, reason',
+    [
+        ('mv checkout moved', 'cpu', 'it was created at '),
+        ('ln -sf /nowhere/python3.11 checkout/.venv/bin/python', 'cpu', 'its Python is missing'),
+        ('rm checkout/.venv/.setup/made', 'cpu', 'it is unfinished or from an older set-up'),
+        ('cp bin/make bin/nvcc', 'cu117', 'it is for cpu'),
+    ],
+)
 def test_unusable_venv_is_created_again(ready, change, variant, reason):
     setup(ready)
     (ready / '.venv/old').touch()
@@ -249,7 +386,10 @@ def test_unusable_venv_is_created_again(ready, change, variant, reason):
 
 def test_setup_works_without_home_and_without_file_locks(ready):
     program(ready.parent / 'bin/flock', 'exit 66')
-    code, _, steps = setup(ready, HOME=None, ON_PIP='[ "$XDG_CACHE_HOME" = "$PWD/.venv/.cache" ] || exit 1')  # for pip
+    # for pip
+    code, _, steps = setup(
+        ready, HOME=None, ON_PIP='[ "$XDG_CACHE_HOME" = "$PWD/.venv/.cache" ] || exit 1'
+    )
     assert code == 0 and steps == STEPS and files(ready / '.venv/.cache') == [WHEEL]
 
 
@@ -267,26 +407,52 @@ export -p | sed -nE 's/^declare -x ((PYTHON|PIP_).*)/\1/p' | sort >"$CALLS.${pip
 
 
 def test_modules_and_pip_configuration_change_only_where_packages_come_from(ready):
-    names = ('PYTHONPATH', 'PYTHONHOME', 'PYTHONUSERBASE', 'PIP_TARGET', 'PIP_PREFIX', 'PIP_CONSTRAINT', 'PIP_NO_DEPS')
-    assert setup(ready, **dict.fromkeys(names, '/module'), PIP_CERT='/user.pem', ON_PIP=CONFIGURATION)[0] == 0
+    names = (
+        'PYTHONPATH',
+        'PYTHONHOME',
+        'PYTHONUSERBASE',
+        'PIP_TARGET',
+        'PIP_PREFIX',
+        'PIP_CONSTRAINT',
+        'PIP_NO_DEPS',
+    )
+    assert (
+        setup(ready, **dict.fromkeys(names, '/module'), PIP_CERT='/user.pem', ON_PIP=CONFIGURATION)[
+            0
+        ]
+        == 0
+    )
     for command in ('install', 'wheel'):
         assert (ready.parent / f'calls.{command}').read_text().splitlines() == [
-            'PIP_CERT="/site.pem"', 'PIP_CONFIG_FILE="/dev/null"',
-            'PIP_EXTRA_INDEX_URL="https://a/simple https://b/simple"', 'PIP_INDEX_URL="https://by.variable/simple"',
-            'PYTHONNOUSERSITE="1"']
+            'PIP_CERT="/site.pem"',
+            'PIP_CONFIG_FILE="/dev/null"',
+            'PIP_EXTRA_INDEX_URL="https://a/simple https://b/simple"',
+            'PIP_INDEX_URL="https://by.variable/simple"',
+            'PYTHONNOUSERSITE="1"',
+        ]
 
 
-@pytest.mark.parametrize('shebang, changed', [
-    ('#!/a b/.venv/bin/python3.11', '#!/a b/.venv/bin/python3.11 -E'),
-    ("#!/bin/sh\n'''exec' \"/a b/.venv/bin/python3.11\" \"$0\" \"$@\"\n' '''",  # pip's form for long paths
-     "#!/bin/sh\n'''exec' \"/a b/.venv/bin/python3.11\" -E \"$0\" \"$@\"\n' '''")])
+@pytest.mark.parametrize(
+    'shebang, changed',
+    [
+        ('#!/a b/.venv/bin/python3.11', '#!/a b/.venv/bin/python3.11 -E'),
+        # pip's form for long paths
+        (
+            "#!/bin/sh\n'''exec' \"/a b/.venv/bin/python3.11\" \"$0\" \"$@\"\n' '''",
+            "#!/bin/sh\n'''exec' \"/a b/.venv/bin/python3.11\" -E \"$0\" \"$@\"\n' '''",
+        ),
+    ],
+)
 def test_program_in_venv_ignores_variables_of_python(ready, shebang, changed):
     setup(ready, SHEBANG=shebang)
     assert (ready / '.venv/bin/mlperf-rn50').read_text() == f'{changed}\nimport sys\n'
 
 
 # The build with a child process, and the packages, wait until the test removes or creates a file.
-WAIT_AT_NUMPY = '[[ $pip != *numpy* ]] || { touch "$CALLS.busy"; while [ -e "$CALLS.busy" ]; do sleep 0.1; done; }'
+WAIT_AT_NUMPY = (
+    '[[ $pip != *numpy* ]] || { touch "$CALLS.busy"; while [ -e "$CALLS.busy" ]; do '
+    'sleep 0.1; done; }'
+)
 WAIT_AT_BUILD = """case $pip in
     wheel*) touch "$TMPDIR/object.o"; sleep 9000 & touch "$CALLS.busy"; wait ;;
     *-e*) until [ -e "$CALLS.fail" ]; do sleep 0.1; done; exit 1 ;;
@@ -296,7 +462,11 @@ esac"""
 def start_busy(checkout, on_pip):
     """Start a set-up and wait until its pip waits."""
     process = start(checkout, ON_PIP=on_pip)
-    wait_for((checkout.parent / 'calls.busy').exists, lambda: process.poll() is None, lambda: process.communicate())
+    wait_for(
+        (checkout.parent / 'calls.busy').exists,
+        lambda: process.poll() is None,
+        lambda: process.communicate(),
+    )
     return process
 
 
@@ -311,7 +481,9 @@ def test_second_setup_waits_for_the_first_and_changes_nothing(ready):
     assert len(calls) == len(set(calls))
 
 
-@pytest.mark.parametrize('how, code', [('pip fails', 1), (signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    'how, code', [('pip fails', 1), (signal.SIGINT, 130), (signal.SIGTERM, 143)]
+)
 def test_interrupted_setup_leaves_no_processes_and_no_files(ready, how, code):
     process = start_busy(ready, WAIT_AT_BUILD)
     if how == 'pip fails':
@@ -319,8 +491,12 @@ def test_interrupted_setup_leaves_no_processes_and_no_files(ready, how, code):
     else:
         process.send_signal(how)
     ended, output, _ = end(process, ready)
-    assert ended == code and ('stopped; run launch/setup.sh again to resume' in output) == (code > 1), output
+    assert ended == code and ('stopped; run launch/setup.sh again to resume' in output) == (
+        code > 1
+    ), output
     # All processes have the lock; killed ones may still hold it for a moment.
     assert run(['flock', '--wait', HANG_LIMIT_S // 2, ready / '.venv.lock', 'true']).returncode == 0
     assert files(ready.parent / 'home') == []
-    assert setup(ready)[2] == [STEPS[0], *STEPS[3:]] and files(ready.parent / 'home/.cache') == [WHEEL]
+    assert setup(ready)[2] == [STEPS[0], *STEPS[3:]] and files(ready.parent / 'home/.cache') == [
+        WHEEL
+    ]

@@ -1,4 +1,6 @@
-"""Stop requests and kills in each phase of a local run, restarts and resumes, and the report of a stalled run."""
+"""Stop requests and kills in each phase of a local run, restarts and resumes, and the report of a
+stalled run."""
+
 import os
 import re
 import signal
@@ -25,14 +27,35 @@ class Job:
         self.run_dir = folder / 'run'
         config = folder / 'c.yaml'
         config.write_text('{}\n')
-        words = [w for w in arguments(self.run_dir, data)[1:] if not w.startswith(('--run.dir', '--train.max_epochs'))]
+        words = [
+            w
+            for w in arguments(self.run_dir, data)[1:]
+            if not w.startswith(('--run.dir', '--train.max_epochs'))
+        ]
         self.process = subprocess.Popen(
-            [str(w) for w in (ROOT / 'launch/local.sh', '--no-doctor', '--config', config, '--run-dir', self.run_dir,
-                              *words, '--checkpoint.period_steps=2', '--train.max_epochs=400',
-                              '--schedule.decay_epochs=400', *options)],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+            [
+                str(w)
+                for w in (
+                    ROOT / 'launch/local.sh',
+                    '--no-doctor',
+                    '--config',
+                    config,
+                    '--run-dir',
+                    self.run_dir,
+                    *words,
+                    '--checkpoint.period_steps=2',
+                    '--train.max_epochs=400',
+                    '--schedule.decay_epochs=400',
+                    *options,
+                )
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
             # Under nohup the tests ignore SIGHUP, and the launcher would inherit this setting.
-            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+        )
 
     def count(self, *keys):
         """Return how many times the given keys appear in the log."""
@@ -42,7 +65,9 @@ class Job:
 
     def ranks(self):
         """Return the rank of each pair of watcher and rank."""
-        processes = [p for p in psutil.Process(self.process.pid).children(recursive=True) if is_training(p)]
+        processes = [
+            p for p in psutil.Process(self.process.pid).children(recursive=True) if is_training(p)
+        ]
         return [p for p in processes if parent_pid(p) in {q.pid for q in processes}]
 
     def is_in(self, phase, num_starts):
@@ -56,11 +81,16 @@ class Job:
             return self.count('eval_start') > self.count('eval_stop')
         if phase == 'checkpoint':
             return bool(list(self.run_dir.glob('checkpoints/.step_*.tmp')))
-        return bool(list_checkpoints(self.run_dir / 'checkpoints'))  # with a checkpoint to resume from
+        # with a checkpoint to resume from
+        return bool(list_checkpoints(self.run_dir / 'checkpoints'))
 
     def wait_for(self, phase, num_starts):
-        wait_for(lambda: self.is_in(phase, num_starts), lambda: self.process.poll() is None,
-                 lambda: self.process.communicate()[0], pause_s=0.01)
+        wait_for(
+            lambda: self.is_in(phase, num_starts),
+            lambda: self.process.poll() is None,
+            lambda: self.process.communicate()[0],
+            pause_s=0.01,
+        )
 
     def end(self):
         out = self.process.communicate(timeout=HANG_LIMIT_S)[0]
@@ -81,8 +111,12 @@ def assert_whole(run_dir):
 @pytest.mark.slow
 def test_stop_request_in_each_phase_leaves_a_checkpoint_and_resumes(tiny, tmp_path):
     """One signal per phase suffices, because the launcher forwards all signals in the same way."""
-    requests = {'training': signal.SIGHUP, 'evaluation': signal.SIGINT, 'checkpoint': signal.SIGTERM,
-                'start-up': signal.SIGINT}
+    requests = {
+        'training': signal.SIGHUP,
+        'evaluation': signal.SIGINT,
+        'checkpoint': signal.SIGTERM,
+        'start-up': signal.SIGINT,
+    }
     for num_starts, (phase, number) in enumerate(requests.items(), 1):
         job = Job(tmp_path, tiny, *(['--resume'] if num_starts > 1 else []))
         job.wait_for(phase, num_starts)
@@ -91,7 +125,9 @@ def test_stop_request_in_each_phase_leaves_a_checkpoint_and_resumes(tiny, tmp_pa
         assert code == 75, f'{phase}: {out}'
         assert_whole(job.run_dir)
         assert not list(job.run_dir.glob('checkpoints/.*'))
-        assert [m['status'] for m in metrics(job.run_dir, 'end')] == ['interrupted'] * num_starts, out
+        assert [m['status'] for m in metrics(job.run_dir, 'end')] == ['interrupted'] * num_starts, (
+            out
+        )
     steps = [m['step'] for m in metrics(job.run_dir, 'resumed')]
     assert steps == sorted(set(steps)) and len(steps) == 3
 
@@ -101,8 +137,13 @@ def test_printed_command_resumes_and_the_first_one_names_the_interrupted_run(tin
     first, printed = job.process.args, ''
     for number, command in enumerate((first, None, first)):
         if number:
-            job.process = subprocess.Popen(command or ['bash', '-c', printed], stdout=subprocess.PIPE, text=True,
-                                           stderr=subprocess.STDOUT, start_new_session=True)
+            job.process = subprocess.Popen(
+                command or ['bash', '-c', printed],
+                stdout=subprocess.PIPE,
+                text=True,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         job.wait_for('training', 1 + (command is None))
         if number == 2:  # begins run 1
             wait_for(lambda: (job.run_dir / 'result_1.txt').exists(), lambda: True, lambda: '')
@@ -110,7 +151,9 @@ def test_printed_command_resumes_and_the_first_one_names_the_interrupted_run(tin
         code, out = job.end()
         assert code == 75 and STOPPING in out, out
         printed = re.search('resume with: (.*)', out)[1]
-        named = re.search('; to resume run 0 instead: launch/ranks.sh 1 mlperf-rn50 train --resume (.*)\n', out)
+        named = re.search(
+            '; to resume run 0 instead: launch/ranks.sh 1 mlperf-rn50 train --resume (.*)\n', out
+        )
         assert bool(named) == (number == 2), out
     assert [m['status'] for m in metrics(job.run_dir, 'end')] == ['interrupted'] * 2
     assert named[1] == f'{job.run_dir}/checkpoints'
@@ -124,8 +167,12 @@ def test_kill_in_each_phase_restarts_and_excludes_a_second_launcher(tiny, tmp_pa
         job.wait_for(phase, num_starts)
         victim = job.ranks()[0]
         victim.suspend()  # keeps the rank in this phase
-        second = subprocess.run([ROOT / 'launch/local.sh', '--no-doctor', '--resume', '--run-dir', job.run_dir],
-                                capture_output=True, text=True, timeout=HANG_LIMIT_S)
+        second = subprocess.run(
+            [ROOT / 'launch/local.sh', '--no-doctor', '--resume', '--run-dir', job.run_dir],
+            capture_output=True,
+            text=True,
+            timeout=HANG_LIMIT_S,
+        )
         assert second.returncode == 2, second.stderr
         assert f'{job.run_dir} is in use by process {job.process.pid} on ' in second.stderr
         if phase == 'evaluation':  # kill the watcher here; its rank must be able to report it
@@ -139,13 +186,19 @@ def test_kill_in_each_phase_restarts_and_excludes_a_second_launcher(tiny, tmp_pa
         job.process.send_signal(signal.SIGINT)
         time.sleep(1.1)
     code, out = job.end()
-    assert code == 130 or code == 75 and metrics(job.run_dir, 'end'), out  # the run may stop before the second signal
+    # the run may stop before the second signal
+    assert code == 130 or code == 75 and metrics(job.run_dir, 'end'), out
     psutil.wait_procs(ranks, timeout=HANG_LIMIT_S)
     assert not [r for r in ranks if r.is_running()]
-    assert out.count('killed by signal 9 (SIGKILL)') == 3 and out.count('the watcher was killed (') == 1, out
+    assert (
+        out.count('killed by signal 9 (SIGKILL)') == 3
+        and out.count('the watcher was killed (') == 1
+    ), out
     assert out.count('restart ') == 4
     assert_whole(job.run_dir)
-    assert not [n for n in os.listdir('/dev/shm') if n.startswith(f'mlperf_rn50-{job.process.pid}-')]
+    assert not [
+        n for n in os.listdir('/dev/shm') if n.startswith(f'mlperf_rn50-{job.process.pid}-')
+    ]
     failures = (job.run_dir / 'failures.jsonl').read_text()
     assert failures.count('killed by signal 9 (SIGKILL)') == 3
 
@@ -156,30 +209,50 @@ def test_rank_stalled_on_data_is_named_by_the_waiting_rank(tiny, tmp_path):
     assert done.returncode == 1
     [folder] = (tmp_path / 'stalled').iterdir()
     assert 'step 7, training: no progress for ' in done.stderr
-    assert ' s (comm.stall_limit_s): waiting in the exchange of step 8 for rank 1 on ' in done.stderr
+    assert (
+        ' s (comm.stall_limit_s): waiting in the exchange of step 8 for rank 1 on ' in done.stderr
+    )
     assert '(busy: reading data); stacks: ' in done.stderr
     assert f'stacks: {folder}/rank_0.txt' in done.stderr
-    assert 'asnumpy' in (folder / 'rank_0.txt').read_text() and 'stuck' in (folder / 'rank_1.txt').read_text()
+    assert (
+        'asnumpy' in (folder / 'rank_0.txt').read_text()
+        and 'stuck' in (folder / 'rank_1.txt').read_text()
+    )
 
 
 def has_loaded(process, library) -> bool:
     """Return whether a process has loaded a library; also True after its end."""
     try:
-        return library in Path(f'/proc/{process.pid}/maps').read_text() or process.poll() is not None
+        return (
+            library in Path(f'/proc/{process.pid}/maps').read_text() or process.poll() is not None
+        )
     except OSError:
         return True
 
 
 @pytest.mark.parametrize('library', ['libmxnet', 'libdali'])
-@pytest.mark.parametrize('words', [
-    ('evaluate', 'run'), ('classify', 'run', 'picture.png'), ('why', 'run', '--probe'),
-    ('export', 'run', '--format', 'gluon', '--out', 'out')], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    'words',
+    [
+        ('evaluate', 'run'),
+        ('classify', 'run', 'picture.png'),
+        ('why', 'run', '--probe'),
+        ('export', 'run', '--format', 'gluon', '--out', 'out'),
+    ],
+    ids=lambda words: words[0],
+)
 def test_command_with_saved_weights_can_be_interrupted(whole_run, tmp_path, words, library):
     (tmp_path / 'run').symlink_to(whole_run[0])
     Image.new('RGB', (8, 8)).save(tmp_path / 'picture.png')
     before = {path: path.read_bytes() for path in whole_run[0].rglob('*') if path.is_file()}
-    process = subprocess.Popen([*map(str, THIN), *words], cwd=tmp_path, text=True, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, start_new_session=True)
+    process = subprocess.Popen(
+        [*map(str, THIN), *words],
+        cwd=tmp_path,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
     wait_for(lambda: has_loaded(process, library), lambda: True, str, pause_s=0.005)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     _, errors = process.communicate(timeout=HANG_LIMIT_S)

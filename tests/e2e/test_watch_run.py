@@ -1,4 +1,5 @@
 """The watch command in a pseudo-terminal, and its page in headless Chromium."""
+
 import fcntl
 import json
 import os
@@ -34,9 +35,21 @@ class Terminal:
         self.resize(columns, rows, is_new=True)
         self.text = ''
         self.program = subprocess.Popen(
-            [*CLI, *map(str, words)], stdin=slave, stdout=slave, stderr=slave, start_new_session=True, cwd=ROOT,
-            env={**{k: v for k, v in os.environ.items() if k not in ('NO_COLOR', 'COLUMNS', 'LINES')},
-                 'TERM': 'xterm-256color', 'PYTHONPATH': str(ROOT), **env})
+            [*CLI, *map(str, words)],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            cwd=ROOT,
+            env={
+                **{
+                    k: v for k, v in os.environ.items() if k not in ('NO_COLOR', 'COLUMNS', 'LINES')
+                },
+                'TERM': 'xterm-256color',
+                'PYTHONPATH': str(ROOT),
+                **env,
+            },
+        )
         os.close(slave)
 
     def resize(self, columns, rows, is_new=False):
@@ -56,11 +69,14 @@ class Terminal:
         return bool(part)
 
     def until(self, pattern):
-        """Read until unread output matches a pattern; return the output up to the end of the match."""
+        """Read until unread output matches a pattern; return the output up to the end of the
+        match."""
         until_s = time.monotonic() + HANG_LIMIT_S
         while not (match := re.search(pattern, self.text, re.DOTALL)):
-            assert time.monotonic() < until_s and self.read(), f'{pattern}: not in {self.text[-2000:]}'
-        before, self.text = self.text[:match.end()], self.text[match.end():]
+            assert time.monotonic() < until_s and self.read(), (
+                f'{pattern}: not in {self.text[-2000:]}'
+            )
+        before, self.text = self.text[: match.end()], self.text[match.end() :]
         return before
 
     def rest(self):
@@ -78,6 +94,7 @@ def terminal():
     def start(*words, **keys):
         started.append(Terminal('watch', *words, '--every', '0.2', **keys))
         return started[-1]
+
     yield start
     for t in started:
         if t.program.poll() is None:
@@ -102,17 +119,21 @@ def test_run_is_followed_from_before_its_start_to_its_end(terminal, tmp_path):
         wide = screen.until(r'at epoch 1, target[^\n]*│')  # the curve is to the right of the values
         assert '\x1b[?1049l' not in wide
     screen.until('killed: the log has no end')  # the lock is released
-    write_lines(folder / 'result_0.txt', complete(run_lines((0.33, 0.8), target=0.749, division='open')))
+    write_lines(
+        folder / 'result_0.txt', complete(run_lines((0.33, 0.8), target=0.749, division='open'))
+    )
     rest, code = screen.rest()
     end = rest.rpartition('\x1b[?1049l')[2]
-    assert code == 0 and 'converged after' in end and '\x1b[?1049h' not in end  # the text that remains on the terminal
+    # the text that remains on the terminal
+    assert code == 0 and 'converged after' in end and '\x1b[?1049h' not in end
 
 
 def test_ctrl_c_restores_the_terminal(terminal, tmp_path):
     screen = terminal(tmp_path, NO_COLOR='1')
     before = screen.until('waiting')
     os.write(screen.master, b'\x03')  # a controlling terminal would send the signal
-    before += screen.until(r'\^C')  # the terminal discards pending output when it handles the character
+    # the terminal discards pending output when it handles the character
+    before += screen.until(r'\^C')
     screen.program.send_signal(signal.SIGINT)
     rest, code = screen.rest()
     assert code == 0 and '\x1b[?1049l' in rest and 'Traceback' not in rest and 'Error' not in rest
@@ -126,15 +147,32 @@ def test_sigterm_leaves_no_temporary_page(terminal, tmp_path):
     assert '\x1b[?1049h' not in line
     screen.program.send_signal(signal.SIGTERM)
     assert screen.rest()[1] == 0
-    assert {p.name for p in folder.iterdir()} == {'result_0.txt', 'metrics.jsonl', 'config.yaml', 'watch.html'}
+    assert {p.name for p in folder.iterdir()} == {
+        'result_0.txt',
+        'metrics.jsonl',
+        'config.yaml',
+        'watch.html',
+    }
 
 
 def running(folder, hits=20):
     """Return the state of a run with everything that a page shows."""
-    ranks = {'event': 'ranks', 'epoch': 3, 'time_s': 30.0, 'stragglers': [f'rank 3 on {LONG} is slow'],
-             'ranks': [rank(k, 1.0 + k / 10, LONG) for k in range(20)]}
-    write_live(folder, reference(*range(1, 11)), train(10), *(evaluation(e, hits) for e in (1, 2, 3)),
-               course(3, behind=True, text='behind: 25 points below the reference runs'), ranks, train(70))
+    ranks = {
+        'event': 'ranks',
+        'epoch': 3,
+        'time_s': 30.0,
+        'stragglers': [f'rank 3 on {LONG} is slow'],
+        'ranks': [rank(k, 1.0 + k / 10, LONG) for k in range(20)],
+    }
+    write_live(
+        folder,
+        reference(*range(1, 11)),
+        train(10),
+        *(evaluation(e, hits) for e in (1, 2, 3)),
+        course(3, behind=True, text='behind: 25 points below the reference runs'),
+        ranks,
+        train(70),
+    )
     return Follower(folder).look(NOW_S)
 
 
@@ -150,13 +188,16 @@ def test_page_fits_the_screen_without_errors_or_requests(browser, tmp_path, scre
         page.on('console', lambda m: messages.append(m.text))
         page.goto(path.as_uri())
         width = page.evaluate('innerWidth')
-        assert width == screen['viewport']['width'] and page.evaluate('document.documentElement.scrollWidth') <= width
+        assert (
+            width == screen['viewport']['width']
+            and page.evaluate('document.documentElement.scrollWidth') <= width
+        )
         for box in (f.bounding_box() for f in page.locator('figure, table, dl').all()):
             assert box['x'] >= 0 and box['x'] + box['width'] <= width
-        sizes = page.evaluate('''[...document.querySelectorAll("svg text")].map(t => {
+        sizes = page.evaluate("""[...document.querySelectorAll("svg text")].map(t => {
             const {a, b} = t.getScreenCTM();  // b is not 0 for rotated text
             return parseFloat(getComputedStyle(t).fontSize) * Math.hypot(a, b);
-        })''')
+        })""")
         assert min(sizes) >= 9  # CSS pixels
     assert len(requests) == 1 and messages == []
 
@@ -170,7 +211,8 @@ def test_page_updates_and_is_final_after_the_run(browser, tmp_path, has_script):
     with browser.new_context(java_script_enabled=has_script) as context:
         page = context.new_page()
         page.goto((folder / 'watch.html').as_uri())
-        page.get_by_text('20.00 % at epoch 3').first.wait_for()  # the page reloads itself periodically
+        # the page reloads itself periodically
+        page.get_by_text('20.00 % at epoch 3').first.wait_for()
         dump_page(running(folder, hits=30), folder, 1.0)
         page.get_by_text('30.00 % at epoch 3').first.wait_for()
         write_lines(folder / 'result_0.txt', run_lines((0.3, 0.8), target=0.749))

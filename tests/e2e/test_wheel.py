@@ -1,4 +1,6 @@
-"""The wheel: complete contents, minimal dependencies, and equal reports on every available Python."""
+"""The wheel: complete contents, minimal dependencies, and equal reports on every available
+Python."""
+
 import configparser
 import json
 import os
@@ -20,15 +22,27 @@ CHECKER_PACKAGES = {'mlperf-logging', 'pandas', 'scipy'}
 
 
 def find_python(version: str) -> Path | None:
-    """Find a Python version in PATH, pyenv or uv; ignore shims, which may not resolve to a Python."""
-    uv_folder = Path(os.environ.get('UV_PYTHON_INSTALL_DIR') or Path.home() / '.local/share/uv/python')
-    places = [*(Path(folder) / f'python{version}' for folder in os.get_exec_path() if Path(folder).name != 'shims'),
-              *Path.home().glob(f'.pyenv/versions/{version}.*/bin/python'),
-              *uv_folder.glob(f'cpython-{version}.*/bin/python{version}')]
+    """Find a Python version in PATH, pyenv or uv; ignore shims, which may not resolve to a
+    Python."""
+    uv_folder = Path(
+        os.environ.get('UV_PYTHON_INSTALL_DIR') or Path.home() / '.local/share/uv/python'
+    )
+    places = [
+        *(
+            Path(folder) / f'python{version}'
+            for folder in os.get_exec_path()
+            if Path(folder).name != 'shims'
+        ),
+        *Path.home().glob(f'.pyenv/versions/{version}.*/bin/python'),
+        *uv_folder.glob(f'cpython-{version}.*/bin/python{version}'),
+    ]
     return next((p for p in places if os.access(p, os.X_OK)), None)
 
 
-PYTHONS = {'3.11': Path(sys.executable), **{v: p for v in ('3.10', '3.12', '3.13') if (p := find_python(v))}}
+PYTHONS = {
+    '3.11': Path(sys.executable),
+    **{v: p for v in ('3.10', '3.12', '3.13') if (p := find_python(v))},
+}
 
 
 def canonical(name):
@@ -41,10 +55,24 @@ def wheel(tmp_path_factory):
     home = tmp_path_factory.mktemp('wheel')
     for name in SOURCES:
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, home / 'source' / name, ignore=shutil.ignore_patterns('__pycache__'))
+            shutil.copytree(
+                ROOT / name, home / 'source' / name, ignore=shutil.ignore_patterns('__pycache__')
+            )
         else:
             shutil.copy(ROOT / name, home / 'source')
-    done = run([sys.executable, '-m', 'pip', 'wheel', '--no-deps', '--no-build-isolation', '-w', home, home / 'source'])
+    done = run(
+        [
+            sys.executable,
+            '-m',
+            'pip',
+            'wheel',
+            '--no-deps',
+            '--no-build-isolation',
+            '-w',
+            home,
+            home / 'source',
+        ]
+    )
     assert done.returncode == 0, done.stderr
     return next(home.glob('*.whl'))
 
@@ -52,13 +80,19 @@ def wheel(tmp_path_factory):
 @pytest.mark.slow
 def test_wheel_contains_every_file_of_the_package(wheel):
     held = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith('mlperf_rn50/')}
-    assert held == {str(p.relative_to(ROOT)) for p in (ROOT / 'mlperf_rn50').rglob('*') if p.is_file()
-                    and '__pycache__' not in p.parts}
+    assert held == {
+        str(p.relative_to(ROOT))
+        for p in (ROOT / 'mlperf_rn50').rglob('*')
+        if p.is_file() and '__pycache__' not in p.parts
+    }
 
 
 def pins(lock):
     lines = (ROOT / 'launch' / lock).read_text().splitlines()
-    return {canonical(name): version for name, _, version in (line.partition('==') for line in lines if line[0] != '#')}
+    return {
+        canonical(name): version
+        for name, _, version in (line.partition('==') for line in lines if line[0] != '#')
+    }
 
 
 def test_minimum_versions_are_the_tested_versions():
@@ -67,26 +101,45 @@ def test_minimum_versions_are_the_tested_versions():
     least = dict(line.split('>=') for line in setup['options']['install_requires'].split())
     pinned, in_container = pins('requirements.lock'), pins('requirements_ngc.lock')
     assert {canonical(name): version for name, version in least.items()} == {
-        name: (in_container if name == 'matplotlib' else pinned)[name] for name in map(canonical, least)}
+        name: (in_container if name == 'matplotlib' else pinned)[name]
+        for name in map(canonical, least)
+    }
 
 
 @pytest.fixture(scope='module')
 def logs(tmp_path_factory):
-    """Synthetic set with a spread that Python 3.10 would round differently, a measured sweep, and published logs."""
-    home = write_set(tmp_path_factory.mktemp('logs') / 'made_up/n1', epoch_s=lambda k: 7.1 + k / 3, target=0.759,
-                     accuracies=lambda k: [0.1] * (36 + k % 3) + [0.7591])
+    """Synthetic set with a spread that Python 3.10 would round differently, a measured sweep, and
+    published logs."""
+    home = write_set(
+        tmp_path_factory.mktemp('logs') / 'made_up/n1',
+        epoch_s=lambda k: 7.1 + k / 3,
+        target=0.759,
+        accuracies=lambda k: [0.1] * (36 + k % 3) + [0.7591],
+    )
     return [home, shipped_logs() / 'digits_sweep', *([PUBLISHED] if PUBLISHED.is_dir() else [])]
 
 
 def clean_environment(**variables):
     """Return the environment without variables that add packages."""
-    return {k: v for k, v in os.environ.items() if not k.startswith(('PYTHON', 'VIRTUAL_ENV'))} | variables
+    return {
+        k: v for k, v in os.environ.items() if not k.startswith(('PYTHON', 'VIRTUAL_ENV'))
+    } | variables
 
 
 def pip(home, *words):
     """Run pip of this environment on the environment at home, which lacks pip."""
-    return run([sys.executable, '-m', 'pip', '--disable-pip-version-check', '--python', home / 'bin/python', *words],
-               env=clean_environment())
+    return run(
+        [
+            sys.executable,
+            '-m',
+            'pip',
+            '--disable-pip-version-check',
+            '--python',
+            home / 'bin/python',
+            *words,
+        ],
+        env=clean_environment(),
+    )
 
 
 def install(home, package):
@@ -101,7 +154,9 @@ def install(home, package):
 def home(request, tmp_path_factory):
     """Empty virtual environment."""
     home = tmp_path_factory.mktemp('home')
-    done = run([PYTHONS[request.param], '-m', 'venv', '--without-pip', home], env=clean_environment())
+    done = run(
+        [PYTHONS[request.param], '-m', 'venv', '--without-pip', home], env=clean_environment()
+    )
     assert done.returncode == 0, done.stderr
     yield home
     shutil.rmtree(home)
@@ -109,8 +164,13 @@ def home(request, tmp_path_factory):
 
 def run_both(home, *words, path=ROOT):
     """Run the installed program and the checkout's; assert equal output, and return the result."""
-    done, expected = (run([*program, *words], cwd=tempfile.mkdtemp(dir=home), env=env) for program, env in (
-        ([home / 'bin/mlperf-rn50'], clean_environment()), (CLI, clean_environment(PYTHONPATH=str(path)))))
+    done, expected = (
+        run([*program, *words], cwd=tempfile.mkdtemp(dir=home), env=env)
+        for program, env in (
+            ([home / 'bin/mlperf-rn50'], clean_environment()),
+            (CLI, clean_environment(PYTHONPATH=str(path))),
+        )
+    )
     assert (done.returncode, done.stdout) == (expected.returncode, expected.stdout), done.stderr
     return done
 
@@ -120,16 +180,26 @@ def test_report_works_without_checker_and_training_packages(home, wheel, logs, t
     assert not install(home, f'{wheel}') & (TRAINING_PACKAGES | CHECKER_PACKAGES)
     without = tmp_path / 'without/mlperf_logging.py'
     without.parent.mkdir()
-    without.write_text('raise ModuleNotFoundError("No module named \'mlperf_logging\'", name="mlperf_logging")\n')
+    without.write_text(
+        'raise ModuleNotFoundError("No module named \'mlperf_logging\'", name="mlperf_logging")\n'
+    )
     done = run_both(home, 'report', *logs, '--format', 'json', path=f'{without.parent}:{ROOT}')
     assert done.returncode == 0 and len(json.loads(done.stdout)) > 0
-    for words in (['--version'], ['predict', 'v0.7/NVIDIA/dgxa100_ngc20.06_mxnet', '--layouts', '1x8 2x8'],
-                  ['recipe', '--global-batch-size', '1664'], ['watch', shipped_logs() / 'digits_five', '--once'],
-                  ['report', logs[0], '--out', 'report']):
+    for words in (
+        ['--version'],
+        ['predict', 'v0.7/NVIDIA/dgxa100_ngc20.06_mxnet', '--layouts', '1x8 2x8'],
+        ['recipe', '--global-batch-size', '1664'],
+        ['watch', shipped_logs() / 'digits_five', '--once'],
+        ['report', logs[0], '--out', 'report'],
+    ):
         done = run([home / 'bin/mlperf-rn50', *words], cwd=tmp_path, env=clean_environment())
         assert done.returncode == 0 and done.stdout, done.stderr
     assert '<svg' in (tmp_path / 'report/report.html').read_text()
-    done = run([home / 'bin/mlperf-rn50', 'check', logs[0] / 'result_0.txt'], cwd=tmp_path, env=clean_environment())
+    done = run(
+        [home / 'bin/mlperf-rn50', 'check', logs[0] / 'result_0.txt'],
+        cwd=tmp_path,
+        env=clean_environment(),
+    )
     message = "pip install '.[check]' in the checkout\n"
     assert (done.returncode, done.stdout) == (2, '') and done.stderr.endswith(message)
 
@@ -142,10 +212,16 @@ def test_check_and_package_require_an_extra(home, wheel, logs):
     assert done.returncode == 0 and '"reference_epochs"' in done.stdout
     five = shipped_logs() / 'digits_five'
     done = run_both(home, 'check', *sorted(five.glob('result_*.txt')), logs[0] / 'result_0.txt')
-    assert done.returncode == 1 and 'digits_five: format passes: v0.5, v0.7 to v4.0; can be' in done.stdout
-    done = run_both(home, 'package', five, '--org', 'us', '--system', 'vm', '--out', 'tree', '--code', ROOT)
+    assert (
+        done.returncode == 1
+        and 'digits_five: format passes: v0.5, v0.7 to v4.0; can be' in done.stdout
+    )
+    done = run_both(
+        home, 'package', five, '--org', 'us', '--system', 'vm', '--out', 'tree', '--code', ROOT
+    )
     assert done.returncode == 0 and 'found no errors (v4.0)' in done.stdout
     if not (home / 'lib/python3.11').is_dir():
         done = pip(home, 'install', '--dry-run', f'{wheel}[cpu]')
         assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith(
-            'ERROR: No matching distribution found for mxnet<0; python_version != "3.11"')
+            'ERROR: No matching distribution found for mxnet<0; python_version != "3.11"'
+        )

@@ -1,7 +1,9 @@
 """Program mlperf-rn50 as a separate process with the thin networks of the fixture `thin`.
 
-With --stuck=N, rank 1 gets N batches and then waits indefinitely. With --die=N, each rank gets N batches and is killed.
+With --stuck=N, rank 1 gets N batches and then waits indefinitely. With --die=N, each rank gets N
+batches and is killed.
 """
+
 import os
 import signal
 import sys
@@ -13,7 +15,10 @@ from mlperf_rn50.system.launcher_env import launched_rank
 from mlperf_rn50.train.watchdog import watcher
 
 CHANNELS = (16, 32, 64, 128)
-STUCK, DIE = (next((int(w.partition('=')[2]) for w in sys.argv if w.startswith(o)), 0) for o in ('--stuck=', '--die='))
+STUCK, DIE = (
+    next((int(w.partition('=')[2]) for w in sys.argv if w.startswith(o)), 0)
+    for o in ('--stuck=', '--die=')
+)
 
 
 def stuck(batches):
@@ -30,12 +35,14 @@ def in_rank(program, *args, real=ranks.in_rank, **keys):
     def thin_program(heartbeat):  # runs after the watcher forks; heavy imports must follow the fork
         from mlperf_rn50.model import resnet
         from mlperf_rn50.train import build
+
         resnet.STAGE_CHANNELS, train_batches = CHANNELS, build.train_batches
         if STUCK and launched_rank():
             build.train_batches = lambda *a: stuck(train_batches(*a))
         if DIE:
             build.train_batches = lambda *a: dying(train_batches(*a))
         return program(heartbeat)
+
     return real(thin_program, *args, **keys)
 
 

@@ -1,7 +1,9 @@
-"""Comparison of blocks and steps on a device with float32 and NCHW on the CPU; arrays are compared in NCHW.
+"""Comparison of blocks and steps on a device with float32 and NCHW on the CPU; arrays are compared
+in NCHW.
 
 Inputs of the reference are also rounded to float16, so only kernel differences remain.
 """
+
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -23,12 +25,15 @@ from mlperf_rn50.train.trainer import Trainer
 
 Arrays = dict[str, np.ndarray]
 LAST_GAMMA = 0.2
-# Largest relative distance from the reference: |got - expected| / |expected|, with norms over an array. For a layer,
-# float32 is summed in a different order and float16 has 11 bits. For a step, the distances of all layers add up, and
-# BatchNorm over few images amplifies them in the backward pass.
+# Largest relative distance from the reference: |got - expected| / |expected|, with norms over an
+# array. For a layer, float32 is summed in a different order and float16 has 11 bits. For a step,
+# the distances of all layers add up, and BatchNorm over few images amplifies them in the backward
+# pass.
 LAYER_TOLERANCE = {'float32': 1e-4, 'float16': 1e-2}
-STEP_TOLERANCE = {'float32': {'loss': 1e-4, 'grad': 5e-2, 'weight': 1e-3, 'statistics': 1e-3},
-                  'float16': {'loss': 1e-2, 'grad': 0.3, 'weight': 1e-2, 'statistics': 2e-2}}
+STEP_TOLERANCE = {
+    'float32': {'loss': 1e-4, 'grad': 5e-2, 'weight': 1e-3, 'statistics': 1e-3},
+    'float16': {'loss': 1e-2, 'grad': 0.3, 'weight': 1e-2, 'statistics': 2e-2},
+}
 
 
 def distance(got: np.ndarray, expected: np.ndarray) -> float:
@@ -42,8 +47,10 @@ def distance(got: np.ndarray, expected: np.ndarray) -> float:
 
 def distances(got: Arrays, expected: Arrays) -> dict[str, float]:
     """Return the distance of each array by name; inf for an array missing on one side."""
-    return {n: distance(got[n], expected[n]) if n in got and n in expected else float('inf')
-            for n in {**expected, **got}}
+    return {
+        n: distance(got[n], expected[n]) if n in got and n in expected else float('inf')
+        for n in {**expected, **got}
+    }
 
 
 def to_layout(array: np.ndarray, layout: str) -> np.ndarray:
@@ -68,11 +75,21 @@ def _parameter(name: str, shape: tuple[int, ...], random: np.random.Generator) -
         return np.abs(values) + 0.5
     if name.endswith('gamma'):
         return 1 + 0.1 * values
-    return values * np.sqrt(2 / np.prod(shape[1:])).astype(np.float32) if len(shape) > 1 else 0.1 * values
+    return (
+        values * np.sqrt(2 / np.prod(shape[1:])).astype(np.float32)
+        if len(shape) > 1
+        else 0.1 * values
+    )
 
 
-def run_block(make: Callable[[str], Any], shape: tuple[int, ...], layout: str, precision: str, rounding: str,
-              context: mx.Context) -> Arrays:
+def run_block(
+    make: Callable[[str], Any],
+    shape: tuple[int, ...],
+    layout: str,
+    precision: str,
+    rounding: str,
+    context: mx.Context,
+) -> Arrays:
     """Return output, gradients and statistics of a block in NCHW, for the same inputs at each call.
 
     Args:
@@ -83,10 +100,13 @@ def run_block(make: Callable[[str], Any], shape: tuple[int, ...], layout: str, p
     random = np.random.default_rng(7)
 
     def put(values: np.ndarray, dtype: Any) -> mx.nd.NDArray:
-        return mx.nd.array(to_layout(rounded(values.astype(np.float32), rounding), layout), context, dtype)
+        return mx.nd.array(
+            to_layout(rounded(values.astype(np.float32), rounding), layout), context, dtype
+        )
 
     def get(array: mx.nd.NDArray) -> np.ndarray:
         return from_layout(array.asnumpy(), layout)
+
     block = make(layout)
     block.initialize(ctx=context)
     if precision == 'float16':
@@ -94,7 +114,9 @@ def run_block(make: Callable[[str], Any], shape: tuple[int, ...], layout: str, p
     block.hybridize(static_alloc=True, static_shape=True)
     params = list(block.collect_params().values())
     for p in params:
-        p.set_data(put(_parameter(p.name, from_layout(np.empty(p.shape), layout).shape, random), p.dtype))
+        p.set_data(
+            put(_parameter(p.name, from_layout(np.empty(p.shape), layout).shape, random), p.dtype)
+        )
     x = put(random.standard_normal(shape), precision)
     x.attach_grad()
     with autograd.record():
@@ -109,25 +131,50 @@ def run_block(make: Callable[[str], Any], shape: tuple[int, ...], layout: str, p
     return arrays
 
 
-def compare_block(make: Callable[[str], Any], shape: tuple[int, ...], layout: str, precision: str,
-                  context: mx.Context, reference: Callable[[str], Any] | None = None) -> dict[str, float]:
-    """Return distances between a block on a device and on the CPU, where `reference` can build a different block."""
+def compare_block(
+    make: Callable[[str], Any],
+    shape: tuple[int, ...],
+    layout: str,
+    precision: str,
+    context: mx.Context,
+    reference: Callable[[str], Any] | None = None,
+) -> dict[str, float]:
+    """Return distances between a block on a device and on the CPU, where `reference` can build a
+    different block."""
     expected = run_block(reference or make, shape, 'NCHW', 'float32', precision, mx.cpu())
     return distances(run_block(make, shape, layout, precision, precision, context), expected)
 
 
-def step_config(name: str, layout: Any, precision: str, optimizer: str, device: str = 'cpu') -> Config:
+def step_config(
+    name: str, layout: Any, precision: str, optimizer: str, device: str = 'cpu'
+) -> Config:
     """Configuration of a small training on images of 64 pixels with 4 channels, the last one zero.
 
-    With device=gpu the network uses fused operators if kernels exist; with cpu, none, so that it also runs on a GPU.
+    With device=gpu the network uses fused operators if kernels exist; with cpu, none, so that it
+    also runs on a GPU.
     """
-    data = DataConfig(num_train=32, num_val=16, num_classes=10, image_size=64, resize_shorter=64, synthetic=True,
-                      pad_to_4_channels=True)
+    data = DataConfig(
+        num_train=32,
+        num_val=16,
+        num_classes=10,
+        image_size=64,
+        resize_shorter=64,
+        synthetic=True,
+        pad_to_4_channels=True,
+    )
     fused = None if device == 'gpu' else False
-    return Config(data=data, model=ModelConfig(name=name, layout=layout, fused_bn_relu=fused, fused_bn_add_relu=fused),
-                  optimizer=OptimizerConfig(optimizer, weight_decay=1e-3, lars_eta=0.02),
-                  train=TrainConfig(local_batch_size=16, precision=precision, loss_scale=128.0, label_smoothing=0.1,
-                                    device=device))
+    return Config(
+        data=data,
+        model=ModelConfig(name=name, layout=layout, fused_bn_relu=fused, fused_bn_add_relu=fused),
+        optimizer=OptimizerConfig(optimizer, weight_decay=1e-3, lars_eta=0.02),
+        train=TrainConfig(
+            local_batch_size=16,
+            precision=precision,
+            loss_scale=128.0,
+            label_smoothing=0.1,
+            device=device,
+        ),
+    )
 
 
 def make_trainer(config: Config, device_id: int | None) -> Trainer:
@@ -136,27 +183,37 @@ def make_trainer(config: Config, device_id: int | None) -> Trainer:
 
 def plain(config: Config) -> Config:
     """Return the same configuration for the CPU, in float32 and NCHW, without fused operators."""
-    return replace(config, model=replace(config.model, layout='NCHW', fused_bn_relu=False, fused_bn_add_relu=False),
-                   train=replace(config.train, precision='float32', device='cpu'))
+    return replace(
+        config,
+        model=replace(config.model, layout='NCHW', fused_bn_relu=False, fused_bn_add_relu=False),
+        train=replace(config.train, precision='float32', device='cpu'),
+    )
 
 
 def weights_of(config: Config) -> Arrays:
     """Return initial weights and statistics for a comparison, in NCHW, by checkpoint name.
 
-    The last gamma of each block is small, as after a start with zero_gamma. With gamma = 1, float16 rounding errors of
-    an untrained network of 50 layers would be as large as its gradients.
+    The last gamma of each block is small, as after a start with zero_gamma. With gamma = 1, float16
+    rounding errors of an untrained network of 50 layers would be as large as its gradients.
     """
     last = 'bn3_gamma' if units(depth_of(config.model))[0].is_bottleneck else 'bn2_gamma'
     arrays = make_trainer(plain(config), None).snapshot()
-    return {n: a * LAST_GAMMA if n.endswith(last) else a for n, a in arrays.items() if n.startswith('model/')}
+    return {
+        n: a * LAST_GAMMA if n.endswith(last) else a
+        for n, a in arrays.items()
+        if n.startswith('model/')
+    }
 
 
 def set_weights(trainer: Trainer, weights: Arrays, layout: str) -> None:
     """Set weights, including float32 masters of float16 weights, and set velocities to 0."""
     arrays = {}
     for name, shape in trainer.array_shapes().items():
-        source = weights.get(name) if name.startswith('model/') else \
-            weights.get(name.replace('optimizer/master/', 'model/'))
+        source = (
+            weights.get(name)
+            if name.startswith('model/')
+            else weights.get(name.replace('optimizer/master/', 'model/'))
+        )
         arrays[name] = np.zeros(shape, np.float32) if source is None else to_layout(source, layout)
     trainer.load_state(TrainerState(arrays, loss_scale=trainer.loss_scale.value))
 
@@ -167,34 +224,52 @@ def make_batch(config: Config, rounding: str, device_id: int | None) -> Batch:
     images = rounded(random.standard_normal((size, 4, 64, 64)).astype(np.float32), rounding)
     images[:, 3] = 0
     context, precision = device_context(device_id), config.train.precision
-    return Batch(mx.nd.array(to_layout(images, config.model.layout), context, precision),
-                 mx.nd.array(random.integers(0, 10, size), context, 'int32'), size)
+    return Batch(
+        mx.nd.array(to_layout(images, config.model.layout), context, precision),
+        mx.nd.array(random.integers(0, 10, size), context, 'int32'),
+        size,
+    )
 
 
 def run_steps(config: Config, weights: Arrays, rounding: str, device_id: int | None) -> Arrays:
-    """Return loss and gradients of the first of two steps, and weights and statistics after the second, by kind.
+    """Return loss and gradients of the first of two steps, and weights and statistics after the
+    second, by kind.
 
-    All gradients and all weights form one vector each, because tiny gradients of single tensors are mostly noise.
+    All gradients and all weights form one vector each, because tiny gradients of single tensors are
+    mostly noise.
     """
     layout, trainer = config.model.layout, make_trainer(config, device_id)
-    set_weights(trainer, {n: rounded(a, rounding) if n.endswith('weight') else a for n, a in weights.items()}, layout)
+    set_weights(
+        trainer,
+        {n: rounded(a, rounding) if n.endswith('weight') else a for n, a in weights.items()},
+        layout,
+    )
     batch, scale = make_batch(config, rounding, device_id), trainer.loss_scale.value
 
     def step(number: int) -> float:
         return trainer.read(trainer.step(iter([batch]), number, 0.05))[0]
 
     def vector(arrays: Arrays) -> np.ndarray:
-        return np.concatenate([from_layout(a.astype(np.float64), layout).ravel() for _, a in sorted(arrays.items())])
+        return np.concatenate(
+            [from_layout(a.astype(np.float64), layout).ravel() for _, a in sorted(arrays.items())]
+        )
+
     loss = step(0)
     grad = vector({t.name: t.grad.asnumpy() for t in trainer.optimizer.tensors}) / scale
     step(1)
     end = {n: a for n, a in trainer.snapshot().items() if n.startswith('model/')}
-    return {'loss': np.array([loss]), 'grad': grad, 'weight': vector({n: end[n] for n in end if 'running' not in n}),
-            'statistics': vector({n: end[n] for n in end if 'running' in n})}
+    return {
+        'loss': np.array([loss]),
+        'grad': grad,
+        'weight': vector({n: end[n] for n in end if 'running' not in n}),
+        'statistics': vector({n: end[n] for n in end if 'running' in n}),
+    }
 
 
 def compare_steps(config: Config, device_id: int | None) -> dict[str, float]:
     """Return the distance of each kind (loss, grad, weight, statistics) from the CPU."""
     precision, weights = config.train.precision, weights_of(config)
-    return distances(run_steps(config, weights, precision, device_id),
-                     run_steps(plain(config), weights, precision, None))
+    return distances(
+        run_steps(config, weights, precision, device_id),
+        run_steps(plain(config), weights, precision, None),
+    )

@@ -1,4 +1,6 @@
-"""Synthetic photographs: JPEG images of several sizes with gradients and noise, without symmetries."""
+"""Synthetic photographs: JPEG images of several sizes with gradients and noise, without
+symmetries."""
+
 import io
 from pathlib import Path
 
@@ -19,23 +21,44 @@ def picture(number: int) -> bytes:
     """Return the content of a JPEG file that depends only on the number."""
     random, (width, height) = np.random.default_rng(number), SIZES[number % len(SIZES)]
     coarse = random.integers(0, 256, (height // 60 + 2, width // 60 + 2, 3), np.uint8)
-    shades = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC), np.int16)
+    shades = np.asarray(
+        Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC), np.int16
+    )
     noise = random.integers(-12, 13, (height, width, 1), np.int16)
     buffer = io.BytesIO()
-    Image.fromarray(np.clip(shades + noise, 0, 255).astype(np.uint8)).save(buffer, 'JPEG', quality=92)
+    Image.fromarray(np.clip(shades + noise, 0, 255).astype(np.uint8)).save(
+        buffer, 'JPEG', quality=92
+    )
     return buffer.getvalue()
 
 
 def pack_pictures(out: Path, number: int) -> Path:
     """Prepare a number of images, all for training and one per class for validation."""
     samples = [Sample(i % NUM_CLASSES, f'{i}', picture(i)) for i in range(number)]
-    pack(Dataset('pictures', 'made up', [str(i) for i in range(NUM_CLASSES)], samples, samples[:NUM_CLASSES]), out)
+    pack(
+        Dataset(
+            'pictures',
+            'made up',
+            [str(i) for i in range(NUM_CLASSES)],
+            samples,
+            samples[:NUM_CLASSES],
+        ),
+        out,
+    )
     return out
 
 
 def pictures_config(folder: Path, **data) -> Config:
     """Return the configuration for a folder of these images, with pixel values from 0 to 255."""
     number = load_manifest(folder)['splits']['train']['num_images']
-    keys = dict(dir=str(folder), dataset='pictures', num_train=number, num_val=NUM_CLASSES, num_classes=NUM_CLASSES,
-                mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), read_threads=2)
+    keys = dict(
+        dir=str(folder),
+        dataset='pictures',
+        num_train=number,
+        num_val=NUM_CLASSES,
+        num_classes=NUM_CLASSES,
+        mean=(0.0, 0.0, 0.0),
+        std=(1.0, 1.0, 1.0),
+        read_threads=2,
+    )
     return Config(data=DataConfig(**{**keys, **data}))

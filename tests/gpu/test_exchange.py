@@ -1,7 +1,9 @@
-"""Exchange between all GPUs, with one or two ranks each: every method of Comm, and sums of the size of a step.
+"""Exchange between all GPUs, with one or two ranks each: every method of Comm, and sums of the size
+of a step.
 
 The ranks also run this file: python tests/gpu/test_exchange.py OUT DEVICE RANKS_PER_DEVICE.
 """
+
 import json
 import os
 import sys
@@ -28,56 +30,90 @@ DRY_SHAPES = SHAPES[:2]
 
 
 def large_means(comm: Comm, context: mx.Context, precision: str, num_rounds: int) -> list[float]:
-    """Return the largest relative error of each exchange; an exchange has two concurrent buckets."""
+    """Return the largest relative error of each exchange; an exchange has two concurrent
+    buckets."""
     shapes, n, far = SHAPES if context.device_type == 'gpu' else DRY_SHAPES, comm.world_size, []
     mean = (n + 1) / 2
     for number in range(num_rounds):
-        grads = [mx.nd.full(s, (comm.rank + 1) * (number % 3 + 1), context, precision) for s in shapes]
+        grads = [
+            mx.nd.full(s, (comm.rank + 1) * (number % 3 + 1), context, precision) for s in shapes
+        ]
         half = len(grads) // 2
         for bucket, part in enumerate((grads[:half], grads[half:])):
             comm.average_gradients(part, bucket)
         expected = mean * (number % 3 + 1)
-        far.append(max(float(np.abs(g.asnumpy().astype(np.float64) / expected - 1).max()) for g in grads))
+        far.append(
+            max(float(np.abs(g.asnumpy().astype(np.float64) / expected - 1).max()) for g in grads)
+        )
     return far
 
 
 class LoneComm(HorovodComm):
-    """One rank that exchanges with itself, which HorovodComm omits, so that NCCL runs on a single card."""
+    """One rank that exchanges with itself, which HorovodComm omits, so that NCCL runs on a single
+    card."""
 
     def _sum(self, arrays, name, factor=1.0):
         for array in arrays:  # so that Horovod also scales, by half
             array *= 2
-        self._hvd.grouped_allreduce_(arrays, op=self._hvd.Sum, process_set=self._all, name=name,
-                                     prescale_factor=factor / 2)
+        self._hvd.grouped_allreduce_(
+            arrays, op=self._hvd.Sum, process_set=self._all, name=name, prescale_factor=factor / 2
+        )
 
 
 def main(out: str, device: str, ranks_per_device: str) -> None:
     """Run all exchanges on a rank; rank r writes r.json."""
-    config = Config(train=TrainConfig(device=device, local_batch_size=1),
-                    run=RunConfig(ranks_per_device=int(ranks_per_device)))
+    config = Config(
+        train=TrainConfig(device=device, local_batch_size=1),
+        run=RunConfig(ranks_per_device=int(ranks_per_device)),
+    )
     comm = LoneComm() if launched_size() == 1 else open_comm('none', num_sharing=sharing_of(config))
     device_id = device_id_of(config, comm)
     context = device_context(device_id)
     with context:  # the default for new arrays
-        results = {'device': device_id, 'collectives': collectives(comm),
-                   **{f'large means, {p}': large_means(comm, context, p, 6) for p in ('float32', 'float16')}}
+        results = {
+            'device': device_id,
+            'collectives': collectives(comm),
+            **{
+                f'large means, {p}': large_means(comm, context, p, 6)
+                for p in ('float32', 'float16')
+            },
+        }
     Path(out, f'{comm.rank}.json').write_text(json.dumps(results))
 
 
 def test_sums_of_all_ranks(ranks_per_device, num_ranks, tmp_path, figure):
     n, device = num_ranks, 'cpu' if IS_DRY else 'gpu'
-    worker = ['env', f'PYTHONPATH={ROOT}/tests', sys.executable, __file__, tmp_path, device, ranks_per_device]
-    done = run(under_ranks(n, worker), env={**os.environ, 'MLPERF_RN50_RANKS_PER_DEVICE': str(ranks_per_device)})
+    worker = [
+        'env',
+        f'PYTHONPATH={ROOT}/tests',
+        sys.executable,
+        __file__,
+        tmp_path,
+        device,
+        ranks_per_device,
+    ]
+    done = run(
+        under_ranks(n, worker),
+        env={**os.environ, 'MLPERF_RN50_RANKS_PER_DEVICE': str(ranks_per_device)},
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     results = [json.loads((tmp_path / f'{r}.json').read_text()) for r in range(n)]
     if not IS_DRY:
         assert [f['device'] for f in results] == [r // ranks_per_device for r in range(n)]
     for r, got in enumerate(results):
-        expected = {'rank': r, 'world_size': n, 'broadcast': [[10.0, 10.0], [0.0, 0.0, 0.0]], 'mean': [(n - 1) / 2] * 2,
-                    'grads': [pytest.approx([(n + 1) / 2] * 4), pytest.approx([5.0 * (n + 1)] * 4)],
-                    'counts': [sum(range(n)), n * 2**40, 1]}
+        expected = {
+            'rank': r,
+            'world_size': n,
+            'broadcast': [[10.0, 10.0], [0.0, 0.0, 0.0]],
+            'mean': [(n - 1) / 2] * 2,
+            'grads': [pytest.approx([(n + 1) / 2] * 4), pytest.approx([5.0 * (n + 1)] * 4)],
+            'counts': [sum(range(n)), n * 2**40, 1],
+        }
         assert {key: got['collectives'][key] for key in expected} == expected
-        assert max(got['large means, float32']) < 1e-6 and max(got['large means, float16']) < n * 2**-10
+        assert (
+            max(got['large means, float32']) < 1e-6
+            and max(got['large means, float16']) < n * 2**-10
+        )
     figure(f'exchange of {n} ranks, {ranks_per_device} on a GPU: wrong sums', 0, 'sums')
 
 

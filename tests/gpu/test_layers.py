@@ -1,18 +1,33 @@
 """Layers of the network against the CPU: outputs, and gradients of inputs and parameters."""
+
 import pytest
 from gpu.compare import LAYER_TOLERANCE, compare_block
 from gpu.conftest import IS_DRY
 from mxnet.gluon import nn
 
-from mlperf_rn50.model.fused import PLAIN, Fusion, NormAddRelu, NormRelu, has_norm_add_relu, has_norm_relu
+from mlperf_rn50.model.fused import (
+    PLAIN,
+    Fusion,
+    NormAddRelu,
+    NormRelu,
+    has_norm_add_relu,
+    has_norm_relu,
+)
 from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.resnet import ResidualUnit, _Layers, units
 from mlperf_rn50.model.training import SmoothedCrossEntropy
 
 
 def conv(in_channels, channels, kernel, stride=1):
-    return lambda layout: nn.Conv2D(channels, kernel, stride, kernel // 2, use_bias=False, in_channels=in_channels,
-                                    layout=layout)
+    return lambda layout: nn.Conv2D(
+        channels,
+        kernel,
+        stride,
+        kernel // 2,
+        use_bias=False,
+        in_channels=in_channels,
+        layout=layout,
+    )
 
 
 def norm(channels):
@@ -26,7 +41,9 @@ def norm_and_relu(layout):
 
 
 def unit(number, fusion=PLAIN):
-    return lambda layout: ResidualUnit(units(50)[number], _Layers(ModelConfig(layout=layout), False, fusion), 0)
+    return lambda layout: ResidualUnit(
+        units(50)[number], _Layers(ModelConfig(layout=layout), False, fusion), 0
+    )
 
 
 class Smoothed(SmoothedCrossEntropy):
@@ -51,8 +68,10 @@ KINDS = {
     'dense': (lambda layout: nn.Dense(1000, in_units=256), (8, 256)),
     'loss': (lambda layout: Smoothed(0.1), (8, 10)),
     'residual unit with projection': (unit(0), (8, 64, 14, 14)),
-    'residual unit': (unit(1), (8, 256, 14, 14))}
-# Tolerance factor for several layers, because each one rounds and a ReLU amplifies the error if a sign changes.
+    'residual unit': (unit(1), (8, 256, 14, 14)),
+}
+# Tolerance factor for several layers, because each one rounds and a ReLU amplifies the error if a
+# sign changes.
 SEVERAL = 10
 
 
@@ -62,12 +81,19 @@ SEVERAL = 10
 def test_layer_matches_cpu(kind, precision, layout, context, check_distances):
     make, shape = KINDS[kind]
     factor = SEVERAL if 'unit' in kind else 1
-    check_distances(f'{kind}, {precision}, {layout}', compare_block(make, shape, layout, precision, context),
-                    factor * LAYER_TOLERANCE[precision])
+    check_distances(
+        f'{kind}, {precision}, {layout}',
+        compare_block(make, shape, layout, precision, context),
+        factor * LAYER_TOLERANCE[precision],
+    )
 
 
-FUSED = {'BatchNorm and ReLU': Fusion(NormRelu), 'BatchNorm, sum and ReLU': Fusion(None, NormAddRelu),
-         'both': Fusion(NormRelu, NormAddRelu), 'BatchNorm and ReLU of CPU builds': Fusion(nn.BatchNormReLU)}
+FUSED = {
+    'BatchNorm and ReLU': Fusion(NormRelu),
+    'BatchNorm, sum and ReLU': Fusion(None, NormAddRelu),
+    'both': Fusion(NormRelu, NormAddRelu),
+    'BatchNorm and ReLU of CPU builds': Fusion(nn.BatchNormReLU),
+}
 
 
 @pytest.mark.parametrize('name', FUSED)
@@ -76,10 +102,16 @@ def test_fused_unit_matches_cpu(name, context, check_distances):
     fusion, is_for_cpu = FUSED[name], 'CPU' in name
     if is_for_cpu != IS_DRY:
         pytest.skip('only on CPUs' if is_for_cpu else 'dry run: only on GPUs')
-    if not is_for_cpu and (fusion.norm_relu and not has_norm_relu() or
-                           fusion.norm_add_relu and not has_norm_add_relu()):
+    if not is_for_cpu and (
+        fusion.norm_relu and not has_norm_relu() or fusion.norm_add_relu and not has_norm_add_relu()
+    ):
         pytest.skip('this MXNet lacks the operator')
     layout, precision = ('NCHW', 'float32') if is_for_cpu else ('NHWC', 'float16')
-    distances = compare_block(unit(1, fusion), (8, 256, 14, 14), layout, precision, context, unit(1))
-    check_distances(f'residual unit with {name} in one, {precision}, {layout}', distances,
-                    SEVERAL * LAYER_TOLERANCE[precision])
+    distances = compare_block(
+        unit(1, fusion), (8, 256, 14, 14), layout, precision, context, unit(1)
+    )
+    check_distances(
+        f'residual unit with {name} in one, {precision}, {layout}',
+        distances,
+        SEVERAL * LAYER_TOLERANCE[precision],
+    )

@@ -1,4 +1,5 @@
 """Training step, evaluation network and grouped optimizer updates, against the CPU."""
+
 from dataclasses import replace
 
 import mxnet as mx
@@ -40,7 +41,9 @@ def test_compared_networks_have_no_operators_of_cpus_only():
 @pytest.mark.parametrize('name', ['resnet18', 'resnet50'])
 def test_two_steps_match_cpu(name, precision, layout, optimizer, device_id, check_distances):
     distances = compare_steps(step_config(name, layout, precision, optimizer), device_id)
-    check_distances(f'{name}, {precision}, {layout}, {optimizer}', distances, STEP_TOLERANCE[precision])
+    check_distances(
+        f'{name}, {precision}, {layout}, {optimizer}', distances, STEP_TOLERANCE[precision]
+    )
 
 
 def test_two_fused_steps_match_cpu(device_id, check_distances):
@@ -52,18 +55,26 @@ def test_two_fused_steps_match_cpu(device_id, check_distances):
 
 
 def test_training_step_of_large_batch_in_chosen_layout(device_id):
-    """In NHWC without NVIDIA's kernels, the batch has 2.6 million rows, three times the limit of cuDNN's BatchNorm."""
+    """In NHWC without NVIDIA's kernels, the batch has 2.6 million rows, three times the limit of
+    cuDNN's BatchNorm."""
     only_on_a_gpu('the batch is too large for a CPU')
     small = step_config('resnet50', None, 'float16', 'lars', device='gpu')
-    config = with_layout(replace(small, data=replace(small.data, num_train=208, image_size=224, resize_shorter=224),
-                                 train=replace(small.train, local_batch_size=208)))
+    config = with_layout(
+        replace(
+            small,
+            data=replace(small.data, num_train=208, image_size=224, resize_shorter=224),
+            train=replace(small.train, local_batch_size=208),
+        )
+    )
     trainer, shard = make_trainer(config, device_id), make_plan(config, 1).train_shard()
     loss = trainer.read(trainer.step(synthetic_batches(config, shard, device_id), 0, 0.05))[0]
     assert np.isfinite(loss)
 
 
 def test_overflow_changes_no_bit_and_halves_the_scale(device_id):
-    config = with_layout(step_config('resnet18' if IS_DRY else 'resnet50', None, 'float16', 'lars', device='gpu'))
+    config = with_layout(
+        step_config('resnet18' if IS_DRY else 'resnet50', None, 'float16', 'lars', device='gpu')
+    )
     trainer = make_trainer(config, device_id)
     for scale in (2.0**24, 128.0):
         trainer.loss_scale.value = scale
@@ -75,8 +86,12 @@ def test_overflow_changes_no_bit_and_halves_the_scale(device_id):
         else:
             pending = trainer.step(iter([make_batch(config, 'float16', device_id)]), 0, 0.05)
         trainer.read(pending)
-        is_same = all((a.asnumpy() == before[n]).all() for n, a in trainer.optimizer.owners().items())
-        assert (is_same, trainer.loss_scale.value) == ((False, 128) if scale == 128 else (True, scale / 2))
+        is_same = all(
+            (a.asnumpy() == before[n]).all() for n, a in trainer.optimizer.owners().items()
+        )
+        assert (is_same, trainer.loss_scale.value) == (
+            (False, 128) if scale == 128 else (True, scale / 2)
+        )
     assert trainer.find_non_finite() is None
 
 
@@ -94,30 +109,40 @@ def test_digests_and_first_non_finite_array_match_cpu(device_id):
 @pytest.mark.parametrize('precision', ['float32', 'float16'])
 def test_evaluation_network_matches_cpu(precision, layout, device_id, check_distances):
     outputs = []
-    for config, device in ((step_config('resnet18', 'NCHW', 'float32', 'sgd'), None),
-                           (step_config('resnet18', layout, precision, 'sgd'), device_id)):
+    for config, device in (
+        (step_config('resnet18', 'NCHW', 'float32', 'sgd'), None),
+        (step_config('resnet18', layout, precision, 'sgd'), device_id),
+    ):
         trainer = make_trainer(config, device)
         set_weights(trainer, weights_of(config), config.model.layout)
         with trainer.evaluating() as net:
             outputs.append(net(make_batch(config, precision, device).images).asnumpy())
-    check_distances(f'evaluation, {precision}, {layout}', {'logits': distance(outputs[1], outputs[0])},
-                    STEP_TOLERANCE[precision]['statistics'])
+    check_distances(
+        f'evaluation, {precision}, {layout}',
+        {'logits': distance(outputs[1], outputs[0])},
+        STEP_TOLERANCE[precision]['statistics'],
+    )
 
 
 def test_evaluation_of_large_batch_in_nhwc(context):
-    """The batch has 2.6 million rows, but cuDNN's BatchNorm for inference refuses more than 65,535."""
+    """The batch has 2.6 million rows, but cuDNN's BatchNorm for inference refuses more than
+    65,535."""
     only_on_a_gpu('there is no CPU kernel')
     config = step_config('resnet50', 'NHWC', 'float16', 'sgd')
     net = FoldedResNet(config, context)
     net.copy_weights(build_model(config, context, 0))
-    logits = net.net(mx.nd.random.normal(shape=(208, 224, 224, 4), ctx=context).astype('float16')).asnumpy()
+    logits = net.net(
+        mx.nd.random.normal(shape=(208, 224, 224, 4), ctx=context).astype('float16')
+    ).asnumpy()
     assert logits.shape == (208, 10) and np.isfinite(logits).all()
 
 
 @pytest.mark.parametrize('name', ['sgd', 'lars'])
 @pytest.mark.parametrize('precision', ['float32', 'float16'])
 def test_grouped_updates_match_single_updates(name, precision, context, check_distances):
-    net = build_model(step_config('resnet18' if IS_DRY else 'resnet50', 'NHWC', precision, 'sgd'), context, 0)
+    net = build_model(
+        step_config('resnet18' if IS_DRY else 'resnet50', 'NHWC', precision, 'sgd'), context, 0
+    )
     params = {n: p for n, p in net.collect_params().items() if p.grad_req != 'null'}
     config = OptimizerConfig(name, weight_decay=1e-3)
     start = {n: p.data().asnumpy().astype(np.float32) for n, p in params.items()}
@@ -130,5 +155,8 @@ def test_grouped_updates_match_single_updates(name, precision, context, check_di
         all_grads.append(grads)
         optimizer.step(lr)
     expected, state = reference(config, start, all_grads, lrs), optimizer.state()
-    distances = {n: distance(state.get(f'master/{n}', p.data()).asnumpy(), expected[n]) for n, p in params.items()}
+    distances = {
+        n: distance(state.get(f'master/{n}', p.data()).asnumpy(), expected[n])
+        for n, p in params.items()
+    }
     check_distances(f'{name}, {precision}: {len(params)} tensors after 3 updates', distances, 1e-4)

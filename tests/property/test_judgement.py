@@ -1,9 +1,11 @@
 """Agreement of all commands about logs: none accepts, or gives a score to, what another refuses.
 
-`disagreements` damages a copy of a folder of logs at random, by a seed, and compares the commands. To try many seeds:
+`disagreements` damages a copy of a folder of logs at random, by a seed, and compares the commands.
+To try many seeds:
 
     .venv/bin/python tests/property/test_judgement.py SEEDS FOLDER...
 """
+
 import json
 import os
 import random
@@ -36,9 +38,21 @@ def change_value(dice, log, _):
     values = list(re.finditer(rb'"(?:value|status|epoch_num)": ("\w*"|[\d.]+)', log.read_bytes()))
     if values:
         found = dice.choice(values)
-        new = dice.choice([b'0', b'1', b'"success"', b'"aborted"', b'"open"', b'0.76', b'77', b'null', found[1][::-1]])
+        new = dice.choice(
+            [
+                b'0',
+                b'1',
+                b'"success"',
+                b'"aborted"',
+                b'"open"',
+                b'0.76',
+                b'77',
+                b'null',
+                found[1][::-1],
+            ]
+        )
         text = found.string
-        log.write_bytes(text[:found.start(1)] + new + text[found.end(1):])
+        log.write_bytes(text[: found.start(1)] + new + text[found.end(1) :])
 
 
 def double_run(dice, log, logs):
@@ -56,7 +70,7 @@ def swap_lines(dice, log, _):
 
 def cut_end(dice, log, _):
     text = log.read_bytes()
-    log.write_bytes(text[:dice.randrange(len(text) + 1)])
+    log.write_bytes(text[: dice.randrange(len(text) + 1)])
 
 
 DAMAGES = [lose_line, lose_line, change_value, change_value, double_run, swap_lines, cut_end]
@@ -73,7 +87,8 @@ def damage(folder, seed):
 
 
 def judge_by_round(folder):
-    """Return whether package would refuse each folder's set by the rules of ROUND, or None if it cannot be read."""
+    """Return whether package would refuse each folder's set by the rules of ROUND, or None if it
+    cannot be read."""
     try:
         run_sets, _ = load_logs([folder], Rules([ROUNDS[ROUND]]))
     except UserError:
@@ -82,11 +97,14 @@ def judge_by_round(folder):
 
 
 def verdicts_of(*words):
-    """Return exit code, and sets by folder, of check; passed_rounds and reasons are in the values."""
+    """Return exit code, and sets by folder, of check; passed_rounds and reasons are in the
+    values."""
     done = call('check', *words, '--format', 'json')
     found = json.loads(done.stdout)['sets'] if done.stdout else []
-    return done.returncode, {str(Path(s['place']).parent if s['place'].endswith('.txt') else s['place']): s
-                             for s in found}
+    return done.returncode, {
+        str(Path(s['place']).parent if s['place'].endswith('.txt') else s['place']): s
+        for s in found
+    }
 
 
 def compare(folder):
@@ -94,20 +112,28 @@ def compare(folder):
     found = []
     code, sets = verdicts_of(folder)
     report = call('report', folder, '--format', 'json')
-    systems = {f: s for s in json.loads(report.stdout)['systems'] for f in s['folders']} if report.stdout else {}
+    systems = (
+        {f: s for s in json.loads(report.stdout)['systems'] for f in s['folders']}
+        if report.stdout
+        else {}
+    )
     if report.returncode != code:
         found.append(f'check {code}, report {report.returncode}')
     for place, s in sets.items():
         system = systems[place]
-        same = [list(system[k]) == list(s[k]) if k != 'score_minutes' else system[k] == s[k]
-                for k in ('violations', 'obstacles', 'score_minutes')]
+        same = [
+            list(system[k]) == list(s[k]) if k != 'score_minutes' else system[k] == s[k]
+            for k in ('violations', 'obstacles', 'score_minutes')
+        ]
         if not all(same):
             found.append(f'check {s}, report { {k: system[k] for k in s if k in system} }')
         if s['violations'] and s['score_minutes'] is not None:
             found.append(f'score of a refused set: {s}')
         watch, predict = call('watch', place, '--once', '--format', 'json'), call('predict', place)
         if watch.returncode != bool(s['violations']):
-            found.append(f'check {s}, watch {watch.returncode} {watch.stdout[-300:]} {watch.stderr}')
+            found.append(
+                f'check {s}, watch {watch.returncode} {watch.stdout[-300:]} {watch.stderr}'
+            )
         if s['violations'] and not predict.returncode:
             found.append(f'check {s}, predict {predict.stdout[:300]}')
     by_round = judge_by_round(folder)
@@ -132,14 +158,18 @@ def disagreements(source, seed):
 
 @pytest.mark.parametrize('part', range(4))
 def test_commands_agree_about_each_folder_of_logs_that_were_once_misread(part):
-    found = {p.name: texts for k, p in enumerate(LOGS[part::4]) if (texts := disagreements(p, k % 3))}
+    found = {
+        p.name: texts for k, p in enumerate(LOGS[part::4]) if (texts := disagreements(p, k % 3))
+    }
     assert not found
 
 
 def measured_sets():
     """Return the folders of logs under version control."""
     files = git(ROOT, 'ls-files', 'logs').splitlines()
-    return sorted({(ROOT / f).parent for f in files if re.fullmatch(r'result_\d+\.txt', Path(f).name)})
+    return sorted(
+        {(ROOT / f).parent for f in files if re.fullmatch(r'result_\d+\.txt', Path(f).name)}
+    )
 
 
 @pytest.mark.parametrize('source', measured_sets(), ids=lambda p: p.name)

@@ -1,4 +1,5 @@
 """Predictions from any log or bench file, which are plausible or refused."""
+
 import math
 from dataclasses import replace
 
@@ -16,44 +17,84 @@ from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.analysis.sets.recipe import Recipe, make_recipe
 
 SECONDS = st.floats(1e-6, 1e6)
-LINKS = st.builds(Link, st.floats(1e-3, 1e6), st.integers(1, 10**12), st.just('any'), st.floats(0, 1),
-                  st.none() | SECONDS, st.booleans(), st.booleans())
+LINKS = st.builds(
+    Link,
+    st.floats(1e-3, 1e6),
+    st.integers(1, 10**12),
+    st.just('any'),
+    st.floats(0, 1),
+    st.none() | SECONDS,
+    st.booleans(),
+    st.booleans(),
+)
 FITTED = costs_without(None)
 COSTS = st.sampled_from([Costs(), FITTED])
 
 
 @st.composite
 def recipes(draw, batch):
-    return Recipe('sgd', batch, decay='poly', decay_epochs=draw(st.none() | st.floats(1, 200)),
-                  eval_period=draw(st.integers(1, 10)), first_eval_epoch=draw(st.integers(0, 10)))
+    return Recipe(
+        'sgd',
+        batch,
+        decay='poly',
+        decay_epochs=draw(st.none() | st.floats(1, 200)),
+        eval_period=draw(st.integers(1, 10)),
+        first_eval_epoch=draw(st.integers(0, 10)),
+    )
 
 
 @st.composite
 def bases(draw):
-    nodes, per_node, local = draw(st.integers(1, 8)), draw(st.integers(1, 16)), draw(st.integers(1, 4096))
-    return Base('any', 'any', nodes, nodes * per_node, draw(st.booleans()), nodes * per_node * local, draw(SECONDS),
-                draw(st.none() | st.just(0.0) | SECONDS),
-                draw(st.floats(0, 1e6)), draw(st.integers(1, 10**9)), draw(st.sampled_from([None, 'digits'])))
+    nodes, per_node, local = (
+        draw(st.integers(1, 8)),
+        draw(st.integers(1, 16)),
+        draw(st.integers(1, 4096)),
+    )
+    return Base(
+        'any',
+        'any',
+        nodes,
+        nodes * per_node,
+        draw(st.booleans()),
+        nodes * per_node * local,
+        draw(SECONDS),
+        draw(st.none() | st.just(0.0) | SECONDS),
+        draw(st.floats(0, 1e6)),
+        draw(st.integers(1, 10**9)),
+        draw(st.sampled_from([None, 'digits'])),
+    )
 
 
 @st.composite
 def layouts(draw):
-    nodes, per_node, local = draw(st.integers(1, 1000)), draw(st.integers(1, 64)), draw(st.integers(1, 4096))
+    nodes, per_node, local = (
+        draw(st.integers(1, 1000)),
+        draw(st.integers(1, 64)),
+        draw(st.integers(1, 4096)),
+    )
     epochs = draw(st.none() | st.floats(1, 200))
-    known = epochs and Epochs(epochs, draw(st.floats(0, epochs)), epochs + draw(st.floats(0, 100)), 'any')
+    known = epochs and Epochs(
+        epochs, draw(st.floats(0, epochs)), epochs + draw(st.floats(0, 100)), 'any'
+    )
     return Layout(nodes, per_node, draw(recipes(nodes * per_node * local)), known)
 
 
 @given(bases(), layouts(), LINKS, COSTS, st.floats(1, 100), st.sampled_from(KNOWLEDGE[:2]))
-def test_predictions_are_plausible_and_more_ports_are_never_slower(base, layout, link, costs, times, knowledge):
+def test_predictions_are_plausible_and_more_ports_are_never_slower(
+    base, layout, link, costs, times, knowledge
+):
     faster = replace(link, gbit_s=times * link.gbit_s)
     p, q = (predict_layout(base, layout, k, costs, knowledge) for k in (link, faster))
     if p.refusal:
         return
-    assert p.compute_s > 0 and p.exchange_s >= 0 and 0 <= p.hidden_s <= p.exchange_s and p.other_s >= 0
+    assert (
+        p.compute_s > 0 and p.exchange_s >= 0 and 0 <= p.hidden_s <= p.exchange_s and p.other_s >= 0
+    )
     assert 0 < p.step_s < math.inf and 0 < p.images_per_s < math.inf and 0 < p.measured_share <= 1
     if p.minutes is not None:
-        assert 0 < p.minutes < math.inf and 0 <= p.interval[0] <= p.minutes <= p.interval[1] < math.inf
+        assert (
+            0 < p.minutes < math.inf and 0 <= p.interval[0] <= p.minutes <= p.interval[1] < math.inf
+        )
     if base.num_nodes == 1:  # else a faster link implies more compute time
         assert not q.refusal and q.step_s <= p.step_s * (1 + 1e-9)
         assert (p.minutes is None) == (q.minutes is None)
@@ -64,32 +105,60 @@ def test_predictions_are_plausible_and_more_ports_are_never_slower(base, layout,
 def test_more_nodes_never_lower_the_images_per_second(base, link, nodes, more, local):
     base = replace(base, num_nodes=1)
     per_node = base.num_units
-    p, q = (predict_layout(base, Layout(n, per_node, Recipe('sgd', n * per_node * local)), link, FITTED)
-            for n in (nodes, nodes + more))
+    p, q = (
+        predict_layout(base, Layout(n, per_node, Recipe('sgd', n * per_node * local)), link, FITTED)
+        for n in (nodes, nodes + more)
+    )
     assert p.refusal or q.refusal or q.images_per_s >= p.images_per_s * (1 - 1e-9)
 
 
 @given(bases(), layouts(), LINKS)
 def test_less_knowledge_never_narrows_the_interval(base, layout, link):
     base = replace(base, dataset=None, evaluation_s=1.0, outside_s=1.0)
-    less = [predict_layout(base, layout, k, FITTED, knowledge) for k, knowledge in (
-        (link, 'own'), (link, 'other'), (replace(link, gbit_s=None), 'other'))]
+    less = [
+        predict_layout(base, layout, k, FITTED, knowledge)
+        for k, knowledge in ((link, 'own'), (link, 'other'), (replace(link, gbit_s=None), 'other'))
+    ]
     widths = [p.interval[1] / p.interval[0] for p in less if p.interval and p.interval[0]]
     assert all(a <= b * (1 + 1e-9) for a, b in zip(widths, widths[1:]))
 
 
-VALUES = (st.none() | st.booleans() | st.text(max_size=3) | st.integers(-10**30, 10**30) | st.floats()
-          | st.lists(st.floats() | st.none(), max_size=3))
-KEYS = ['opt_name', 'sgd_opt_base_learning_rate', 'opt_learning_rate_warmup_epochs', 'opt_momentum',
-        'sgd_opt_learning_rate_decay_steps', 'opt_learning_rate_decay_boundary_epochs', 'label_smoothing']
+VALUES = (
+    st.none()
+    | st.booleans()
+    | st.text(max_size=3)
+    | st.integers(-(10**30), 10**30)
+    | st.floats()
+    | st.lists(st.floats() | st.none(), max_size=3)
+)
+KEYS = [
+    'opt_name',
+    'sgd_opt_base_learning_rate',
+    'opt_learning_rate_warmup_epochs',
+    'opt_momentum',
+    'sgd_opt_learning_rate_decay_steps',
+    'opt_learning_rate_decay_boundary_epochs',
+    'label_smoothing',
+]
 CURVES = st.lists(st.lists(st.tuples(st.integers(0, 10**6), st.just(0.5)), max_size=4), max_size=2)
 
 
-@given(st.dictionaries(st.sampled_from(KEYS), VALUES), st.integers(1, 10**12), st.none() | st.integers(0, 10**12),
-       CURVES)
+@given(
+    st.dictionaries(st.sampled_from(KEYS), VALUES),
+    st.integers(1, 10**12),
+    st.none() | st.integers(0, 10**12),
+    CURVES,
+)
 def test_recipe_of_any_log_has_valid_numbers_or_none(optimizer, batch, samples, curves):
     r = make_recipe(optimizer, batch, samples, 0.759, curves)
-    numbers = [r.base_lr, r.warmup_epochs, r.decay_epochs, r.momentum, r.label_smoothing, *(r.step_epochs or ())]
+    numbers = [
+        r.base_lr,
+        r.warmup_epochs,
+        r.decay_epochs,
+        r.momentum,
+        r.label_smoothing,
+        *(r.step_epochs or ()),
+    ]
     assert all(n is None or type(n) in (int, float) and 0 <= n < math.inf for n in numbers)
     assert r.opt_name is None or isinstance(r.opt_name, str)
     if r.last_eval_epoch is not None:
@@ -98,7 +167,9 @@ def test_recipe_of_any_log_has_valid_numbers_or_none(optimizer, batch, samples, 
 
 
 PUBLISHED_BASES = [(k, b) for k in load_published() if (b := base_of(k))]
-SPLITS = st.lists(st.tuples(st.integers(1, 200), st.integers(1, 16)), min_size=1, max_size=5, unique=True)
+SPLITS = st.lists(
+    st.tuples(st.integers(1, 200), st.integers(1, 16)), min_size=1, max_size=5, unique=True
+)
 
 
 @given(st.sampled_from(PUBLISHED_BASES), SPLITS, st.none() | st.integers(1, 100_000), st.booleans())
@@ -112,5 +183,8 @@ def test_any_layout_of_a_published_system_has_an_answer(start, splits, batch, is
         if not row.refusal:
             assert row.hardware_efficiency > 0 and row.interval[0] <= row.minutes <= row.interval[1]
             assert row.node_hours == pytest.approx(row.minutes / 60 * row.layout.num_nodes)
-            steps = row.layout.epochs.mean * base.train_samples / row.layout.recipe.global_batch_size
-            assert 60 * row.minutes >= 0.999 * steps * row.step_s  # start and evaluations take no negative time
+            steps = (
+                row.layout.epochs.mean * base.train_samples / row.layout.recipe.global_batch_size
+            )
+            # start and evaluations take no negative time
+            assert 60 * row.minutes >= 0.999 * steps * row.step_s

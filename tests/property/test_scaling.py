@@ -1,4 +1,5 @@
 """Speed-up for any durations: product of its factors, and bounds of its parts."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,9 +13,16 @@ from mlperf_rn50.analysis.sets.time_parts import parts_of
 def runs(more_s):
     """Return a strategy for run sets with times in tenths of seconds plus more_s."""
     seconds = st.integers(1, 5000).map(lambda n: n / 10 + more_s)
-    return st.fixed_dictionaries({'epoch_s': seconds, 'first_s': seconds, 'eval_s': seconds,
-                                  'num_runs': st.integers(1, 5), 'period': st.integers(1, 4),
-                                  'accuracies': st.integers(1, 5).map(lambda n: (0.5,) * (n - 1) + (0.76,))})
+    return st.fixed_dictionaries(
+        {
+            'epoch_s': seconds,
+            'first_s': seconds,
+            'eval_s': seconds,
+            'num_runs': st.integers(1, 5),
+            'period': st.integers(1, 4),
+            'accuracies': st.integers(1, 5).map(lambda n: (0.5,) * (n - 1) + (0.76,)),
+        }
+    )
 
 
 @pytest.fixture(scope='module')
@@ -28,16 +36,33 @@ def test_speedup_is_product_of_throughput_epochs_and_share(folder, small, large)
     for path in folder.rglob('*.txt'):
         path.unlink()
     write_set(folder / 'a', **small)
-    write_set(folder / 'b', nodes=2, ranks=8, batch=128, **{  # the first run has one more evaluation
-        **large, 'accuracies': lambda k: (0.4,) * (k == 0) + large['accuracies']})
+    # the first run has one more evaluation
+    write_set(
+        folder / 'b',
+        nodes=2,
+        ranks=8,
+        batch=128,
+        **{**large, 'accuracies': lambda k: (0.4,) * (k == 0) + large['accuracies']},
+    )
     study = make_studies(load_run_sets([folder]))[0]
     base, c = study.comparisons
-    assert (base.speedup, base.efficiency, base.throughput_gain, base.epoch_ratio, base.share_ratio) == (1, 1, 1, 1, 1)
+    assert (
+        base.speedup,
+        base.efficiency,
+        base.throughput_gain,
+        base.epoch_ratio,
+        base.share_ratio,
+    ) == (1, 1, 1, 1, 1)
     assert c.throughput_gain * c.epoch_ratio * c.share_ratio == pytest.approx(c.speedup, rel=1e-6)
     assert c.speedup == pytest.approx(study.run_sets[0].time_s / study.run_sets[1].time_s)
-    assert (c.efficiency, c.hardware_efficiency) == pytest.approx((c.speedup / 2, c.throughput_gain / 2))
+    assert (c.efficiency, c.hardware_efficiency) == pytest.approx(
+        (c.speedup / 2, c.throughput_gain / 2)
+    )
     for system in study.run_sets:
         for run in system.runs:
             parts = parts_of(run)
             assert parts.on_clock_s == pytest.approx(run.time_to_train_s, abs=0.01)
-            assert min(parts.first_s, parts.training_s, parts.evaluation_s) >= 0 and parts.other_s > -0.01
+            assert (
+                min(parts.first_s, parts.training_s, parts.evaluation_s) >= 0
+                and parts.other_s > -0.01
+            )

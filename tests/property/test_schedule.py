@@ -1,4 +1,5 @@
 """Learning rate and evaluation epochs of any schedule."""
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,9 +12,13 @@ from mlperf_rn50.train.schedule import learning_rate
 @st.composite
 def schedules(draw):
     warmup = draw(st.floats(0, 10))
-    return ScheduleConfig(base_lr=draw(st.floats(0.01, 10)), warmup_epochs=warmup,
-                          decay=draw(st.sampled_from(['poly', 'cosine', 'step'])),
-                          decay_epochs=warmup + draw(st.floats(1, 50)), end_lr=draw(st.floats(0, 0.01)))
+    return ScheduleConfig(
+        base_lr=draw(st.floats(0.01, 10)),
+        warmup_epochs=warmup,
+        decay=draw(st.sampled_from(['poly', 'cosine', 'step'])),
+        decay_epochs=warmup + draw(st.floats(1, 50)),
+        end_lr=draw(st.floats(0, 0.01)),
+    )
 
 
 @given(schedules(), st.integers(1, 100), st.integers(0, 5000))
@@ -26,18 +31,24 @@ def test_learning_rate_is_between_zero_and_base(schedule, steps_per_epoch, step)
 def test_learning_rate_rises_only_in_warmup(schedule, steps_per_epoch):
     warmup = int(schedule.warmup_epochs * steps_per_epoch)
     rates = [learning_rate(schedule, s, steps_per_epoch) for s in range(warmup + 100)]
-    assert all(a <= b for a, b in zip(rates[:warmup - 1], rates[1:warmup]))
+    assert all(a <= b for a, b in zip(rates[: warmup - 1], rates[1:warmup]))
     after = rates[warmup:]
     assert all(a >= b - 1e-12 for a, b in zip(after, after[1:]))
 
 
 @given(period=st.integers(1, 8), data=st.data(), max_epochs=st.integers(1, 60))
-def test_evaluations_are_a_period_apart_and_only_the_open_division_adds_the_last_epoch(period, data, max_epochs):
+def test_evaluations_are_a_period_apart_and_only_the_open_division_adds_the_last_epoch(
+    period, data, max_epochs
+):
     offset = data.draw(st.integers(0, min(period, max_epochs) - 1))
-    train = TrainConfig(local_batch_size=8, eval_period=period, eval_offset=offset, max_epochs=max_epochs)
+    train = TrainConfig(
+        local_batch_size=8, eval_period=period, eval_offset=offset, max_epochs=max_epochs
+    )
     grid = list(range(offset, max_epochs, period))
     for division, expected in (('closed', grid), ('open', sorted({*grid, max_epochs - 1}))):
         plan = make_plan(Config(train=train, run=RunConfig(submission_division=division)), 1)
         assert [e for e in range(max_epochs) if plan.is_eval_epoch(e)] == expected
         ends = [e + plan.block_epochs(e) - 1 for e in range(max_epochs)]
-        assert ends == [min([x for x in expected if x >= e], default=max_epochs - 1) for e in range(max_epochs)]
+        assert ends == [
+            min([x for x in expected if x >= e], default=max_epochs - 1) for e in range(max_epochs)
+        ]

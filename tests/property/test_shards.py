@@ -1,4 +1,5 @@
 """Shards of any size: every sample once per epoch, equal steps per rank, and random numbers."""
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,14 +12,22 @@ from mlperf_rn50.data.shards import (
     first_reads,
 )
 
-SIZES = dict(num_samples=st.integers(1, 300), world_size=st.integers(1, 9), local=st.integers(1, 20),
-             num_micro=st.integers(1, 4))
+SIZES = dict(
+    num_samples=st.integers(1, 300),
+    world_size=st.integers(1, 9),
+    local=st.integers(1, 20),
+    num_micro=st.integers(1, 4),
+)
 LAYOUTS = st.lists(st.integers(1, 4), min_size=1, max_size=7)  # ranks per node, also unequal
 
 
-def shards(num_samples, world_size, local, num_micro, nodes=(), rotation_epochs=None, is_wrapped=False):
-    return [Shard(num_samples, r, world_size, local, num_micro, nodes, rotation_epochs, is_wrapped)
-            for r in range(world_size)]
+def shards(
+    num_samples, world_size, local, num_micro, nodes=(), rotation_epochs=None, is_wrapped=False
+):
+    return [
+        Shard(num_samples, r, world_size, local, num_micro, nodes, rotation_epochs, is_wrapped)
+        for r in range(world_size)
+    ]
 
 
 def nodes_of(layout):
@@ -31,7 +40,8 @@ def node_positions(shard, node):
 
 
 def read(group, order, is_counted=True):
-    """Return the samples that a group of ranks reads in an epoch, either counted samples or padding."""
+    """Return the samples that a group of ranks reads in an epoch, either counted samples or
+    padding."""
     chosen = []
     for shard in group:
         for step in range(shard.steps_per_epoch):
@@ -43,7 +53,9 @@ def read(group, order, is_counted=True):
 
 
 @given(**SIZES)
-def test_epoch_covers_every_sample_once_in_equal_steps_per_rank(num_samples, world_size, local, num_micro):
+def test_epoch_covers_every_sample_once_in_equal_steps_per_rank(
+    num_samples, world_size, local, num_micro
+):
     group = shards(num_samples, world_size, local, num_micro)
     order = epoch_order(group[0], seed=3, epoch=2)
     assert sorted(read(group, order)) == list(range(num_samples))
@@ -55,17 +67,23 @@ def test_epoch_covers_every_sample_once_in_equal_steps_per_rank(num_samples, wor
 
 
 @given(**SIZES)
-def test_wrapped_epoch_has_only_full_steps_and_repeats_its_first_samples(num_samples, world_size, local, num_micro):
+def test_wrapped_epoch_has_only_full_steps_and_repeats_its_first_samples(
+    num_samples, world_size, local, num_micro
+):
     group = shards(num_samples, world_size, local, num_micro, is_wrapped=True)
     order, batch = epoch_order(group[0], 3, 2), local * world_size * num_micro
     assert group[0].num_counted == len(order) == group[0].steps_per_epoch * batch
     assert sorted(read(group, order)) == sorted(np.resize(order[:num_samples], len(order)))
-    assert len(order) - num_samples == group[0].num_padded < batch and set(order) == set(range(num_samples))
+    assert len(order) - num_samples == group[0].num_padded < batch and set(order) == set(
+        range(num_samples)
+    )
     for step in range(group[0].steps_per_epoch):
         valid = sum(s.num_valid(step, m) for s in group for m in range(num_micro))
         assert valid == group[0].num_valid_global(step) == batch
     # The default reads the same samples at the same positions.
-    np.testing.assert_array_equal(order, epoch_order(shards(num_samples, world_size, local, num_micro)[0], 3, 2))
+    np.testing.assert_array_equal(
+        order, epoch_order(shards(num_samples, world_size, local, num_micro)[0], 3, 2)
+    )
 
 
 @given(num_samples=st.integers(1, 200), world_size=st.integers(1, 6), local=st.integers(1, 8))
@@ -73,7 +91,9 @@ def test_samples_of_step_do_not_depend_on_number_of_ranks(num_samples, world_siz
     single = Shard(num_samples, 0, 1, local * world_size)
     order = epoch_order(single, 0, 0)
     for step in range(single.steps_per_epoch):
-        together = np.stack([s.samples(order, step) for s in shards(num_samples, world_size, local, 1)], axis=1)
+        together = np.stack(
+            [s.samples(order, step) for s in shards(num_samples, world_size, local, 1)], axis=1
+        )
         np.testing.assert_array_equal(together.ravel(), single.samples(order, step))
 
 
@@ -92,8 +112,9 @@ def test_augmentation_does_not_depend_on_number_of_ranks_and_passes(world_size, 
     whole = augmentation_uniforms(Shard(1000, 0, 1, local * world_size), 5, 1, step, 0, 7)
     for shard in shards(1000, world_size, local, 1):
         part = augmentation_uniforms(shard, 5, 1, step, 0, 7)
-        np.testing.assert_array_equal(part, whole[shard.rank::world_size])
-    for shard in shards(1000, 1, world_size, local):  # the same batch in `local` passes of world_size images
+        np.testing.assert_array_equal(part, whole[shard.rank :: world_size])
+    # the same batch in `local` passes of world_size images
+    for shard in shards(1000, 1, world_size, local):
         parts = [augmentation_uniforms(shard, 5, 1, step, m, 7) for m in range(local)]
         np.testing.assert_array_equal(np.concatenate(parts), whole)
     assert ((whole >= 0) & (whole < 1)).all()
@@ -106,11 +127,22 @@ def test_padding_repeats_first_samples_of_epoch():
     np.testing.assert_array_equal(filled, [*order[8:10], *order[:2]])
 
 
-# --- nodes with parts of the samples ----------------------------------------------------------------------
+# --- nodes with parts of the samples
+# ----------------------------------------------------------------------
 
-@given(num_samples=st.integers(1, 300), layout=LAYOUTS, local=st.integers(1, 8), num_micro=st.integers(1, 3),
-       rotation_epochs=st.integers(1, 4), epoch=st.integers(0, 20), data=st.data())
-def test_parts_of_nodes_cover_epoch_exactly(num_samples, layout, local, num_micro, rotation_epochs, epoch, data):
+
+@given(
+    num_samples=st.integers(1, 300),
+    layout=LAYOUTS,
+    local=st.integers(1, 8),
+    num_micro=st.integers(1, 3),
+    rotation_epochs=st.integers(1, 4),
+    epoch=st.integers(0, 20),
+    data=st.data(),
+)
+def test_parts_of_nodes_cover_epoch_exactly(
+    num_samples, layout, local, num_micro, rotation_epochs, epoch, data
+):
     nodes = tuple(data.draw(st.permutations(nodes_of(layout))))  # ranks need not be adjacent
     group = shards(num_samples, len(nodes), local, num_micro, nodes, rotation_epochs)
     order = epoch_order(group[0], 3, epoch)
@@ -120,8 +152,12 @@ def test_parts_of_nodes_cover_epoch_exactly(num_samples, layout, local, num_micr
         assert set(read(peers, order, is_counted=False)) <= (set(read(peers, order)) or {0})
 
 
-@given(num_samples=st.integers(1, 300), nodes=st.lists(st.integers(0, 6), min_size=1, max_size=20),
-       local=st.integers(1, 8), num_micro=st.integers(1, 3))
+@given(
+    num_samples=st.integers(1, 300),
+    nodes=st.lists(st.integers(0, 6), min_size=1, max_size=20),
+    local=st.integers(1, 8),
+    num_micro=st.integers(1, 3),
+)
 def test_positions_of_a_node_are_those_of_its_ranks(num_samples, nodes, local, num_micro):
     shard = Shard(num_samples, 0, len(nodes), local, num_micro, tuple(nodes), 1)
     for node in range(max(nodes) + 1):  # also numbers without ranks
@@ -131,17 +167,29 @@ def test_positions_of_a_node_are_those_of_its_ranks(num_samples, nodes, local, n
 
 def test_orders_by_node_are_stable():
     shard = Shard(22, 0, 6, 2, 1, (1, 0, 2, 2, 0, 1), 2)
-    known = [[16, 12, 14, 10, 15, 19, 18, 7, 4, 6, 8, 17, 1, 5, 11, 21, 0, 3, 20, 9, 13, 2, 12, 16],
-             [12, 2, 16, 3, 4, 5, 7, 21, 10, 1, 13, 15, 9, 6, 20, 18, 14, 8, 0, 11, 17, 19, 2, 12]]
+    known = [
+        [16, 12, 14, 10, 15, 19, 18, 7, 4, 6, 8, 17, 1, 5, 11, 21, 0, 3, 20, 9, 13, 2, 12, 16],
+        [12, 2, 16, 3, 4, 5, 7, 21, 10, 1, 13, 15, 9, 6, 20, 18, 14, 8, 0, 11, 17, 19, 2, 12],
+    ]
     assert [epoch_order(shard, 7, epoch).tolist() for epoch in (0, 5)] == known
 
 
-@given(num_samples=st.integers(1, 300), world_size=st.integers(1, 9), local=st.integers(1, 8), seed=st.integers(0, 99),
-       epoch=st.integers(0, 20), rotation_epochs=st.integers(1, 4))
-def test_single_node_has_the_global_order(num_samples, world_size, local, seed, epoch, rotation_epochs):
+@given(
+    num_samples=st.integers(1, 300),
+    world_size=st.integers(1, 9),
+    local=st.integers(1, 8),
+    seed=st.integers(0, 99),
+    epoch=st.integers(0, 20),
+    rotation_epochs=st.integers(1, 4),
+)
+def test_single_node_has_the_global_order(
+    num_samples, world_size, local, seed, epoch, rotation_epochs
+):
     shard = Shard(num_samples, 0, world_size, local)
     by_node = Shard(num_samples, 0, world_size, local, 1, (0,) * world_size, rotation_epochs)
-    np.testing.assert_array_equal(epoch_order(by_node, seed, epoch), epoch_order(shard, seed, epoch))
+    np.testing.assert_array_equal(
+        epoch_order(by_node, seed, epoch), epoch_order(shard, seed, epoch)
+    )
 
 
 @given(layout=LAYOUTS, rotation_epochs=st.integers(1, 4), num_each=st.integers(2, 9))
@@ -152,7 +200,10 @@ def test_node_keeps_its_part_until_rotation(layout, rotation_epochs, num_each):
 
     def part(node, epoch):
         positions = node_positions(shard, node)
-        return frozenset(epoch_order(shard, 3, epoch)[positions[positions < shard.num_samples]].tolist())
+        return frozenset(
+            epoch_order(shard, 3, epoch)[positions[positions < shard.num_samples]].tolist()
+        )
+
     turns = [part(0, turn * rotation_epochs) for turn in range(num_nodes)]
     assert part(0, rotation_epochs - 1) == turns[0]
     assert len(set(turns)) == num_nodes and set().union(*turns) == set(range(shard.num_samples))
@@ -166,17 +217,27 @@ def test_part_of_node_is_spread_over_the_file():
     shard = Shard(16_000, 0, 16, 8, 1, nodes, 10)
     order = epoch_order(shard, 3, 0)
     for node in range(4):
-        counts = np.bincount(order[node_positions(shard, node)] // 1000, minlength=16)  # 1000 samples per class
+        # 1000 samples per class
+        counts = np.bincount(order[node_positions(shard, node)] // 1000, minlength=16)
         assert counts.min() > 150 and counts.max() < 350
 
 
-@given(num_samples=st.integers(1, 200), layout=LAYOUTS, local=st.integers(1, 8), data=st.data(),
-       rotation_epochs=st.sampled_from([None, 1, 2]))
+@given(
+    num_samples=st.integers(1, 200),
+    layout=LAYOUTS,
+    local=st.integers(1, 8),
+    data=st.data(),
+    rotation_epochs=st.sampled_from([None, 1, 2]),
+)
 def test_first_reads_are_samples_new_to_the_node(num_samples, layout, local, data, rotation_epochs):
     nodes = nodes_of(layout)
     group = shards(num_samples, len(nodes), local, 1, nodes, rotation_epochs)
     shard = group[data.draw(st.integers(0, len(nodes) - 1))]
-    peers, is_known, seen = [s for s in group if nodes[s.rank] == nodes[shard.rank]], np.zeros(num_samples, bool), set()
+    peers, is_known, seen = (
+        [s for s in group if nodes[s.rank] == nodes[shard.rank]],
+        np.zeros(num_samples, bool),
+        set(),
+    )
     for epoch in range(3):
         order = epoch_order(shard, 3, epoch)
         is_first = first_reads(shard, order, is_known)
@@ -196,7 +257,9 @@ def test_second_epoch_is_mostly_new_to_node_unless_it_keeps_its_part():
         np.testing.assert_allclose(np.array(counts) / 2000, [1, second, third], atol=0.03)
 
 
-# --- random numbers ----------------------------------------------------------------------------------------
+# --- random numbers
+# ----------------------------------------------------------------------------------------
+
 
 def draws_of(seed=5, epoch=1, num=4096, num_draws=8):
     """Return the random numbers of consecutive positions."""
@@ -214,15 +277,23 @@ def splitmix64(state, index):
 def test_random_numbers_are_stable():
     assert splitmix64(0, 0) == 0xE220A8397B1DCDAF  # as published
     shard = Shard(100, 1, 2, 3)
-    known = [[0.7311561440000633, 0.304043554912258], [0.2605973630866445, 0.6171312145731701],
-             [0.17960015863877588, 0.7228269999708723]]
+    known = [
+        [0.7311561440000633, 0.304043554912258],
+        [0.2605973630866445, 0.6171312145731701],
+        [0.17960015863877588, 0.7228269999708723],
+    ]
     np.testing.assert_array_equal(augmentation_uniforms(shard, 7, 2, 4, 0, 2), known)
     for position, row in zip((25, 27, 29), known):
         state = splitmix64(splitmix64(splitmix64(2, 7), 2), position)
         assert row == [(splitmix64(state, draw) >> 11) / 2**53 for draw in (0, 1)]
 
 
-@given(local=st.integers(1, 40), world_size=st.integers(1, 9), epoch=st.integers(0, 90), seed=st.integers(0, 2**40))
+@given(
+    local=st.integers(1, 40),
+    world_size=st.integers(1, 9),
+    epoch=st.integers(0, 90),
+    seed=st.integers(0, 2**40),
+)
 def test_augmentation_does_not_depend_on_batch(local, world_size, epoch, seed):
     whole = augmentation_uniforms(Shard(300, 0, 1, 300), seed, epoch, 0, 0, 5)
     for shard in shards(300, world_size, local, 1):
@@ -244,9 +315,14 @@ def test_random_numbers_are_uniform():
 
 def test_random_numbers_of_neighbours_are_uncorrelated():
     base = draws_of()
-    others = {'position': draws_of(num=4097)[1:], 'draw': draws_of(num_draws=9)[:, 1:],
-              'epoch': draws_of(epoch=2), 'seed': draws_of(seed=6), 'seed and epoch': draws_of(seed=1, epoch=5),
-              'position and draw': draws_of(num=4097, num_draws=9)[1:, 1:]}
+    others = {
+        'position': draws_of(num=4097)[1:],
+        'draw': draws_of(num_draws=9)[:, 1:],
+        'epoch': draws_of(epoch=2),
+        'seed': draws_of(seed=6),
+        'seed and epoch': draws_of(seed=1, epoch=5),
+        'position and draw': draws_of(num=4097, num_draws=9)[1:, 1:],
+    }
     for name, other in others.items():
         assert abs(np.corrcoef(base.ravel(), other.ravel())[0, 1]) < 5 / np.sqrt(base.size), name
     correlations = np.corrcoef(base.T) - np.eye(8)

@@ -1,4 +1,6 @@
-"""Supervisor: exit code of the launcher and contents of the run folder after any sequence of attempts."""
+"""Supervisor: exit code of the launcher and contents of the run folder after any sequence of
+attempts."""
+
 import json
 import platform
 import tempfile
@@ -19,19 +21,34 @@ from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import Failure, note_failure
 
 HOSTS = ('h1', 'h2', 'h3')
-OPTIONS = parse_arguments(ENGINES['mpirun'].make_parser('mpirun'), ['--config', 'c.yaml', '--no-doctor'])
+OPTIONS = parse_arguments(
+    ENGINES['mpirun'].make_parser('mpirun'), ['--config', 'c.yaml', '--no-doctor']
+)
 
-# A start of the ranks: whether the run begins, steps gained, status in the log, exit code, whether there is a stop
-# request, and the hosts that are unreachable afterwards.
-starts = st.builds(dict, begins=st.booleans(), steps=st.integers(0, 2),
-                   end=st.sampled_from([None, None, None, 'converged', 'aborted', 'failed', 'interrupted']),
-                   code=st.sampled_from([0, 1, 2, 75, 137]), has_stop=st.sampled_from([False, False, False, True]),
-                   silent=st.sets(st.sampled_from(HOSTS), max_size=3))
+# A start of the ranks: whether the run begins, steps gained, status in the log, exit code, whether
+# there is a stop request, and the hosts that are unreachable afterwards.
+starts = st.builds(
+    dict,
+    begins=st.booleans(),
+    steps=st.integers(0, 2),
+    end=st.sampled_from([None, None, None, 'converged', 'aborted', 'failed', 'interrupted']),
+    code=st.sampled_from([0, 1, 2, 75, 137]),
+    has_stop=st.sampled_from([False, False, False, True]),
+    silent=st.sets(st.sampled_from(HOSTS), max_size=3),
+)
 
 
 def attempt(code, end=None, steps=0, begins=True, has_stop=False, silent=(), **keys):
     """Return the script of a start of the ranks."""
-    return dict(code=code, end=end, steps=steps, begins=begins, has_stop=has_stop, silent=set(silent), **keys)
+    return dict(
+        code=code,
+        end=end,
+        steps=steps,
+        begins=begins,
+        has_stop=has_stop,
+        silent=set(silent),
+        **keys,
+    )
 
 
 CONVERGES, GAINS, STUCK = attempt(0, 'converged', 1), attempt(1, steps=1), attempt(1)
@@ -39,12 +56,18 @@ FIT, UNFIT = attempt(0, begins=False), attempt(1, begins=False)  # results of th
 
 
 class Fake:
-    """Hosts whose ranks follow a script and then converge; it writes the files that ranks would write."""
+    """Hosts whose ranks follow a script and then converge; it writes the files that ranks would
+    write."""
 
     is_forced = False
 
     def __init__(self, folder, script):
-        self.folder, self.script, self.is_requested, self.silent = folder, list(script), False, set()
+        self.folder, self.script, self.is_requested, self.silent = (
+            folder,
+            list(script),
+            False,
+            set(),
+        )
         self.messages, self.paused, self.calls = [], 0.0, []
 
     def start(self, layout, job, words, status):
@@ -54,8 +77,16 @@ class Fake:
         self.silent = todo['silent']
         if 'blames' in todo:
             self.folder.mkdir(exist_ok=True)
-            note_failure(self.folder, Failure(job, todo['blames'], todo.get('cause', 'killed'), todo.get('rank'),
-                                              todo.get('is_outside', False)))
+            note_failure(
+                self.folder,
+                Failure(
+                    job,
+                    todo['blames'],
+                    todo.get('cause', 'killed'),
+                    todo.get('rank'),
+                    todo.get('is_outside', False),
+                ),
+            )
         self.is_forced |= todo.get('is_forced', False)
         if todo['begins']:
             self.write(words, todo)
@@ -70,10 +101,12 @@ class Fake:
         steps = range(step + 1, step + 1 + todo['steps'])
         for k in steps:
             (run.checkpoints / f'step_{k:08d}').mkdir(parents=True)
-        events = [*([{'event': 'resumed', 'step': step}] if '--resume' in words else []),
-                  *({'event': 'train', 'step': k} for k in steps),
-                  *([{'event': 'train', 'step': todo['reaches']}] if 'reaches' in todo else []),
-                  *([{'event': 'end', 'status': todo['end']}] if todo['end'] else [])]
+        events = [
+            *([{'event': 'resumed', 'step': step}] if '--resume' in words else []),
+            *({'event': 'train', 'step': k} for k in steps),
+            *([{'event': 'train', 'step': todo['reaches']}] if 'reaches' in todo else []),
+            *([{'event': 'end', 'status': todo['end']}] if todo['end'] else []),
+        ]
         with open(run.metrics, 'a') as f:
             f.writelines(json.dumps(e) + '\n' for e in events)
 
@@ -82,12 +115,22 @@ class Fake:
         self.silent = set()  # hosts become reachable again during a pause
 
     def supervisor(self, options):
-        return Supervisor(self.start, lambda hosts: {h: '' for h in hosts if h in self.silent}, self.messages.append,
-                          self, options, Placement(self.folder, HOSTS, 1), True, 'batch', 'token')
+        return Supervisor(
+            self.start,
+            lambda hosts: {h: '' for h in hosts if h in self.silent},
+            self.messages.append,
+            self,
+            options,
+            Placement(self.folder, HOSTS, 1),
+            True,
+            'batch',
+            'token',
+        )
 
 
 def end_of(todo, hosts):
-    """Return the logged status of a start, or None; a lost host causes interruptions without a stop request."""
+    """Return the logged status of a start, or None; a lost host causes interruptions without a stop
+    request."""
     has_lost = todo['code'] == EXIT_FAILED or bool(todo['silent'] & set(hosts))
     is_lost = todo['end'] == 'interrupted' and has_lost and not todo['has_stop']
     return todo['end'] if todo['begins'] and not is_lost else None
@@ -98,7 +141,9 @@ def fake_run(script, options):
         world = Fake(Path(name) / 'run', script)
         code = world.supervisor(options).run_all()
         has_checkpoint = bool(list(world.folder.glob('checkpoints*/step_*')))
-        world.attempts = [json.loads(line) for line in text_of(world.folder / 'attempts.jsonl').splitlines()]
+        world.attempts = [
+            json.loads(line) for line in text_of(world.folder / 'attempts.jsonl').splitlines()
+        ]
     return code, world, has_checkpoint
 
 
@@ -108,8 +153,10 @@ def text_of(path):
 
 @given(st.lists(starts, max_size=8), st.integers(0, 8), st.booleans())
 def test_exit_code_of_launcher_matches_run_folder(script, restarts, is_elastic):
-    code, world, has_checkpoint = fake_run(script, replace(OPTIONS, restarts=restarts, elastic=is_elastic))
-    done = script[:len(world.calls)] + [CONVERGES] * (len(world.calls) - len(script))
+    code, world, has_checkpoint = fake_run(
+        script, replace(OPTIONS, restarts=restarts, elastic=is_elastic)
+    )
+    done = script[: len(world.calls)] + [CONVERGES] * (len(world.calls) - len(script))
     ends = [end_of(d, hosts) for d, (hosts, _) in zip(done, world.calls)]
     last = done[-1]
     assert 1 <= len(world.calls) <= 1 + restarts
@@ -122,7 +169,9 @@ def test_exit_code_of_launcher_matches_run_folder(script, restarts, is_elastic):
     elif last['has_stop']:
         assert code in (EXIT_RESUMABLE, EXIT_FAILED)
     else:
-        assert code in (EXIT_FAILED, EXIT_USAGE) and (code == EXIT_USAGE) == (last['code'] == EXIT_USAGE)
+        assert code in (EXIT_FAILED, EXIT_USAGE) and (code == EXIT_USAGE) == (
+            last['code'] == EXIT_USAGE
+        )
     assert code != EXIT_OK or end == 'converged'
     assert code != EXIT_RESUMABLE or has_checkpoint or end == 'interrupted'
     assert all(a['cause'] for a in world.attempts)
@@ -138,7 +187,9 @@ def test_only_attempts_without_progress_are_limited(restarts):
 
 
 def test_earlier_stop_does_not_count_for_resumed_run(tmp_path):
-    world = Fake(tmp_path / 'run', [attempt(75, 'interrupted', 1, has_stop=True), attempt(137, begins=False)])
+    world = Fake(
+        tmp_path / 'run', [attempt(75, 'interrupted', 1, has_stop=True), attempt(137, begins=False)]
+    )
     assert world.supervisor(OPTIONS).run_all() == EXIT_RESUMABLE
     world.is_requested = False
     assert world.supervisor(replace(OPTIONS, resume=True)).run_all() == EXIT_FAILED  # and not 75
@@ -149,7 +200,10 @@ def test_run_interrupted_by_lost_host_is_restarted():
     lost = attempt(EXIT_FAILED, 'interrupted', 1, silent={'h2'})
     code, world, _ = fake_run([lost], again)
     assert code == EXIT_OK and len(world.calls) == 2
-    assert any(m.startswith(f'host h2 (with rank 1) does not answer {platform.node()}; ') for m in world.messages)
+    assert any(
+        m.startswith(f'host h2 (with rank 1) does not answer {platform.node()}; ')
+        for m in world.messages
+    )
     assert fake_run([lost], OPTIONS)[0] == EXIT_FAILED
     assert fake_run([dict(lost, code=EXIT_RESUMABLE)], again)[0] == EXIT_OK
     assert fake_run([dict(lost, code=EXIT_RESUMABLE, silent=set())], again)[0] == EXIT_RESUMABLE
@@ -164,9 +218,15 @@ def test_run_has_begun_once_its_folder_exists_and_ended_once_it_says_so(tmp_path
             code = super().start(layout, job, words, status)
             seen.append((words[0], before, status and status()))
             return code
+
     world = Recording(tmp_path / 'run', [FIT, GAINS, FIT])
     assert world.supervisor(replace(OPTIONS, doctor=True, restarts=1)).run_all() == EXIT_OK
-    assert seen == [('doctor', None, None), ('train', None, ''), ('doctor', None, None), ('train', None, 'converged')]
+    assert seen == [
+        ('doctor', None, None),
+        ('train', None, ''),
+        ('doctor', None, None),
+        ('train', None, 'converged'),
+    ]
 
 
 def test_older_run_is_resumed_from_the_given_checkpoint_and_later_from_its_newest(tmp_path):
@@ -181,7 +241,9 @@ def test_older_run_is_resumed_from_the_given_checkpoint_and_later_from_its_newes
     def start(layout, job, words, status):
         paths.append(words[words.index('--resume') + 1])
         assert status() is None
-        events = [{'event': 'resumed', 'step': 1}, {'event': 'end', 'status': 'converged'}][:1 + (len(paths) > 2)]
+        events = [{'event': 'resumed', 'step': 1}, {'event': 'end', 'status': 'converged'}][
+            : 1 + (len(paths) > 2)
+        ]
         if len(paths) == 1:
             (runs[0].checkpoints / 'step_00000002').rmdir()  # as train does, because it is later
         if len(paths) == 2:
@@ -190,22 +252,38 @@ def test_older_run_is_resumed_from_the_given_checkpoint_and_later_from_its_newes
             f.writelines(json.dumps(event) + '\n' for event in events)
         assert status() == ('converged' if len(paths) > 2 else '')
         return 1
+
     world = Fake(tmp_path, [])
     world.start = start
-    options = replace(OPTIONS, config=None, run_dir=str(tmp_path), resume=str(given), run=runs[0], restarts=5)
+    options = replace(
+        OPTIONS, config=None, run_dir=str(tmp_path), resume=str(given), run=runs[0], restarts=5
+    )
     supervised = world.supervisor(options)
     supervised.place = replace(supervised.place, run_dir=tmp_path)
     assert supervised.run_all() == EXIT_OK
     assert paths == [str(given), str(given), str(runs[0].checkpoints)]
-    assert [json.loads(line)['run'] for line in text_of(tmp_path / 'attempts.jsonl').splitlines()] == [0, 0, 0]
+    assert [
+        json.loads(line)['run'] for line in text_of(tmp_path / 'attempts.jsonl').splitlines()
+    ] == [0, 0, 0]
 
 
-@pytest.mark.parametrize('lost', [dict(code=137), dict(code=205, silent={'h2'}), dict(code=EXIT_FAILED, silent={'h2'}),
-                                  dict(code=EXIT_FAILED, blames='h2', rank=1)])
+@pytest.mark.parametrize(
+    'lost',
+    [
+        dict(code=137),
+        dict(code=205, silent={'h2'}),
+        dict(code=EXIT_FAILED, silent={'h2'}),
+        dict(code=EXIT_FAILED, blames='h2', rank=1),
+    ],
+)
 def test_first_doctor_that_loses_a_rank_counts_as_attempt(lost):
     lost = attempt(begins=False, **lost)
     code, world, _ = fake_run([lost, FIT], replace(OPTIONS, doctor=True, restarts=3))
-    assert code == EXIT_OK and [words[0] for _, words in world.calls] == ['doctor', 'doctor', 'train']
+    assert code == EXIT_OK and [words[0] for _, words in world.calls] == [
+        'doctor',
+        'doctor',
+        'train',
+    ]
     code, world, _ = fake_run([lost], replace(OPTIONS, doctor=True))
     assert code == EXIT_FAILED and len(world.calls) == 1
     assert any('host h2 (with rank 1)' in m for m in world.messages) == bool(lost['silent'])
@@ -215,7 +293,13 @@ def test_failed_doctor_of_restart_counts_as_attempt_without_progress():
     options = replace(OPTIONS, doctor=True, restarts=3)
     code, world, _ = fake_run([FIT, GAINS, UNFIT, FIT], options)
     assert code == EXIT_OK
-    assert [words[0] for _, words in world.calls] == ['doctor', 'train', 'doctor', 'doctor', 'train']
+    assert [words[0] for _, words in world.calls] == [
+        'doctor',
+        'train',
+        'doctor',
+        'doctor',
+        'train',
+    ]
     code, world, _ = fake_run([UNFIT], options)
     assert code == EXIT_FAILED and len(world.calls) == 1  # the first failure is reported at once
 
@@ -239,15 +323,24 @@ def test_outside_causes_after_a_step_count(fault):
     assert code == EXIT_FAILED and len(world.calls) == MAX_STUCK
 
 
-@pytest.mark.parametrize('second, num_calls', [
-    (BROKEN, 2), (dict(BROKEN, cause='no memory for 65 GB'), 2), (dict(BROKEN, reaches=7), 3),
-    (dict(BROKEN, cause='no file'), 3), (KILLED, 5)])
+@pytest.mark.parametrize(
+    'second, num_calls',
+    [
+        (BROKEN, 2),
+        (dict(BROKEN, cause='no memory for 65 GB'), 2),
+        (dict(BROKEN, reaches=7), 3),
+        (dict(BROKEN, cause='no file'), 3),
+        (KILLED, 5),
+    ],
+)
 def test_same_failure_at_the_same_step_ends_after_two(second, num_calls):
     code, world, _ = fake_run([BROKEN, second] * 3, replace(OPTIONS, restarts=20))
     assert code == EXIT_FAILED and len(world.calls) == num_calls
     is_repeated = num_calls == 2
-    assert ('two attempts in a row ended with the same failure (step 0, start-up); not restarted'
-            in world.messages) == is_repeated
+    assert (
+        'two attempts in a row ended with the same failure (step 0, start-up); not restarted'
+        in world.messages
+    ) == is_repeated
 
 
 def test_broken_host_is_excluded_before_the_launcher_gives_up():
@@ -256,42 +349,75 @@ def test_broken_host_is_excluded_before_the_launcher_gives_up():
 
 
 def test_host_that_answers_again_is_named_and_counted_by_elastic():
-    code, world, _ = fake_run([dict(CUT, end='interrupted', code=75), CUT],
-                              replace(OPTIONS, restarts=5, elastic=True))
+    code, world, _ = fake_run(
+        [dict(CUT, end='interrupted', code=75), CUT], replace(OPTIONS, restarts=5, elastic=True)
+    )
     assert code == EXIT_OK and [hosts for hosts, _ in world.calls] == [HOSTS, HOSTS, ('h1', 'h3')]
     cause = 'had no contact to the launcher for 20 s'
     assert [a['cause'] for a in world.attempts] == [f'host h2 {cause}'] * 2 + ['converged']
-    assert world.messages.count(f'host h2 (with rank 1) {cause}; last recorded: step 0, start-up') == 2
+    assert (
+        world.messages.count(f'host h2 (with rank 1) {cause}; last recorded: step 0, start-up') == 2
+    )
 
 
-@pytest.mark.parametrize('fault, has_doctor', [(KILLED, False), (CUT, False), (BROKEN, True), (STUCK, True),
-                                               (dict(CUT, silent={'h2'}), True)])
+@pytest.mark.parametrize(
+    'fault, has_doctor',
+    [
+        (KILLED, False),
+        (CUT, False),
+        (BROKEN, True),
+        (STUCK, True),
+        (dict(CUT, silent={'h2'}), True),
+    ],
+)
 def test_doctor_is_repeated_unless_all_hosts_passed_and_answer(fault, has_doctor):
-    code, world, _ = fake_run([FIT, fault, *([FIT] * has_doctor)], replace(OPTIONS, doctor=True, restarts=5))
+    code, world, _ = fake_run(
+        [FIT, fault, *([FIT] * has_doctor)], replace(OPTIONS, doctor=True, restarts=5)
+    )
     assert code == EXIT_OK
-    assert [words[0] for _, words in world.calls] == ['doctor', 'train', *(['doctor'] * has_doctor), 'train']
+    assert [words[0] for _, words in world.calls] == [
+        'doctor',
+        'train',
+        *(['doctor'] * has_doctor),
+        'train',
+    ]
 
 
 def test_failed_doctor_is_repeated():
     lost = dict(KILLED, begins=False)
     code, world, _ = fake_run([lost, FIT], replace(OPTIONS, doctor=True, restarts=5))
-    assert code == EXIT_OK and [words[0] for _, words in world.calls] == ['doctor', 'doctor', 'train']
+    assert code == EXIT_OK and [words[0] for _, words in world.calls] == [
+        'doctor',
+        'doctor',
+        'train',
+    ]
 
 
-@pytest.mark.parametrize('end, expected', [('converged', EXIT_OK), ('aborted', EXIT_AT_ONCE),
-                                           ('interrupted', EXIT_AT_ONCE), (None, EXIT_AT_ONCE)])
+@pytest.mark.parametrize(
+    'end, expected',
+    [
+        ('converged', EXIT_OK),
+        ('aborted', EXIT_AT_ONCE),
+        ('interrupted', EXIT_AT_ONCE),
+        (None, EXIT_AT_ONCE),
+    ],
+)
 def test_second_ctrl_c_keeps_the_result_of_a_finished_run(end, expected):
     assert fake_run([attempt(137, end, 1, has_stop=True, is_forced=True)], OPTIONS)[0] == expected
 
 
 def test_elastic_waits_for_a_host_that_soon_answers():
-    code, world, _ = fake_run([attempt(1, silent={'h2'})], replace(OPTIONS, restarts=1, elastic=True))
+    code, world, _ = fake_run(
+        [attempt(1, silent={'h2'})], replace(OPTIONS, restarts=1, elastic=True)
+    )
     assert code == EXIT_OK and world.calls[1][0] == HOSTS
 
 
 def test_elastic_excludes_a_host_that_stays_silent(monkeypatch):
     monkeypatch.setattr(supervisor, '_ELASTIC_LIMIT_S', 0.0)
-    code, world, _ = fake_run([attempt(1, silent={'h2'})], replace(OPTIONS, restarts=1, elastic=True))
+    code, world, _ = fake_run(
+        [attempt(1, silent={'h2'})], replace(OPTIONS, restarts=1, elastic=True)
+    )
     assert code == EXIT_OK and world.calls[1][0] == ('h1', 'h3')
 
 
@@ -308,11 +434,16 @@ def test_elastic_excludes_host_that_fails_twice():
     fails = attempt(1, blames='h2')
     _, world, _ = fake_run([fails, fails], replace(OPTIONS, restarts=5, elastic=True))
     assert [hosts for hosts, _ in world.calls] == [HOSTS, HOSTS, ('h1', 'h3')]
-    assert 'excluding h2 after 2 failures in attempts without a newer checkpoint (killed)' in world.messages
+    assert (
+        'excluding h2 after 2 failures in attempts without a newer checkpoint (killed)'
+        in world.messages
+    )
     _, world, _ = fake_run([fails, fails], replace(OPTIONS, restarts=5))
     assert {hosts for hosts, _ in world.calls} == {HOSTS}
     in_doctor = dict(fails, begins=False)
-    _, world, _ = fake_run([in_doctor, in_doctor, FIT], replace(OPTIONS, doctor=True, restarts=5, elastic=True))
+    _, world, _ = fake_run(
+        [in_doctor, in_doctor, FIT], replace(OPTIONS, doctor=True, restarts=5, elastic=True)
+    )
     assert [hosts for hosts, _ in world.calls] == [HOSTS, HOSTS, ('h1', 'h3'), ('h1', 'h3')]
 
 

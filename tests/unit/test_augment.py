@@ -1,4 +1,5 @@
 """Crop windows: bounds, area, aspect and distribution."""
+
 import numpy as np
 import pytest
 

@@ -2,6 +2,7 @@
 
 tests/parallel checks the values of the sums on real ranks.
 """
+
 import sys
 from collections import Counter
 from types import SimpleNamespace
@@ -47,7 +48,9 @@ class Horovod:
     Sum = 'sum'
 
     def __init__(self, rank, num_ranks):
-        self.rank, self.size, self.local_rank, self.local_size = (lambda n=n: n for n in (rank, num_ranks, 0, 1))
+        self.rank, self.size, self.local_rank, self.local_size = (
+            lambda n=n: n for n in (rank, num_ranks, 0, 1)
+        )
         self.global_process_set, self.calls = self.ProcessSet(range(num_ranks)), []
         self.nccl_built = self.mpi_built = self.gloo_built = lambda: True
 
@@ -70,18 +73,27 @@ def install(monkeypatch, hvd):
 
 @pytest.fixture
 def calls_of(monkeypatch):
-    """Function that calls a function with the Comm of each rank; returns the requested exchanges by rank."""
+    """Function that calls a function with the Comm of each rank; returns the requested exchanges by
+    rank."""
+
     def calls_of(function, num_ranks, num_sharing, places, subset_sizes=()):
         monkeypatch.setattr(comm_module, 'launched_size', lambda: num_ranks)
         monkeypatch.setattr(HorovodComm, 'gather_object', lambda comm, value: places)
-        monkeypatch.setattr(comm_module, 'mx', SimpleNamespace(
-            cpu=mx.cpu, cpu_pinned=mx.cpu_pinned,
-            nd=SimpleNamespace(empty=lambda shape, context, dtype: Array(context))))
+        monkeypatch.setattr(
+            comm_module,
+            'mx',
+            SimpleNamespace(
+                cpu=mx.cpu,
+                cpu_pinned=mx.cpu_pinned,
+                nd=SimpleNamespace(empty=lambda shape, context, dtype: Array(context)),
+            ),
+        )
         worlds = [Horovod(rank, num_ranks) for rank in range(num_ranks)]
         for world in worlds:
             install(monkeypatch, world)
             function(open_comm('none', subset_sizes, num_sharing=num_sharing))
         return [world.calls for world in worlds]
+
     return calls_of
 
 
@@ -94,13 +106,19 @@ def exchange_all(comm):
 
 
 def assert_fits(calls, leaders):
-    """Assert that ranks of a set request equal exchanges, only leaders use GPUs, and no sum counts twice."""
+    """Assert that ranks of a set request equal exchanges, only leaders use GPUs, and no sum counts
+    twice."""
     for ranks in {c[0] for rank_calls in calls for c in rank_calls}:
         requested = [[c[:3] for c in rank_calls if c[0] == ranks] for rank_calls in calls]
         assert tuple(r for r, rank_calls in enumerate(requested) if rank_calls) == ranks
         assert all(requested[r] == requested[ranks[0]] for r in ranks)
     assert {c[0] for rank_calls in calls for c in rank_calls if c[2] == 'gpu'} == leaders
-    counting = Counter((c[0], c[1]) for rank_calls in calls for c in rank_calls if c[1].endswith('/back') and not c[3])
+    counting = Counter(
+        (c[0], c[1])
+        for rank_calls in calls
+        for c in rank_calls
+        if c[1].endswith('/back') and not c[3]
+    )
     assert set(counting.values()) <= {1}  # the value from the leader
 
 
@@ -112,18 +130,22 @@ def test_only_several_ranks_need_horovod(monkeypatch, size):
         comm = open_comm('none')
         assert (comm.rank, comm.world_size, comm.sum([3])) == (0, 1, [3])
         return
-    with pytest.raises(ConfigError, match='expected Horovod built with MXNet for 2 ranks; start one rank, or run'):
+    with pytest.raises(
+        ConfigError, match='expected Horovod built with MXNet for 2 ranks; start one rank, or run'
+    ):
         open_comm('none')
 
 
 @pytest.fixture
 def counted(monkeypatch):
-    """A Comm of two ranks that records the name and the array of each sum of counts and gathering of texts."""
+    """A Comm of two ranks that records the name and the array of each sum of counts and gathering
+    of texts."""
     calls = []
 
     def record(array, name, **keys):
         calls.append((name, array))
         return array
+
     world = Horovod(0, 2)
     world.allreduce = world.allgather = record
     install(monkeypatch, world)
@@ -141,7 +163,8 @@ def test_counts_and_texts_are_exchanged_on_the_cpu(counted):
 
 
 def test_sums_of_different_lengths_have_different_names(counted):
-    """Horovod's response cache drops a name whose shape changes, and then all ranks negotiate again."""
+    """Horovod's response cache drops a name whose shape changes, and then all ranks negotiate
+    again."""
     comm, calls = counted
     for counts in ([1], [1, 2], [0, 0, 0], [3], [4, 5]):
         comm.sum(counts)
@@ -152,12 +175,16 @@ def test_sums_of_different_lengths_have_different_names(counted):
 def test_stages_and_sets():
     def ranks_of(sets):
         return [tuple(ranks) for ranks in sets]
+
     assert ranks_of(sharing.find_stages(0, 5, 2)) == [(0, 1), (0, 2, 4)]
     assert ranks_of(sharing.find_stages(4, 5, 2)) == [(4,), (0, 2, 4)]
     assert ranks_of(sharing.find_stages(2, 4, 1)) == [(2,), (0, 1, 2, 3)]
     assert ranks_of(sharing.find_sets(5, 2)) == [(0, 1, 2, 3, 4), (0, 1), (0, 2, 4), (2, 3)]
     assert [ranks_of(sharing.find_sets(*sizes)) for sizes in ((4, 1), (2, 2), (1, 4))] == [
-        [(0, 1, 2, 3)], [(0, 1)], [(0,)]]
+        [(0, 1, 2, 3)],
+        [(0, 1)],
+        [(0,)],
+    ]
 
 
 def test_stages_of_an_exchange_do_not_list_all_ranks():
@@ -168,10 +195,21 @@ def places_of(num_ranks, ranks_per_node):
     return [[f'h{r // ranks_per_node}', r % ranks_per_node] for r in range(num_ranks)]
 
 
-@pytest.mark.parametrize('num_ranks, ranks_per_node, num_sharing, leaders', [
-    (4, 4, 1, {(0, 1, 2, 3)}), (2, 2, 2, set()), (3, 3, 2, {(0, 2)}), (8, 4, 2, {(0, 2, 4, 6)}), (6, 3, 3, {(0, 3)})])
+@pytest.mark.parametrize(
+    'num_ranks, ranks_per_node, num_sharing, leaders',
+    [
+        (4, 4, 1, {(0, 1, 2, 3)}),
+        (2, 2, 2, set()),
+        (3, 3, 2, {(0, 2)}),
+        (8, 4, 2, {(0, 2, 4, 6)}),
+        (6, 3, 3, {(0, 3)}),
+    ],
+)
 def test_only_leaders_of_gpus_use_nccl(calls_of, num_ranks, ranks_per_node, num_sharing, leaders):
-    assert_fits(calls_of(exchange_all, num_ranks, num_sharing, places_of(num_ranks, ranks_per_node)), leaders)
+    assert_fits(
+        calls_of(exchange_all, num_ranks, num_sharing, places_of(num_ranks, ranks_per_node)),
+        leaders,
+    )
 
 
 @pytest.mark.parametrize('size, leaders', [(1, set()), (2, set()), (5, {(0, 2, 4)})])
@@ -179,6 +217,7 @@ def test_subset_may_split_the_ranks_of_a_gpu(calls_of, size, leaders):
     def in_part(comm):
         if part := comm.subset(size):
             exchange_all(part)
+
     assert_fits(calls_of(in_part, 7, 2, places_of(7, 7), [size]), leaders)
 
 
@@ -186,8 +225,10 @@ def test_all_ranks_and_a_subset_may_sum_concurrently(calls_of):
     def both(comm):
         for ranks in filter(None, (comm, comm.subset(3))):
             ranks.average_gradients([Array(mx.gpu())], 0)
+
     for rank_calls in calls_of(both, 4, 2, places_of(4, 4), [3]):
-        assert len({c[:2] for c in rank_calls}) == len(rank_calls)  # Horovod refuses a name that is in use in a set
+        # Horovod refuses a name that is in use in a set
+        assert len({c[:2] for c in rank_calls}) == len(rank_calls)
 
 
 def test_places_of_ranks_are_checked_before_sharing(calls_of):
@@ -198,16 +239,23 @@ def test_places_of_ranks_are_checked_before_sharing(calls_of):
 def test_ranks_of_a_gpu_must_be_consecutive():
     for counts in ([4], [3], [4, 2], [2, 3]):
         sharing.check_places([(f'h{i}', r) for i, n in enumerate(counts) for r in range(n)], 2)
-    with pytest.raises(ConfigError, match='^run.ranks_per_device: got 2, and ranks 2 and 3, which are to share a GPU, '
-                                          'are number 2 on h0 and number 0 on h1; start a multiple of 2 ranks'):
+    with pytest.raises(
+        ConfigError,
+        match='^run.ranks_per_device: got 2, and ranks 2 and 3, which are to share a GPU, '
+        'are number 2 on h0 and number 0 on h1; start a multiple of 2 ranks',
+    ):
         sharing.check_places([('h0', 0), ('h0', 1), ('h0', 2), ('h1', 0)], 2)
     with pytest.raises(ConfigError, match='number 0 on h0 and number 2 on h0'):
         sharing.check_places([('h0', 0), ('h0', 2)], 2)
 
 
-@pytest.mark.parametrize('device, per_device, has_nccl, expected', [
-    ('gpu', 1, True, 1), ('gpu', 3, True, 3), ('gpu', 3, False, 1), ('cpu', 3, True, 1)])
-def test_sharing_ranks_sum_first_only_if_nccl_would_refuse(monkeypatch, device, per_device, has_nccl, expected):
+@pytest.mark.parametrize(
+    'device, per_device, has_nccl, expected',
+    [('gpu', 1, True, 1), ('gpu', 3, True, 3), ('gpu', 3, False, 1), ('cpu', 3, True, 1)],
+)
+def test_sharing_ranks_sum_first_only_if_nccl_would_refuse(
+    monkeypatch, device, per_device, has_nccl, expected
+):
     install(monkeypatch, SimpleNamespace(nccl_built=lambda: has_nccl))
     config = Config(train=TrainConfig(device=device), run=RunConfig(ranks_per_device=per_device))
     monkeypatch.setattr(sharing, 'launched_size', lambda: 6)
@@ -218,4 +266,5 @@ def test_sharing_ranks_sum_first_only_if_nccl_would_refuse(monkeypatch, device, 
 
 def test_doctor_describes_the_path_of_gradients():
     assert sharing.describe_exchange('MPI', 'gpu', 7, 2, True).endswith(
-        'gradients of 2 ranks of a GPU through host memory and MPI, then of 4 GPUs through NCCL')
+        'gradients of 2 ranks of a GPU through host memory and MPI, then of 4 GPUs through NCCL'
+    )

@@ -1,4 +1,5 @@
 """Comparison of a run with reference runs, its alarm, before and after a resume."""
+
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,40 +14,68 @@ from mlperf_rn50.config_file import _join_paths
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.mllog.sidecar.metrics import read_curve
-from mlperf_rn50.train.compare import ReferenceComparison, find_reference, open_comparison, reference_event
+from mlperf_rn50.train.compare import (
+    ReferenceComparison,
+    find_reference,
+    open_comparison,
+    reference_event,
+)
 from mlperf_rn50.train.options import ScheduleConfig, TrainConfig
 from mlperf_rn50.train.plan import make_plan
 from mlperf_rn50.train.sinks.metrics import Metrics
 from mlperf_rn50.train.sinks.terminal import Terminal
 
 DIGITS = DataConfig(dataset='digits', num_train=1437, num_val=360, num_classes=10)
-CONFIG = Config(run=RunConfig(), data=DIGITS, schedule=ScheduleConfig(0.1, 1, 'poly', 6),
-                train=TrainConfig(global_batch_size=64, eval_period=1, target_accuracy=0.75, max_epochs=6))
+CONFIG = Config(
+    run=RunConfig(),
+    data=DIGITS,
+    schedule=ScheduleConfig(0.1, 1, 'poly', 6),
+    train=TrainConfig(global_batch_size=64, eval_period=1, target_accuracy=0.75, max_epochs=6),
+)
 
 
 @pytest.fixture
 def config(tmp_path):
     """Configuration with a reference of three runs of four epochs."""
-    folder = write_set(tmp_path / 'known', 3, accuracies=lambda k: (0.3, 0.5, 0.7 + k / 100, 0.76), train_samples=1437,
-                       eval_samples=360, target=0.75, dataset='digits')
+    folder = write_set(
+        tmp_path / 'known',
+        3,
+        accuracies=lambda k: (0.3, 0.5, 0.7 + k / 100, 0.76),
+        train_samples=1437,
+        eval_samples=360,
+        target=0.75,
+        dataset='digits',
+    )
     return replace(CONFIG, run=RunConfig(reference=(str(folder),)))
 
 
 def opened(config, tmp_path, num_epochs=0):
-    return open_comparison(find_reference(config, 1), make_plan(config, 1), tmp_path / 'metrics.jsonl', num_epochs)
+    return open_comparison(
+        find_reference(config, 1), make_plan(config, 1), tmp_path / 'metrics.jsonl', num_epochs
+    )
 
 
 def test_without_a_path_only_imagenet_is_looked_up():
-    assert find_reference(CONFIG, 1) is None and reference_event(ReferenceComparison(None), CONFIG, 1) is None
+    assert (
+        find_reference(CONFIG, 1) is None
+        and reference_event(ReferenceComparison(None), CONFIG, 1) is None
+    )
     imagenet = replace(CONFIG, data=DataConfig())
     assert find_reference(imagenet, 1) is None
     assert reference_event(ReferenceComparison(None), imagenet, 1).record.text.startswith(
-        'no reference: no published set has this recipe (sgd, batch 64, learning rate 0.1, warm-up 1, poly over 6')
+        'no reference: no published set has this recipe (sgd, batch 64, learning rate 0.1, '
+        'warm-up 1, poly over 6'
+    )
     assert ReferenceComparison(None).compare(1, 0.5, 1.0) is None
 
 
-@pytest.mark.parametrize('name, message', [('none', 'none: no such folder; expected a log or a folder of logs'),
-                                         ('mixed', 'got .*mixed: global_batch_size is 64 in result_0.txt and 65')])
+@pytest.mark.parametrize(
+    'name, message',
+    [
+        ('none', 'none: no such folder; expected a log or a folder of logs'),
+        ('mixed', 'got .*mixed: global_batch_size is 64 in result_0.txt and 65'),
+    ],
+)
 def test_unreadable_reference_is_refused(tmp_path, name, message):
     write_set(tmp_path / 'mixed', batch=lambda k: 64 + k)
     with pytest.raises(UserError, match=message):
@@ -63,7 +92,10 @@ def test_alarm_lasts_while_the_run_is_behind(config, tmp_path):
 def test_resumed_run_keeps_earlier_evaluations(config, tmp_path):
     with open(tmp_path / 'metrics.jsonl', 'w') as f:
         for epoch, num in [(1, 250), (1, 36), (2, 72), (3, 72)]:
-            print(json.dumps({'event': 'eval', 'epoch': epoch, 'num_top1': num, 'num_images': 360}), file=f)
+            print(
+                json.dumps({'event': 'eval', 'epoch': epoch, 'num_top1': num, 'num_images': 360}),
+                file=f,
+            )
         print('{"num_top1": "x"}', file=f)
     assert read_curve(tmp_path / 'metrics.jsonl') == [(1, 0.1), (2, 0.2), (3, 0.2)]
     assert opened(config, tmp_path, 1).compare(2, 0.2, 20.0).record.behind
@@ -73,36 +105,92 @@ def test_resumed_run_keeps_earlier_evaluations(config, tmp_path):
 
 def test_metrics_and_terminal_output(config, tmp_path, capsys):
     course = opened(config, tmp_path)
-    run = SimpleNamespace(metrics=tmp_path / 'metrics.jsonl', train_log=tmp_path / 'train.log', result='r')
-    compared = (course.compare(epoch, accuracy, 10.0 * epoch) for epoch, accuracy in [(1, 0.1), (2, 0.2), (5, 0.5)])
-    emit([Metrics(run, 'digits'), Terminal(run, config)], reference_event(course, config, 1), *compared)
+    run = SimpleNamespace(
+        metrics=tmp_path / 'metrics.jsonl', train_log=tmp_path / 'train.log', result='r'
+    )
+    compared = (
+        course.compare(epoch, accuracy, 10.0 * epoch)
+        for epoch, accuracy in [(1, 0.1), (2, 0.2), (5, 0.5)]
+    )
+    emit(
+        [Metrics(run, 'digits'), Terminal(run, config)],
+        reference_event(course, config, 1),
+        *compared,
+    )
     reference, *records = map(json.loads, run.metrics.read_text().splitlines())
-    assert (reference['event'], reference['how'], reference['num_reference']) == ('reference', 'same', 3)
+    assert (reference['event'], reference['how'], reference['num_reference']) == (
+        'reference',
+        'same',
+        3,
+    )
     assert reference['text'].startswith('reference: 3 runs of 1 set (')
-    assert [b[0] for b in reference['band']] == [1, 2, 3, 4] and reference['reference_epochs'] == [4, 4]
-    assert [(r['below'], r['behind']) for r in records] == [(True, False), (True, True), (False, False)]
+    assert [b[0] for b in reference['band']] == [1, 2, 3, 4] and reference['reference_epochs'] == [
+        4,
+        4,
+    ]
+    assert [(r['below'], r['behind']) for r in records] == [
+        (True, False),
+        (True, True),
+        (False, False),
+    ]
     here = band(course.reference, [2])[2]
     assert records[1] == {
-        'event': 'course', 'epoch': 2, 'point': 2 / 6, 'accuracy': 0.2, 'mean': here.mean, 'low': here.low,
-        'high': here.high, 'num_reference': 3, 'below': True, 'behind': True, 'reference_epochs': [4, 4],
-        'seconds_left': [20.0, 20.0], 'text': records[1]['text']}
-    assert (records[2]['mean'], records[2]['num_reference'], records[2]['seconds_left']) == (None, 0, None)
+        'event': 'course',
+        'epoch': 2,
+        'point': 2 / 6,
+        'accuracy': 0.2,
+        'mean': here.mean,
+        'low': here.low,
+        'high': here.high,
+        'num_reference': 3,
+        'below': True,
+        'behind': True,
+        'reference_epochs': [4, 4],
+        'seconds_left': [20.0, 20.0],
+        'text': records[1]['text'],
+    }
+    assert (records[2]['mean'], records[2]['num_reference'], records[2]['seconds_left']) == (
+        None,
+        0,
+        None,
+    )
     text = capsys.readouterr().err
-    assert text.count('\n') == 4 and ' behind: 30.0 points below' in text and 'no reference run at this epoch' in text
+    assert (
+        text.count('\n') == 4
+        and ' behind: 30.0 points below' in text
+        and 'no reference run at this epoch' in text
+    )
     assert text.splitlines() == run.train_log.read_text().splitlines()
 
 
-@pytest.mark.parametrize('words, joined', [
-    (['--run.reference', 'a', 'b', '--run.seed', '3'], ['--run.reference=["a", "b"]', '--run.seed', '3']),
-    (['--run.reference=a', 'b'], ['--run.reference=["a", "b"]']),
-    (['--run.reference', '[a, b]'], ['--run.reference', '[a, b]'])])
+@pytest.mark.parametrize(
+    'words, joined',
+    [
+        (
+            ['--run.reference', 'a', 'b', '--run.seed', '3'],
+            ['--run.reference=["a", "b"]', '--run.seed', '3'],
+        ),
+        (['--run.reference=a', 'b'], ['--run.reference=["a", "b"]']),
+        (['--run.reference', '[a, b]'], ['--run.reference', '[a, b]']),
+    ],
+)
 def test_paths_follow_their_option(words, joined):
     assert _join_paths(words) == joined
 
 
-@pytest.mark.parametrize('run, message', [
-    ({'stop_when_behind': True}, 'run.stop_when_behind: got true on digits without a reference, expected'),
-    ({'reference': ('ok', 'a\x1b[2J')}, 'run.reference: got .*, expected text without control characters')])
+@pytest.mark.parametrize(
+    'run, message',
+    [
+        (
+            {'stop_when_behind': True},
+            'run.stop_when_behind: got true on digits without a reference, expected',
+        ),
+        (
+            {'reference': ('ok', 'a\x1b[2J')},
+            'run.reference: got .*, expected text without control characters',
+        ),
+    ],
+)
 def test_invalid_values_are_refused(run, message):
     check_values(replace(CONFIG, run=RunConfig(stop_when_behind=True, reference=('logs/a',))))
     with pytest.raises(ConfigError, match=message):

@@ -1,4 +1,5 @@
 """Configurations: accepted values and error messages."""
+
 import dataclasses
 import json
 import re
@@ -23,8 +24,11 @@ CONFIGS = sorted((ROOT / 'launch/configs').glob('*.yaml'))
 BATCH = ['--train.local_batch_size', '8']
 PARSER = config_parser('train', add_options)
 # A short text that would expand to 10^9 strings if its aliases were resolved.
-LAUGHS = 'run: {dir: [&a [lol], ' + ', '.join(f'&{chr(98 + i)} [{", ".join(10 * ["*" + chr(97 + i)])}]'
-                                             for i in range(9)) + ']}'
+LAUGHS = (
+    'run: {dir: [&a [lol], '
+    + ', '.join(f'&{chr(98 + i)} [{", ".join(10 * ["*" + chr(97 + i)])}]' for i in range(9))
+    + ']}'
+)
 
 
 @pytest.mark.parametrize('path', CONFIGS, ids=lambda p: p.stem)
@@ -32,7 +36,9 @@ def test_shipped_configurations_have_a_plan_and_begin_with_their_command(path):
     config = resolve_config(path, [], PARSER)
     assert render_plan(make_plan(config, config_world_size(config) or 2))
     head = path.read_text().split('\n')[:4]
-    command = rf'(mlperf-rn50 train|launch/\w+\.sh) (.* )?--config launch/configs/{re.escape(path.name)}'
+    command = (
+        rf'(mlperf-rn50 train|launch/\w+\.sh) (.* )?--config launch/configs/{re.escape(path.name)}'
+    )
     assert any(re.search(command, line) for line in head)
     assert any(word in path.read_text() for word in ('ublished', 'easured'))
 
@@ -40,18 +46,31 @@ def test_shipped_configurations_have_a_plan_and_begin_with_their_command(path):
 def test_defaults_then_file_then_command_line(tmp_path):
     path = tmp_path / 'c.yaml'
     path.write_text('train: {local_batch_size: 16, eval_period: 2}\n')
-    options = ['--train.eval_period', '3', '--data.mean', '[1,2,3]', '--run.dir', '*a: b: c']  # not YAML
+    # not YAML
+    options = ['--train.eval_period', '3', '--data.mean', '[1,2,3]', '--run.dir', '*a: b: c']
     config = resolve_config(path, options, PARSER)
-    assert (config.train.local_batch_size, config.train.eval_period, config.train.max_epochs) == (16, 3, None)
+    assert (config.train.local_batch_size, config.train.eval_period, config.train.max_epochs) == (
+        16,
+        3,
+        None,
+    )
     assert config.data.mean == (1.0, 2.0, 3.0) and config.run.dir == '*a: b: c'
 
 
 def test_printed_configuration_has_every_key_with_a_comment_and_is_read_back(tmp_path):
-    options = ['--config', CONFIGS[0], '--run.dir', f'{"long folder " * 20}: x', '--run.reference=["a"]']
+    options = [
+        '--config',
+        CONFIGS[0],
+        '--run.dir',
+        f'{"long folder " * 20}: x',
+        '--run.reference=["a"]',
+    ]
     text = call('train', *options, '--print-config').stdout
     path = tmp_path / 'c.yaml'
     path.write_text(text)
-    assert resolve_config(path, [], PARSER) == resolve_config(CONFIGS[0], [str(o) for o in options[2:]], PARSER)
+    assert resolve_config(path, [], PARSER) == resolve_config(
+        CONFIGS[0], [str(o) for o in options[2:]], PARSER
+    )
     assert re.findall(r'^(\w+):', text, re.MULTILINE) == list(SECTIONS)
     keys = [f.name for section in SECTIONS.values() for f in dataclasses.fields(section)]
     assert re.findall(r'(?<=  #).*\n  (\w+):', text) == keys
@@ -60,18 +79,34 @@ def test_printed_configuration_has_every_key_with_a_comment_and_is_read_back(tmp
 
 def test_differences_are_the_keys_that_differ_from_the_defaults():
     c = Config(train=TrainConfig(local_batch_size=8), schedule=ScheduleConfig(step_epochs=(1.0,)))
-    assert render_yaml(c, only_changed=True) == 'schedule:\n  step_epochs: [1.0]\ntrain: {local_batch_size: 8}\n'
+    assert (
+        render_yaml(c, only_changed=True)
+        == 'schedule:\n  step_epochs: [1.0]\ntrain: {local_batch_size: 8}\n'
+    )
 
 
 def test_unset_data_keys_have_the_values_of_the_manifest(tmp_path):
-    def sizes(options, text=f'data: {{dir: {tmp_path}, num_val: 7}}\ntrain: {{local_batch_size: 4}}'):
+    def sizes(
+        options, text=f'data: {{dir: {tmp_path}, num_val: 7}}\ntrain: {{local_batch_size: 4}}'
+    ):
         (tmp_path / 'c.yaml').write_text(text)
         data = resolve_config(tmp_path / 'c.yaml', options, PARSER).data
         return data.dataset, data.num_train, data.num_val, data.num_classes
+
     default = sizes([])
     assert default == ('imagenet', 1_281_167, 7, 1000)
-    write_files(tmp_path, {'manifest.json': json.dumps({'dataset': 'pics', 'classes': ['a', 'b'], 'splits': {
-        'train': {'num_images': 5}, 'validation': {'num_images': 3}}})})
+    write_files(
+        tmp_path,
+        {
+            'manifest.json': json.dumps(
+                {
+                    'dataset': 'pics',
+                    'classes': ['a', 'b'],
+                    'splits': {'train': {'num_images': 5}, 'validation': {'num_images': 3}},
+                }
+            )
+        },
+    )
     assert sizes([]) == ('pics', 5, 7, 2) and sizes(['--data.num_train', '6']) == ('pics', 6, 7, 2)
     assert sizes(['--data.dir', str(tmp_path)], 'train: {local_batch_size: 4}') == ('pics', 5, 3, 2)
     assert sizes(['--data.synthetic', 'true']) == default
@@ -80,24 +115,36 @@ def test_unset_data_keys_have_the_values_of_the_manifest(tmp_path):
         assert sizes([]) == default  # training refuses the manifest
 
 
-@pytest.mark.parametrize('text, message', [
-    ('schedule: {warmup_epoch: 5}', 'schedule.warmup_epoch: unknown key; did you mean warmup_epochs?'),
-    ('shedule: {base_lr: 5}', 'shedule: unknown section; did you mean schedule?'),
-    ('train: [' + 'x, ' * 100 + ']', "train: got ['x', 'x'"),
-    ('- 1', 'got list, expected sections'),
-    ('train: !!python/object/apply:os.system [ls]', 'got the tag tag:yaml.org,2002:python/object/apply:os.system'),
-    ('run: {seed: !!int 010}', 'got the tag tag:yaml.org,2002:int, expected plain values'),
-    ('run: [a', 'not a valid YAML file'),
-    ('run: {dir: ' + '[' * 100_000, 'nested deeper than 8'),
-    (LAUGHS, 'got the alias *a, expected explicit values'),
-    ('run: {<<: {dir: x}}', 'run.<<: unknown key'),
-    ('run: {dir: "' + 'x' * (1 << 18) + '"}', 'is larger than'),
-    ('train: {seed: 1}\nrun: {dir: x}\ntrain:\n  seed: 2', 'train: occurs on line 1 and again on line 3'),
-    ('run:\n  dir: x\n  seed: 1\n  dir: y', 'dir: occurs on line 2 and again on line 4'),
-    ('run: {seed: 1, seed: 2}', 'seed: occurs on line 1 and again on line 1'),
-    ('? [a]\n: b', 'unhashable key'),
-    (None, 'c.yaml: cannot read the configuration'),
-])
+@pytest.mark.parametrize(
+    'text, message',
+    [
+        (
+            'schedule: {warmup_epoch: 5}',
+            'schedule.warmup_epoch: unknown key; did you mean warmup_epochs?',
+        ),
+        ('shedule: {base_lr: 5}', 'shedule: unknown section; did you mean schedule?'),
+        ('train: [' + 'x, ' * 100 + ']', "train: got ['x', 'x'"),
+        ('- 1', 'got list, expected sections'),
+        (
+            'train: !!python/object/apply:os.system [ls]',
+            'got the tag tag:yaml.org,2002:python/object/apply:os.system',
+        ),
+        ('run: {seed: !!int 010}', 'got the tag tag:yaml.org,2002:int, expected plain values'),
+        ('run: [a', 'not a valid YAML file'),
+        ('run: {dir: ' + '[' * 100_000, 'nested deeper than 8'),
+        (LAUGHS, 'got the alias *a, expected explicit values'),
+        ('run: {<<: {dir: x}}', 'run.<<: unknown key'),
+        ('run: {dir: "' + 'x' * (1 << 18) + '"}', 'is larger than'),
+        (
+            'train: {seed: 1}\nrun: {dir: x}\ntrain:\n  seed: 2',
+            'train: occurs on line 1 and again on line 3',
+        ),
+        ('run:\n  dir: x\n  seed: 1\n  dir: y', 'dir: occurs on line 2 and again on line 4'),
+        ('run: {seed: 1, seed: 2}', 'seed: occurs on line 1 and again on line 1'),
+        ('? [a]\n: b', 'unhashable key'),
+        (None, 'c.yaml: cannot read the configuration'),
+    ],
+)
 def test_errors_in_a_file(tmp_path, text, message):
     path = tmp_path / 'c.yaml'
     if text is not None:
@@ -108,54 +155,128 @@ def test_errors_in_a_file(tmp_path, text, message):
     assert len(str(e.value)) < 1000
 
 
-@pytest.mark.parametrize('options, message', [
-    ([], 'train.global_batch_size: got nothing; set --train.global_batch_size, such as 256'),
-    ([*BATCH, '--train.eval_offset', '4'], 'train.eval_offset: got 4, expected 0 to 3'),
-    ([*BATCH, '--train.target_accuracy', '74.9'], 'expected a fraction such as 0.749'),
-    ([*BATCH, '--train.precision', 'float16'], 'expected float32 or bfloat16 on a CPU'),
-    ([*BATCH, '--train.precision', 'bfloat16', '--train.device', 'gpu'], 'expected float32 or float16 on a GPU'),
-    ([*BATCH, '--data.decoder', 'mixed'], 'nvJPEG needs train.device=gpu'),
-    ([*BATCH, '--model.layout', 'NHWC'], 'expected NCHW'),
-    ([*BATCH, '--schedule.warmup_epochs', '90'], 'expected less than decay_epochs=90.0'),
-    ([*BATCH, '--data.resize_shorter', '200'], 'expected at least image_size=224'),
-    ([*BATCH, '--data.min_area', '0.5', '--data.max_area', '0.4'], 'expected min_area <= max_area'),
-    ([*BATCH, '--data.std', '[1,0,1]'], 'data.std: got 0.0, expected a number above 0'),
-    ([*BATCH, '--train.max_epochs', '100001'], 'train.max_epochs: got 100001, expected a number above 0, up to '),
-    ([*BATCH, '--schedule.base_lr', '.inf'], 'schedule.base_lr: got inf, expected a number above 0'),
-    ([*BATCH, '--schedule.base_lr', '1e60'], 'schedule.base_lr: got 1e+60, expected 0 or a magnitude from 1e-30 to'),
-    ([*BATCH, '--optimizer.last_layer_lr_factor', '1e-60'], 'optimizer.last_layer_lr_factor: got 1e-60, expected 0 or'),
-    ([*BATCH, '--data.mirror', 'alternating', '--data.mirror_probability', '0.3'],
-     'data.mirror_probability: got 0.3 with mirror=alternating, expected 0.5'),
-    ([*BATCH, '--optimizer.name', 'lars', '--optimizer.nesterov', 'true'], 'expected false, or name=sgd'),
-    ([*BATCH, '--optimizer.nesterov', 'true', '--run.submission_division', 'closed'],
-     'optimizer.nesterov: got true in the closed division'),
-    ([*BATCH, '--run.submission_division', 'closed'],
-     'data.last_batch: got weight in the closed division, expected wrap, or run.submission_division=open'),
-    *[([*BATCH, '--data.last_batch', 'wrap', f'--{key}', value, '--run.submission_division', 'closed'],
-       f'{key}: got {shown} in the closed division, expected {rule}, or run.submission_division=open')
-      for key, value, shown, rule in (
-          ('data.sizes', '[160, 192]', '160 192', '[]'), ('data.eval_size', '160', '160', 'null'),
-          ('data.eval_flip', 'true', 'true', 'false'), ('train.ema', '0.99', '0.99', 'null'),
-          ('optimizer.last_layer_lr_factor', '0.1', '0.1', '1'))],
-    ([*BATCH, '--data.sizes', '[0]'], 'data.sizes: got 0, expected 1 to 8,192'),
-    *[([*BATCH, f'--data.{key}', value], f'data.{key}: got {value}, expected 1 to 8,192') for key in (
-        'image_size', 'eval_size', 'resize_shorter') for value in ('-1', '0', '8193', '4000000000')],
-    ([*BATCH, '--data.crop_padding', '8193'], 'data.crop_padding: got 8193, expected 0 to 8,192'),
-    ([*BATCH, '--data.eval_size', '300'], 'data.resize_shorter: got 256, expected at least eval_size=300'),
-    ([*BATCH, '--train.ema', '1'], 'train.ema: got 1.0, expected a fraction from 0 to below 1'),
-    ([*BATCH, '--data.sizes', '[160, 224]', '--model.name', 'vgg16'],
-     'data.sizes, data.eval_size: got other sizes than image_size=224 for vgg16'),
-    ([*BATCH, '--data.mirror', 'alternating', '--run.submission_division', 'closed'],
-     'data.mirror: got alternating in the closed division'),
-    ([*BATCH, '--model.name', 'resnet51'], 'model.name: got resnet51, expected resnet18, '),
-    ([*BATCH, '--train.precision', 'fp16'], 'precision: got fp16, expected float32, bfloat16 or float16; see'),
-    ([*BATCH, '--train.max_epochs', '1.5'], 'train.max_epochs: got 1.5, expected a whole number or null; see'),
-    ([*BATCH, '--data.mean', '[a, b]'], "data.mean: got ['a', 'b'], expected a list of 3 numbers; see"),
-    ([*BATCH, '--telemetry', '1'], '--telemetry: got 1, expected true, false or null; see'),
-    ([*BATCH, '--run.dir', 'a\x1b[2J'], 'run.dir: got '),
-    *[([*BATCH, '--run.trace', text], f'run.trace: got {text}, expected STEPS@FIRST, such as 20@100 for')
-      for text in ('20', '0@5', '5@0', '10001@1', '2@x', '２@5')],
-])
+@pytest.mark.parametrize(
+    'options, message',
+    [
+        ([], 'train.global_batch_size: got nothing; set --train.global_batch_size, such as 256'),
+        ([*BATCH, '--train.eval_offset', '4'], 'train.eval_offset: got 4, expected 0 to 3'),
+        ([*BATCH, '--train.target_accuracy', '74.9'], 'expected a fraction such as 0.749'),
+        ([*BATCH, '--train.precision', 'float16'], 'expected float32 or bfloat16 on a CPU'),
+        (
+            [*BATCH, '--train.precision', 'bfloat16', '--train.device', 'gpu'],
+            'expected float32 or float16 on a GPU',
+        ),
+        ([*BATCH, '--data.decoder', 'mixed'], 'nvJPEG needs train.device=gpu'),
+        ([*BATCH, '--model.layout', 'NHWC'], 'expected NCHW'),
+        ([*BATCH, '--schedule.warmup_epochs', '90'], 'expected less than decay_epochs=90.0'),
+        ([*BATCH, '--data.resize_shorter', '200'], 'expected at least image_size=224'),
+        (
+            [*BATCH, '--data.min_area', '0.5', '--data.max_area', '0.4'],
+            'expected min_area <= max_area',
+        ),
+        ([*BATCH, '--data.std', '[1,0,1]'], 'data.std: got 0.0, expected a number above 0'),
+        (
+            [*BATCH, '--train.max_epochs', '100001'],
+            'train.max_epochs: got 100001, expected a number above 0, up to ',
+        ),
+        (
+            [*BATCH, '--schedule.base_lr', '.inf'],
+            'schedule.base_lr: got inf, expected a number above 0',
+        ),
+        (
+            [*BATCH, '--schedule.base_lr', '1e60'],
+            'schedule.base_lr: got 1e+60, expected 0 or a magnitude from 1e-30 to',
+        ),
+        (
+            [*BATCH, '--optimizer.last_layer_lr_factor', '1e-60'],
+            'optimizer.last_layer_lr_factor: got 1e-60, expected 0 or',
+        ),
+        (
+            [*BATCH, '--data.mirror', 'alternating', '--data.mirror_probability', '0.3'],
+            'data.mirror_probability: got 0.3 with mirror=alternating, expected 0.5',
+        ),
+        (
+            [*BATCH, '--optimizer.name', 'lars', '--optimizer.nesterov', 'true'],
+            'expected false, or name=sgd',
+        ),
+        (
+            [*BATCH, '--optimizer.nesterov', 'true', '--run.submission_division', 'closed'],
+            'optimizer.nesterov: got true in the closed division',
+        ),
+        (
+            [*BATCH, '--run.submission_division', 'closed'],
+            'data.last_batch: got weight in the closed division, expected wrap, or '
+            'run.submission_division=open',
+        ),
+        *[
+            (
+                [
+                    *BATCH,
+                    '--data.last_batch',
+                    'wrap',
+                    f'--{key}',
+                    value,
+                    '--run.submission_division',
+                    'closed',
+                ],
+                f'{key}: got {shown} in the closed division, expected {rule}, or '
+                'run.submission_division=open',
+            )
+            for key, value, shown, rule in (
+                ('data.sizes', '[160, 192]', '160 192', '[]'),
+                ('data.eval_size', '160', '160', 'null'),
+                ('data.eval_flip', 'true', 'true', 'false'),
+                ('train.ema', '0.99', '0.99', 'null'),
+                ('optimizer.last_layer_lr_factor', '0.1', '0.1', '1'),
+            )
+        ],
+        ([*BATCH, '--data.sizes', '[0]'], 'data.sizes: got 0, expected 1 to 8,192'),
+        *[
+            ([*BATCH, f'--data.{key}', value], f'data.{key}: got {value}, expected 1 to 8,192')
+            for key in ('image_size', 'eval_size', 'resize_shorter')
+            for value in ('-1', '0', '8193', '4000000000')
+        ],
+        (
+            [*BATCH, '--data.crop_padding', '8193'],
+            'data.crop_padding: got 8193, expected 0 to 8,192',
+        ),
+        (
+            [*BATCH, '--data.eval_size', '300'],
+            'data.resize_shorter: got 256, expected at least eval_size=300',
+        ),
+        ([*BATCH, '--train.ema', '1'], 'train.ema: got 1.0, expected a fraction from 0 to below 1'),
+        (
+            [*BATCH, '--data.sizes', '[160, 224]', '--model.name', 'vgg16'],
+            'data.sizes, data.eval_size: got other sizes than image_size=224 for vgg16',
+        ),
+        (
+            [*BATCH, '--data.mirror', 'alternating', '--run.submission_division', 'closed'],
+            'data.mirror: got alternating in the closed division',
+        ),
+        ([*BATCH, '--model.name', 'resnet51'], 'model.name: got resnet51, expected resnet18, '),
+        (
+            [*BATCH, '--train.precision', 'fp16'],
+            'precision: got fp16, expected float32, bfloat16 or float16; see',
+        ),
+        (
+            [*BATCH, '--train.max_epochs', '1.5'],
+            'train.max_epochs: got 1.5, expected a whole number or null; see',
+        ),
+        (
+            [*BATCH, '--data.mean', '[a, b]'],
+            "data.mean: got ['a', 'b'], expected a list of 3 numbers; see",
+        ),
+        ([*BATCH, '--telemetry', '1'], '--telemetry: got 1, expected true, false or null; see'),
+        ([*BATCH, '--run.dir', 'a\x1b[2J'], 'run.dir: got '),
+        *[
+            (
+                [*BATCH, '--run.trace', text],
+                f'run.trace: got {text}, expected STEPS@FIRST, such as 20@100 for',
+            )
+            for text in ('20', '0@5', '5@0', '10001@1', '2@x', '２@5')
+        ],
+    ],
+)
 def test_errors_on_the_command_line_are_one_line(options, message):
     with pytest.raises(ConfigError) as e:
         resolve_config(None, options, PARSER)
@@ -170,23 +291,52 @@ def config_of(tmp_path, section, key, value, is_option):
 
 
 @pytest.mark.parametrize('is_option', [False, True], ids=['file', 'option'])
-@pytest.mark.parametrize('key, value, expected', [
-    ('seed', '010', 10), ('seed', '-0', 0), ('seed', '+5', 5), ('seed', '~', None), ('seed', 'null', None),
-    ('seed', '1:30', None), ('seed', '12:30:45', None), ('seed', '0o10', None), ('seed', '1_000', None),
-    ('seed', '0x10', None), ('seed', '0b11', None), ('seed', '1e3', None), ('seed', '5.0', None),
-    ('telemetry', 'true', True), ('telemetry', 'False', False), ('telemetry', 'yes', None), ('telemetry', 'on', None),
-    ('telemetry', 'no', None), ('telemetry', '1', None),
-    ('submission_org', 'no', 'no'), ('submission_org', '010', '010'), ('submission_org', '1:30', '1:30'),
-    ('submission_org', '2026-11-25', '2026-11-25'), ('submission_org', '1_000', '1_000'),
-    ('submission_org', '1e-3', '1e-3'),
-    ('base_lr', '1e-3', 0.001), ('base_lr', '1e3', 1000), ('base_lr', '.5', 0.5), ('base_lr', '2', 2)])
+@pytest.mark.parametrize(
+    'key, value, expected',
+    [
+        ('seed', '010', 10),
+        ('seed', '-0', 0),
+        ('seed', '+5', 5),
+        ('seed', '~', None),
+        ('seed', 'null', None),
+        ('seed', '1:30', None),
+        ('seed', '12:30:45', None),
+        ('seed', '0o10', None),
+        ('seed', '1_000', None),
+        ('seed', '0x10', None),
+        ('seed', '0b11', None),
+        ('seed', '1e3', None),
+        ('seed', '5.0', None),
+        ('telemetry', 'true', True),
+        ('telemetry', 'False', False),
+        ('telemetry', 'yes', None),
+        ('telemetry', 'on', None),
+        ('telemetry', 'no', None),
+        ('telemetry', '1', None),
+        ('submission_org', 'no', 'no'),
+        ('submission_org', '010', '010'),
+        ('submission_org', '1:30', '1:30'),
+        ('submission_org', '2026-11-25', '2026-11-25'),
+        ('submission_org', '1_000', '1_000'),
+        ('submission_org', '1e-3', '1e-3'),
+        ('base_lr', '1e-3', 0.001),
+        ('base_lr', '1e3', 1000),
+        ('base_lr', '.5', 0.5),
+        ('base_lr', '2', 2),
+    ],
+)
 def test_scalars_are_read_as_written_or_refused_by_name(tmp_path, key, value, expected, is_option):
     section = 'schedule' if key == 'base_lr' else 'run'
     if expected is None and value not in ('~', 'null'):
-        with pytest.raises(ConfigError, match=rf'run\.{key}: got {re.escape(value)}, expected (a whole|true or)'):
+        with pytest.raises(
+            ConfigError, match=rf'run\.{key}: got {re.escape(value)}, expected (a whole|true or)'
+        ):
             config_of(tmp_path, section, key, value, is_option)
     else:
-        assert getattr(getattr(config_of(tmp_path, section, key, value, is_option), section), key) == expected
+        assert (
+            getattr(getattr(config_of(tmp_path, section, key, value, is_option), section), key)
+            == expected
+        )
 
 
 @given(st.text(st.sampled_from('0123456789.eE+-_:xobnyiaf~'), max_size=6))
@@ -197,10 +347,14 @@ def test_written_texts_are_read_back(text):
 
 def test_every_yaml_file_is_read_by_one_loader():
     reading = re.compile(r'yaml\.(safe_load|load|full_load|unsafe_load|compose|parse)')
-    assert [p.name for p in (ROOT / 'mlperf_rn50').rglob('*.py') if reading.search(p.read_text())] == ['config_file.py']
+    assert [
+        p.name for p in (ROOT / 'mlperf_rn50').rglob('*.py') if reading.search(p.read_text())
+    ] == ['config_file.py']
 
 
-# --- paths ---------------------------------------------------------------------------------------------------
+# --- paths
+# ---------------------------------------------------------------------------------------------------
+
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
@@ -213,11 +367,17 @@ def home(tmp_path, monkeypatch):
 def test_home_is_expanded_and_variables_are_refused_in_paths(tmp_path, home, is_option):
     def path(section, key, value):
         return getattr(getattr(config_of(tmp_path, section, key, value, is_option), section), key)
-    assert path('run', 'dir', '~/runs') == f'{home}/runs' and path('run', 'reference', '[~/a, b/~]') == (
-        f'{home}/a', 'b/~') and path('data', 'dir', '~/d') == f'{home}/d'
+
+    assert (
+        path('run', 'dir', '~/runs') == f'{home}/runs'
+        and path('run', 'reference', '[~/a, b/~]') == (f'{home}/a', 'b/~')
+        and path('data', 'dir', '~/d') == f'{home}/d'
+    )
     assert path('train', 'init_weights', '~/w.npz') == f'{home}/w.npz'
     for value in ('$HOME/runs', '${HOME}/runs', '/scratch/$USER/runs', 'runs_$USER'):
-        with pytest.raises(ConfigError, match=r'got the variable \$\{?(HOME|USER)\}?, expected its value'):
+        with pytest.raises(
+            ConfigError, match=r'got the variable \$\{?(HOME|USER)\}?, expected its value'
+        ):
             path('run', 'dir', f'"{value}"' if not is_option else value)
     assert path('run', 'dir', '$(id) $5 a$') == '$(id) $5 a$'
     (tmp_path / '$HOME').mkdir()
@@ -225,10 +385,24 @@ def test_home_is_expanded_and_variables_are_refused_in_paths(tmp_path, home, is_
 
 
 COMMAND_WORDS = [
-    'report X', 'report x --out=X', 'check X', 'watch X --once', 'package --check X', 'prepare digits --out=X',
-    'prepare --verify=X', 'package x --out=X --org a --system b', 'export X', 'classify x X', 'recipe --compare=X',
-    'evaluate X', 'predict X --layouts 1x1', 'train --config=X', 'train --resume X', 'doctor --config X',
-    'bench train --config=X']
+    'report X',
+    'report x --out=X',
+    'check X',
+    'watch X --once',
+    'package --check X',
+    'prepare digits --out=X',
+    'prepare --verify=X',
+    'package x --out=X --org a --system b',
+    'export X',
+    'classify x X',
+    'recipe --compare=X',
+    'evaluate X',
+    'predict X --layouts 1x1',
+    'train --config=X',
+    'train --resume X',
+    'doctor --config X',
+    'bench train --config=X',
+]
 
 
 @pytest.mark.parametrize('words', COMMAND_WORDS)
@@ -239,9 +413,15 @@ def test_paths_of_every_command(home, words):
     assert '~' not in done.stderr and not (home.parent / '~').exists()
 
 
-TEXTS = [(name, f.name) for name, section in SECTIONS.items() for f in dataclasses.fields(section)
-         if f.type in (str, str | None) and f.name != 'trace']
-CONTROLS = st.sampled_from(['Cc', 'Cs', 'Zl', 'Zp']).flatmap(lambda kind: st.characters(categories=[kind]))
+TEXTS = [
+    (name, f.name)
+    for name, section in SECTIONS.items()
+    for f in dataclasses.fields(section)
+    if f.type in (str, str | None) and f.name != 'trace'
+]
+CONTROLS = st.sampled_from(['Cc', 'Cs', 'Zl', 'Zp']).flatmap(
+    lambda kind: st.characters(categories=[kind])
+)
 
 
 def with_text(key, value):
@@ -273,6 +453,10 @@ def test_error_of_a_deeply_nested_tree_is_one_line():
 
 def test_numbers_have_bounds():
     """Every number key has bounds, without which any number would be accepted."""
-    without = [f'{name}.{f.name}' for name, section in SECTIONS.items() for f in dataclasses.fields(section)
-               if {int, float} & {f.type, *get_args(f.type)} and 'bounds' not in f.metadata]
+    without = [
+        f'{name}.{f.name}'
+        for name, section in SECTIONS.items()
+        for f in dataclasses.fields(section)
+        if {int, float} & {f.type, *get_args(f.type)} and 'bounds' not in f.metadata
+    ]
     assert not without

@@ -1,4 +1,5 @@
 """Conversion of images: what is stored is what DALI decodes, with the pixels that Pillow shows."""
+
 import io
 import struct
 import time
@@ -18,13 +19,16 @@ LATER = [RGB.rotate(180)]
 TEST = DecoderTest()
 
 
-BMP_OF_OS2 = (b'BM' + struct.pack('<IHHIIHHHH', 26 + PIXELS.nbytes, 0, 0, 26, 12, 40, 24, 1, 24)
-              + PIXELS[::-1, :, ::-1].tobytes())  # imagesize misreads its size
+BMP_OF_OS2 = (
+    b'BM'
+    + struct.pack('<IHHIIHHHH', 26 + PIXELS.nbytes, 0, 0, 26, 12, 40, 24, 1, 24)
+    + PIXELS[::-1, :, ::-1].tobytes()
+)  # imagesize misreads its size
 
 
 def turned(kind, orientation=6, **keys) -> bytes:
     exif = Image.Exif()
-    exif[0x0112], exif[0x010f], exif[0x8769] = orientation, 'maker', {0x9003: '2020'}
+    exif[0x0112], exif[0x010F], exif[0x8769] = orientation, 'maker', {0x9003: '2020'}
     return encoded(kind, exif=exif, **keys)
 
 
@@ -42,51 +46,118 @@ def test_large_images_are_decoded_one_at_a_time(monkeypatch):
             time.sleep(0.01)
             active.pop()
             return True
+
     monkeypatch.setattr(pictures, '_LARGE_PIXELS', 1)
     with ThreadPoolExecutor(4) as pool:
         assert set(pool.map(encode_image, [encoded('PNG')] * 8, [Slow()] * 8)) == {encoded('PNG')}
     assert most == [1] * 8
 
 
-@pytest.mark.parametrize('content', [
-    encoded('JPEG'), encoded('JPEG', RGB.convert('L')), encoded('JPEG', RGB.convert('CMYK')),
-    encoded('JPEG', progressive=True), encoded('MPO', save_all=True, append_images=LATER),
-    encoded('PNG'), encoded('PNG', RGB.quantize(8)), encoded('PNG', RGB.convert('LA')),
-    encoded('PNG', RGB.convert('1')), encoded('PNG', RGB.convert('RGBA')),
-    encoded('PNG', save_all=True, append_images=LATER), encoded('BMP'), encoded('BMP', RGB.quantize(8)),
-    encoded('JPEG') + b'trailing bytes', encoded('JPEG', RGB.crop((0, 0, 1, 1)))],
-    ids=['jpeg', 'grey', 'cmyk', 'progressive', 'mpo', 'png', 'palette', 'grey with alpha', 'bits', 'alpha',
-         'animated', 'bmp', 'palette bmp', 'trailing', 'one pixel'])
+@pytest.mark.parametrize(
+    'content',
+    [
+        encoded('JPEG'),
+        encoded('JPEG', RGB.convert('L')),
+        encoded('JPEG', RGB.convert('CMYK')),
+        encoded('JPEG', progressive=True),
+        encoded('MPO', save_all=True, append_images=LATER),
+        encoded('PNG'),
+        encoded('PNG', RGB.quantize(8)),
+        encoded('PNG', RGB.convert('LA')),
+        encoded('PNG', RGB.convert('1')),
+        encoded('PNG', RGB.convert('RGBA')),
+        encoded('PNG', save_all=True, append_images=LATER),
+        encoded('BMP'),
+        encoded('BMP', RGB.quantize(8)),
+        encoded('JPEG') + b'trailing bytes',
+        encoded('JPEG', RGB.crop((0, 0, 1, 1))),
+    ],
+    ids=[
+        'jpeg',
+        'grey',
+        'cmyk',
+        'progressive',
+        'mpo',
+        'png',
+        'palette',
+        'grey with alpha',
+        'bits',
+        'alpha',
+        'animated',
+        'bmp',
+        'palette bmp',
+        'trailing',
+        'one pixel',
+    ],
+)
 def test_image_that_dali_decodes_is_unchanged(content):
     assert TEST.passes(np.frombuffer(content, np.uint8))
     assert encode_image(content, TEST) == content
 
 
-@pytest.mark.parametrize('content, expected', [
-    (encoded('GIF', RGB.quantize(8)), RGB.quantize(8)), (encoded('GIF', save_all=True, append_images=LATER), None),
-    (encoded('TIFF'), RGB), (encoded('TIFF', RGB.convert('CMYK')), RGB.convert('CMYK')),
-    (encoded('TIFF', RGB.convert('1')), RGB.convert('1')), (encoded('TIFF', compression='tiff_lzw'), RGB),
-    (BMP_OF_OS2, RGB), (encoded('PPM'), RGB), (encoded('JPEG2000', no_jp2=True), RGB),
-    (encoded('ICO', sizes=[(40, 24)]), None),
-    (encoded('PNG')[:-12], RGB), (turned('PNG'), RGB.transpose(Image.Transpose.ROTATE_270)),
-    (turned('WEBP', lossless=True), RGB.transpose(Image.Transpose.ROTATE_270)),
-    (encoded('TIFF', Image.fromarray(PIXELS[..., 0].astype(np.uint16) * 257)), Image.fromarray(PIXELS[..., 0]))],
-    ids=['gif', 'animated gif', 'tiff', 'cmyk tiff', 'tiff of bits', 'lzw', 'os2 bmp', 'ppm', 'jpeg 2000', 'ico',
-         'png without end', 'turned png', 'turned webp', '16-bit tiff'])
+@pytest.mark.parametrize(
+    'content, expected',
+    [
+        (encoded('GIF', RGB.quantize(8)), RGB.quantize(8)),
+        (encoded('GIF', save_all=True, append_images=LATER), None),
+        (encoded('TIFF'), RGB),
+        (encoded('TIFF', RGB.convert('CMYK')), RGB.convert('CMYK')),
+        (encoded('TIFF', RGB.convert('1')), RGB.convert('1')),
+        (encoded('TIFF', compression='tiff_lzw'), RGB),
+        (BMP_OF_OS2, RGB),
+        (encoded('PPM'), RGB),
+        (encoded('JPEG2000', no_jp2=True), RGB),
+        (encoded('ICO', sizes=[(40, 24)]), None),
+        (encoded('PNG')[:-12], RGB),
+        (turned('PNG'), RGB.transpose(Image.Transpose.ROTATE_270)),
+        (turned('WEBP', lossless=True), RGB.transpose(Image.Transpose.ROTATE_270)),
+        (
+            encoded('TIFF', Image.fromarray(PIXELS[..., 0].astype(np.uint16) * 257)),
+            Image.fromarray(PIXELS[..., 0]),
+        ),
+    ],
+    ids=[
+        'gif',
+        'animated gif',
+        'tiff',
+        'cmyk tiff',
+        'tiff of bits',
+        'lzw',
+        'os2 bmp',
+        'ppm',
+        'jpeg 2000',
+        'ico',
+        'png without end',
+        'turned png',
+        'turned webp',
+        '16-bit tiff',
+    ],
+)
 def test_other_image_becomes_a_png_of_its_first_frame(content, expected):
     stored = encode_image(content, TEST)
     assert stored.startswith(b'\x89PNG') and TEST.passes(np.frombuffer(stored, np.uint8))
     if expected:
         np.testing.assert_array_equal(shown(stored), np.asarray(expected.convert('RGB'), np.int32))
     else:
-        assert shown(stored)[0, 0].sum() < 100  # the later frame is turned: its first pixel is bright
+        # the later frame is turned: its first pixel is bright
+        assert shown(stored)[0, 0].sum() < 100
 
 
-@pytest.mark.parametrize('content, message', [
-    (encoded('JPEG')[:-30], 'truncated'), (encoded('PNG')[:-40], 'truncated'), (b'', 'cannot identify'),
-    (b'<html>404</html>', 'cannot identify'), (encoded('EPS'), 'got EPS, expected pixels'),
-    (encoded('TIFF', Image.fromarray((PIXELS[..., 0] / 255).astype(np.float32))), 'got floating-point pixels')],
-    ids=['cut jpeg', 'cut png', 'empty', 'text', 'eps', 'fractions'])
+@pytest.mark.parametrize(
+    'content, message',
+    [
+        (encoded('JPEG')[:-30], 'truncated'),
+        (encoded('PNG')[:-40], 'truncated'),
+        (b'', 'cannot identify'),
+        (b'<html>404</html>', 'cannot identify'),
+        (encoded('EPS'), 'got EPS, expected pixels'),
+        (
+            encoded('TIFF', Image.fromarray((PIXELS[..., 0] / 255).astype(np.float32))),
+            'got floating-point pixels',
+        ),
+    ],
+    ids=['cut jpeg', 'cut png', 'empty', 'text', 'eps', 'fractions'],
+)
 def test_damaged_image_is_refused(content, message):
     with pytest.raises(Exception, match=message):
         encode_image(content, TEST)

@@ -1,4 +1,5 @@
 """Expected time of a planned run, from published systems with the same accelerator."""
+
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,10 @@ DGX1 = resolve_config(ROOT / 'launch/configs/dgx1_v05.yaml', [], config_parser('
 
 
 def changed(**keys):
-    return replace(DGX1, **{section: replace(getattr(DGX1, section), **values) for section, values in keys.items()})
+    return replace(
+        DGX1,
+        **{section: replace(getattr(DGX1, section), **values) for section, values in keys.items()},
+    )
 
 
 def text_of(config=DGX1, num_ranks=8, gpu=None, last_epochs=(63, 100)):
@@ -24,17 +28,25 @@ def text_of(config=DGX1, num_ranks=8, gpu=None, last_epochs=(63, 100)):
 
 def test_interval_is_from_the_fastest_and_the_slowest_published_system(monkeypatch):
     """Their times to train include evaluations."""
-    dgx1, dgx2 = (next(s for s in load_published() if s.name == f'dgx{k}_ngc18.11_mxnet') for k in (1, 2))
+    dgx1, dgx2 = (
+        next(s for s in load_published() if s.name == f'dgx{k}_ngc18.11_mxnet') for k in (1, 2)
+    )
     monkeypatch.setattr(differences, 'load_published', lambda: (dgx1, dgx2))
-    fast, slow = sorted((63 * 8 * dgx1.time_s / 63 / 8, 63 * 16 * dgx2.time_s / dgx2.scored_epochs_mean / 8))
+    fast, slow = sorted(
+        (63 * 8 * dgx1.time_s / 63 / 8, 63 * 16 * dgx2.time_s / dgx2.scored_epochs_mean / 8)
+    )
     speeds = [round(63 * IMAGENET_TRAIN / 8 / s) for s in (slow, fast)]
     assert text_of() == (
-        f'about {span(fast, slow)} for 63 epochs on 8 V100 at {speeds[0]:,} to {speeds[1]:,} images/s each (2 '
-        'published systems); published v0.5 sets at batch 1,664 took 63 epochs')
+        f'about {span(fast, slow)} for 63 epochs on 8 V100 at {speeds[0]:,} to {speeds[1]:,} '
+        'images/s each (2 '
+        'published systems); published v0.5 sets at batch 1,664 took 63 epochs'
+    )
 
 
-@pytest.mark.parametrize('last_epochs, expected', [
-    ((1,), '1 epoch'), ((61, 65, 69), '65 epochs'), ((61, 62), '62 epochs')])
+@pytest.mark.parametrize(
+    'last_epochs, expected',
+    [((1,), '1 epoch'), ((61, 65, 69), '65 epochs'), ((61, 62), '62 epochs')],
+)
 def test_epochs_are_those_after_which_the_run_may_end(last_epochs, expected):
     assert f' for {expected} on 8 V100 ' in text_of(last_epochs=last_epochs)
 
@@ -49,14 +61,27 @@ def test_time_is_in_proportion_to_the_pixels_of_all_epochs(monkeypatch):
     monkeypatch.setattr(differences, 'load_published', lambda: (system,))
     half = changed(data={'sizes': (112, 112, 112, 224)}, schedule={'base_lr': 9.0})
     seconds = (3 / 4 + 3) * system.time_s / system.scored_epochs_mean
-    assert text_of(half, last_epochs=(4, 6)).startswith(f'about {span(seconds, seconds)} for 6 epochs ')
-    assert '(1 published system, scaled to 62.5 % of their pixels)' in text_of(half, last_epochs=(4, 6))
+    assert text_of(half, last_epochs=(4, 6)).startswith(
+        f'about {span(seconds, seconds)} for 6 epochs '
+    )
+    assert '(1 published system, scaled to 62.5 % of their pixels)' in text_of(
+        half, last_epochs=(4, 6)
+    )
 
 
-@pytest.mark.parametrize('config, gpu, expected', [
-    (DGX1, 'NVIDIA H200', ''), (DGX1, 'NVIDIA A100-SXM4-80GB', 'A100'),  # goes before the platform
-    (changed(run={'submission_platform': 'DGX-1'}), None, ''), (changed(train={'precision': 'float32'}), None, ''),
-    (changed(data={'synthetic': True}), None, ''), (changed(train={'local_batch_size': 2000}), None, '')])
-def test_time_needs_published_systems_with_this_accelerator_and_similar_images(config, gpu, expected):
+@pytest.mark.parametrize(
+    'config, gpu, expected',
+    [
+        (DGX1, 'NVIDIA H200', ''),
+        (DGX1, 'NVIDIA A100-SXM4-80GB', 'A100'),  # goes before the platform
+        (changed(run={'submission_platform': 'DGX-1'}), None, ''),
+        (changed(train={'precision': 'float32'}), None, ''),
+        (changed(data={'synthetic': True}), None, ''),
+        (changed(train={'local_batch_size': 2000}), None, ''),
+    ],
+)
+def test_time_needs_published_systems_with_this_accelerator_and_similar_images(
+    config, gpu, expected
+):
     text = text_of(config, gpu=gpu)
     assert bool(text) == bool(expected) and expected in text

@@ -1,4 +1,5 @@
 """Doctor facts that several ranks gather."""
+
 import os
 from types import SimpleNamespace
 
@@ -6,7 +7,8 @@ from mlperf_rn50.doctor.facts import _run_folder_problem
 
 
 def problems(folders, hosts=('h1', 'h2')):
-    """Return the run folder problems of two ranks on these hosts; rank 1 looks while rank 0 waits for it."""
+    """Return the run folder problems of two ranks on these hosts; rank 1 looks while rank 0 waits
+    for it."""
     sent, found = [], []
 
     def gather(own):
@@ -15,9 +17,17 @@ def problems(folders, hosts=('h1', 'h2')):
 
     def look():
         gathered = iter((hosts, [sent[-1]]))
-        rank_1 = SimpleNamespace(rank=1, gather_object=lambda own: next(gathered), barrier=lambda: None)
+        rank_1 = SimpleNamespace(
+            rank=1, gather_object=lambda own: next(gathered), barrier=lambda: None
+        )
         found.append(_run_folder_problem(folders[1], rank_1))
-    found.insert(0, _run_folder_problem(folders[0], SimpleNamespace(rank=0, gather_object=gather, barrier=look)))
+
+    found.insert(
+        0,
+        _run_folder_problem(
+            folders[0], SimpleNamespace(rank=0, gather_object=gather, barrier=look)
+        ),
+    )
     return found
 
 

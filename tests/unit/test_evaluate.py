@@ -1,4 +1,5 @@
 """Evaluation: correct counts, confusion matrix and likeliest classes."""
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -23,13 +24,19 @@ from mlperf_rn50.train.evaluate import (
 
 
 def batch(logits, labels, num_valid=None) -> Batch:
-    return Batch(mx.nd.array(logits), mx.nd.array(labels, dtype='int32'),
-                 len(labels) if num_valid is None else num_valid)
+    return Batch(
+        mx.nd.array(logits),
+        mx.nd.array(labels, dtype='int32'),
+        len(labels) if num_valid is None else num_valid,
+    )
 
 
 def counts(*args):
     evaluated = batch(*args)
-    return [int(n) for n in correct_counts(evaluated.images, evaluated.labels, evaluated.num_valid).asnumpy()]
+    return [
+        int(n)
+        for n in correct_counts(evaluated.images, evaluated.labels, evaluated.num_valid).asnumpy()
+    ]
 
 
 def test_counts_match_sorting():
@@ -63,8 +70,13 @@ def test_images_are_counted_once_and_a_wrong_number_is_an_error():
 
 def matrix_of(*batches) -> ConfusionMatrix:
     matrix = ConfusionMatrix(batches[0].images.shape[1])
-    accuracy = evaluate(lambda images: images, batches, sum(b.num_valid for b in batches), Comm(),
-                        on_logits=matrix.add)
+    accuracy = evaluate(
+        lambda images: images,
+        batches,
+        sum(b.num_valid for b in batches),
+        Comm(),
+        on_logits=matrix.add,
+    )
     assert matrix.counts.trace() == accuracy.num_top1 and matrix.counts.sum() == accuracy.num_images
     return matrix
 
@@ -89,7 +101,10 @@ def test_confusions_are_sorted_by_frequency_then_class():
     taken = [(0, 1), (2, 1), (2, 1), (1, 0), (1, 0), (1, 2), (0, 0), (2, 2)]
     matrix = matrix_of(batch(np.eye(3)[[t for _, t in taken]], [c for c, _ in taken]))
     assert matrix.largest(3, 'xyz') == [
-        Confusion('y', 'x', 2, 2 / 3), Confusion('z', 'y', 2, 2 / 3), Confusion('x', 'y', 1, 1 / 2)]
+        Confusion('y', 'x', 2, 2 / 3),
+        Confusion('z', 'y', 2, 2 / 3),
+        Confusion('x', 'y', 1, 1 / 2),
+    ]
     assert [c.num_images for c in matrix.largest(100, 'xyz')] == [2, 2, 1, 1]
     [confusion] = matrix_of(batch(np.full((2, 3), np.nan), [1, 1])).largest(5, 'xyz')
     assert confusion == Confusion('y', NO_CLASS, 2, 1.0)
@@ -99,6 +114,7 @@ def test_sum_over_ranks_is_exact():
     class TwoRanks(Comm):
         def sum(self, counts):
             return [c + 2**53 for c in counts]
+
     matrix = matrix_of(batch(np.eye(3), [0, 1, 1]))
     matrix.sum(TwoRanks())
     assert matrix.counts[1, 2] == 2**53 + 1 and matrix.counts[0, 3] == 2**53
@@ -106,8 +122,17 @@ def test_sum_over_ranks_is_exact():
 
 def test_likeliest_classes_of_logits():
     guesses = likeliest(np.array([0, 1000, 1, 1000, -5, 999], np.float32), 'abcdef')
-    assert [(g.name, g.number) for g in guesses] == [('b', 1), ('d', 3), ('f', 5), ('c', 2), ('a', 0)]
-    assert guesses[0].probability == pytest.approx(1 / (2 + np.exp(-1))) and guesses[4].probability == 0
+    assert [(g.name, g.number) for g in guesses] == [
+        ('b', 1),
+        ('d', 3),
+        ('f', 5),
+        ('c', 2),
+        ('a', 0),
+    ]
+    assert (
+        guesses[0].probability == pytest.approx(1 / (2 + np.exp(-1)))
+        and guesses[4].probability == 0
+    )
     assert len(likeliest(np.zeros(3, np.float32), 'abc')) == 3
 
 
@@ -117,15 +142,25 @@ def test_logits_of_an_image_and_its_mirror_image_are_averaged(layout):
     images = np.random.default_rng(0).normal(size=(2, 3, 4, 3)).astype(np.float32)
     axis = 2 if layout == 'NHWC' else 3
     weights = mx.nd.array(np.random.default_rng(1).normal(size=images.shape[1:]))
-    got = with_mirror(lambda x: (x * weights).sum(axis=(1, 2, 3)), config)(mx.nd.array(images)).asnumpy()
+    got = with_mirror(lambda x: (x * weights).sum(axis=(1, 2, 3)), config)(
+        mx.nd.array(images)
+    ).asnumpy()
     each = [(i * weights.asnumpy()).sum(axis=(1, 2, 3)) for i in (images, np.flip(images, axis))]
     np.testing.assert_allclose(got, np.mean(each, axis=0), rtol=1e-5)
 
 
 def test_mirrored_pass_keeps_the_logits_of_the_first_pass(thin_resnets):
     """A network with static memory must not overwrite its earlier output."""
-    config = Config(data=DataConfig(eval_flip=True, image_size=16, num_classes=4), model=ModelConfig(name='resnet18'))
-    net, images = build_model(config, mx.cpu(), 0), mx.nd.array(np.random.default_rng(0).normal(size=(2, 3, 16, 16)))
+    config = Config(
+        data=DataConfig(eval_flip=True, image_size=16, num_classes=4),
+        model=ModelConfig(name='resnet18'),
+    )
+    net, images = (
+        build_model(config, mx.cpu(), 0),
+        mx.nd.array(np.random.default_rng(0).normal(size=(2, 3, 16, 16))),
+    )
     each = [net(x).asnumpy() for x in (images, images[:, :, :, ::-1])]
     assert (each[0] != each[1]).any()
-    np.testing.assert_array_equal(with_mirror(net, config)(images).asnumpy(), (each[0] + each[1]) / 2)
+    np.testing.assert_array_equal(
+        with_mirror(net, config)(images).asnumpy(), (each[0] + each[1]) / 2
+    )

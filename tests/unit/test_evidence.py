@@ -1,4 +1,5 @@
 """Causes of a missed accuracy from predictions, labels, images and weights, on made-up figures."""
+
 import re
 
 import numpy as np
@@ -27,7 +28,8 @@ def logits_of(taken, height=6.0):
 
 
 def predictions(random, right, num=2000):
-    """Return labels and logits: a share is right, most other images are taken for the next class; sure where right."""
+    """Return labels and logits: a share is right, most other images are taken for the next class;
+    sure where right."""
     labels = random.integers(0, NUM, num)
     logits = random.standard_normal((num, NUM))
     is_right = random.random(num) < right
@@ -37,7 +39,8 @@ def predictions(random, right, num=2000):
 
 
 def weak_logits(random, labels, right):
-    """Return logits of a network that has learned little: the true class is often, but not always, the largest."""
+    """Return logits of a network that has learned little: the true class is often, but not always,
+    the largest."""
     logits = random.standard_normal((len(labels), NUM))
     logits[np.arange(len(labels)), labels] += 2.8 * right
     logits[np.arange(len(labels)), labels ^ 1] += 1.4 * right  # a similar class
@@ -57,9 +60,17 @@ def test_labels_that_are_shifted(shift):
     np.testing.assert_array_equal(now, (LABELS + shift) % NUM)
 
 
-@pytest.mark.parametrize('permutation, text', [
-    (SWAP, '3 for 8, 8 for 3'), (CYCLE, '3 for 4, 4 for 5, 5 for 3'),
-    (np.array([8, 0, 7, 1, 3, 6, 2, 4, 5, 9]), '0 for 8, 1 for 0, 2 for 7, 3 for 1, 4 for 3, 5 for 6 and 3 more')])
+@pytest.mark.parametrize(
+    'permutation, text',
+    [
+        (SWAP, '3 for 8, 8 for 3'),
+        (CYCLE, '3 for 4, 4 for 5, 5 for 3'),
+        (
+            np.array([8, 0, 7, 1, 3, 6, 2, 4, 5, 9]),
+            '0 for 8, 1 for 0, 2 for 7, 3 for 1, 4 for 3, 5 for 6 and 3 more',
+        ),
+    ],
+)
 def test_classes_that_are_exchanged(permutation, text):
     (shifted, cause), now = judge_labels(LABELS, logits_of(permutation[LABELS]))
     assert (cause.name, cause.strength > 1, cause.measured) == ('labels_swapped', True, text)
@@ -90,8 +101,11 @@ def test_labels_of_a_weak_network_are_not_accused(right):
         assert found_in(LABELS, weak_logits(random, LABELS, right))[0] == []
 
 
-@pytest.mark.parametrize('taken', [LABELS, np.full_like(LABELS, 7), np.where(LABELS == 3, 8, LABELS)],
-                         ids=['right', 'one class only', 'one class lost'])
+@pytest.mark.parametrize(
+    'taken',
+    [LABELS, np.full_like(LABELS, 7), np.where(LABELS == 3, 8, LABELS)],
+    ids=['right', 'one class only', 'one class lost'],
+)
 def test_predictions_that_no_permutation_explains(taken):
     assert found_in(LABELS, logits_of(taken))[0] == []
 
@@ -107,8 +121,10 @@ def test_many_classes_with_an_image_each_are_no_exchange():
 def test_wrong_labels_are_any_class(share):
     random = np.random.default_rng(1)
     labels, logits = predictions(random, 0.9)
-    wrong = np.where(random.random(len(labels)) < share, random.integers(0, NUM, len(labels)), labels)
-    cause, = judge_noise('training', Images(None, wrong, logits))
+    wrong = np.where(
+        random.random(len(labels)) < share, random.integers(0, NUM, len(labels)), labels
+    )
+    (cause,) = judge_noise('training', Images(None, wrong, logits))
     assert cause.name == 'label_noise' and cause.strength > 1
     assert float(cause.measured.split()[0]) / 100 == pytest.approx(share, rel=0.4)
 
@@ -117,7 +133,7 @@ def test_wrong_labels_are_any_class(share):
 def test_labels_that_are_all_wrong(seed):
     random = np.random.default_rng(seed)
     labels, logits = predictions(random, 0.9)
-    cause, = judge_noise('validation', Images(None, random.permutation(labels), logits))
+    (cause,) = judge_noise('validation', Images(None, random.permutation(labels), logits))
     assert cause.strength > 1 and float(cause.measured.split()[0]) <= 100
 
 
@@ -152,8 +168,10 @@ def test_similar_images_show_random_labels_without_a_network(spread):
     wrong = train._replace(labels=random.permutation(LABELS))
     for parts, split in (((wrong, validation), 'training'), ((validation, wrong), 'validation')):
         causes, fitting = evidence.judge_neighbours(*parts)
-        cause, = (c for c in causes if c.strength > 1)
-        assert cause.name == 'label_noise' and cause.figure.startswith(split) and split not in fitting
+        (cause,) = (c for c in causes if c.strength > 1)
+        assert (
+            cause.name == 'label_noise' and cause.figure.startswith(split) and split not in fitting
+        )
 
 
 def test_copies_are_not_similar_images():
@@ -172,8 +190,15 @@ def images(labels, first=0):
 def test_class_missing_in_a_split():
     rest = LABELS[LABELS != 4]
     for train, validation, split in ((rest, LABELS, 'training'), (LABELS, rest, 'validation')):
-        cause, = (c for c in evidence.judge_records(images(train), images(validation, 1000), NUM) if c.strength > 1)
-        assert (cause.name, cause.measured) == ('classes_missing', '1 of 10, such as 4') and split in cause.figure
+        (cause,) = (
+            c
+            for c in evidence.judge_records(images(train), images(validation, 1000), NUM)
+            if c.strength > 1
+        )
+        assert (cause.name, cause.measured) == (
+            'classes_missing',
+            '1 of 10, such as 4',
+        ) and split in cause.figure
 
 
 def test_classes_that_are_rare_in_both_splits():
@@ -183,7 +208,12 @@ def test_classes_that_are_rare_in_both_splits():
 
 @pytest.mark.parametrize('num_copies, expected', [(4, []), (5, ['leak'])])
 def test_images_in_both_splits(num_copies, expected):
-    assert accused(evidence.judge_records(images(LABELS), images(LABELS, len(LABELS) - num_copies), NUM)) == expected
+    assert (
+        accused(
+            evidence.judge_records(images(LABELS), images(LABELS, len(LABELS) - num_copies), NUM)
+        )
+        == expected
+    )
 
 
 def test_image_with_two_labels():
@@ -203,7 +233,8 @@ def test_images_that_are_repeated(num_copies, expected):
 
 
 def part(num_right, of=400):
-    """Return images of ten classes, of which the first ones are right, and others are taken for a similar class."""
+    """Return images of ten classes, of which the first ones are right, and others are taken for a
+    similar class."""
     labels = np.arange(of) % NUM
     logits = logits_of((labels + np.random.default_rng(8).integers(1, 4, of)) % NUM)
     logits[np.arange(of), labels] = np.where(np.arange(of) < num_right, 9, 5)
@@ -212,13 +243,21 @@ def part(num_right, of=400):
 
 def changes(before, after, train_top1=0.9, logged=None, fair=0.0):
     """Judge changes that are given as names with numbers of images that are right after them."""
-    found = evidence.judge_changes(part(before), {(n, 'x'): part(now).logits for n, now in after.items()}, fair=fair,
-                                   train_top1=train_top1, logged=before / 400 if logged is None else logged)
+    found = evidence.judge_changes(
+        part(before),
+        {(n, 'x'): part(now).logits for n, now in after.items()},
+        fair=fair,
+        train_top1=train_top1,
+        logged=before / 400 if logged is None else logged,
+    )
     return list(found)
 
 
-@pytest.mark.parametrize('before, after, expected', [
-    (200, 300, ['channel_order']), (200, 215, []), (4, 60, [])], ids=['gain', 'small gain', 'chance'])
+@pytest.mark.parametrize(
+    'before, after, expected',
+    [(200, 300, ['channel_order']), (200, 215, []), (4, 60, [])],
+    ids=['gain', 'small gain', 'chance'],
+)
 def test_change_after_which_more_images_are_right(before, after, expected):
     assert accused(changes(before, {'channel_order': after})) == expected
 
@@ -234,26 +273,50 @@ def test_change_that_helps_all_images_is_less_certain():
 
 
 def test_change_that_explains_the_logged_accuracy():
-    assert accused(changes(360, {'batch_norm': 50, 'value_range': 150}, logged=0.12)) == ['evaluation', 'batch_norm']
+    assert accused(changes(360, {'batch_norm': 50, 'value_range': 150}, logged=0.12)) == [
+        'evaluation',
+        'batch_norm',
+    ]
 
 
 def test_weights_that_only_decayed():
     random = np.random.default_rng(3)
     initial = {name: random.standard_normal((40, 30)).astype(np.float32) for name in 'ab'}
-    moved = {name: a + 1e-3 * random.standard_normal(a.shape).astype(np.float32) for name, a in initial.items()}
+    moved = {
+        name: a + 1e-3 * random.standard_normal(a.shape).astype(np.float32)
+        for name, a in initial.items()
+    }
     frozen, slight = evidence.judge_weights(initial, moved)
-    assert (frozen.verdict, slight.name, slight.strength > 1) == ('too early', 'gradient_scale', True)
+    assert (frozen.verdict, slight.name, slight.strength > 1) == (
+        'too early',
+        'gradient_scale',
+        True,
+    )
     moved['a'] = moved['b'] = random.standard_normal((40, 30)).astype(np.float32)
     assert accused(evidence.judge_weights(initial, moved)) == []
     cause, _ = evidence.judge_weights(initial, {**moved, 'b': initial['b'] * np.float32(0.8)})
     assert (cause.name, cause.measured, cause.strength) == ('frozen', '1 of 2, such as b', 5)
 
 
-@pytest.mark.parametrize('train, augmented, validation, expected', [
-    (0.99, 0.98, 0.9, []), (1.0, 1.0, 0.5, ['overfitting']), (0.8, 0.8, 0.5, []), (0.9, 0.4, 0.85, ['augmentation']),
-    (0.3, 0.9, 0.3, ['augmentation']), (0.6, 0.6, 0.8, []), (1.0, 1.0, 0.1, [])])
+@pytest.mark.parametrize(
+    'train, augmented, validation, expected',
+    [
+        (0.99, 0.98, 0.9, []),
+        (1.0, 1.0, 0.5, ['overfitting']),
+        (0.8, 0.8, 0.5, []),
+        (0.9, 0.4, 0.85, ['augmentation']),
+        (0.3, 0.9, 0.3, ['augmentation']),
+        (0.6, 0.6, 0.8, []),
+        (1.0, 1.0, 0.1, []),
+    ],
+)
 def test_gaps_between_accuracies(train, augmented, validation, expected):
-    assert accused(evidence.judge_gaps(*(part(round(400 * x)) for x in (train, augmented, validation)))) == expected
+    assert (
+        accused(
+            evidence.judge_gaps(*(part(round(400 * x)) for x in (train, augmented, validation)))
+        )
+        == expected
+    )
 
 
 def details(random, detail, num=200, colour=1.0):
@@ -263,10 +326,16 @@ def details(random, detail, num=200, colour=1.0):
     return evidence.measure_detail(coarse + detail * fine + colour * hue, (120.0,) * 3, (60.0,) * 3)
 
 
-@pytest.mark.parametrize('train, validation, expected', [
-    ({'detail': 0.5}, {'detail': 0.5}, set()), ({'detail': 0.5}, {'detail': 0.6}, set()),
-    ({'detail': 0.1}, {'detail': 1.0}, {'blur_or_noise'}), ({'detail': 1.0}, {'detail': 0.1}, {'blur_or_noise'}),
-    ({'detail': 0.5, 'colour': 0.1}, {'detail': 0.5}, {'colour'})])
+@pytest.mark.parametrize(
+    'train, validation, expected',
+    [
+        ({'detail': 0.5}, {'detail': 0.5}, set()),
+        ({'detail': 0.5}, {'detail': 0.6}, set()),
+        ({'detail': 0.1}, {'detail': 1.0}, {'blur_or_noise'}),
+        ({'detail': 1.0}, {'detail': 0.1}, {'blur_or_noise'}),
+        ({'detail': 0.5, 'colour': 0.1}, {'detail': 0.5}, {'colour'}),
+    ],
+)
 def test_detail_and_colour_of_both_splits(train, validation, expected):
     random = np.random.default_rng(5)
     found = evidence.judge_detail(details(random, **train), details(random, **validation))
@@ -276,7 +345,9 @@ def test_detail_and_colour_of_both_splits(train, validation, expected):
 def test_few_images_lose_no_detail_by_chance():
     for seed in SEEDS:
         random = np.random.default_rng(seed)
-        assert accused(evidence.judge_detail(details(random, 0.5, 10), details(random, 0.5, 10))) == []
+        assert (
+            accused(evidence.judge_detail(details(random, 0.5, 10), details(random, 0.5, 10))) == []
+        )
 
 
 def test_grey_or_equal_pixels_have_no_detail_to_lose():
@@ -285,14 +356,28 @@ def test_grey_or_equal_pixels_have_no_detail_to_lose():
 
 
 def judged(train, validation, is_early=False, **after):
-    return list(evidence.judge_predictions(
-        train, train, validation, {(name, 'x'): logits for name, logits in after.items()}, sound_train=train,
-        sound=validation, logged=validation.top1, is_early=is_early))
+    return list(
+        evidence.judge_predictions(
+            train,
+            train,
+            validation,
+            {(name, 'x'): logits for name, logits in after.items()},
+            sound_train=train,
+            sound=validation,
+            logged=validation.top1,
+            is_early=is_early,
+        )
+    )
 
 
 def test_wrong_labels_are_not_overfitting():
     random = np.random.default_rng(6)
-    for labels in ((LABELS + 1) % NUM, CYCLE[LABELS], random.permutation(NUM)[LABELS], random.permutation(LABELS)):
+    for labels in (
+        (LABELS + 1) % NUM,
+        CYCLE[LABELS],
+        random.permutation(NUM)[LABELS],
+        random.permutation(LABELS),
+    ):
         found = evidence.settle(judged(part(400), part(400)._replace(labels=labels)))
         assert {*accused(found)} & {'labels_shifted', 'labels_swapped', 'label_noise'}
         assert len({*accused(found)}) == 1
@@ -313,7 +398,10 @@ def test_change_of_images_explains_labels_and_gap():
 def test_network_that_knows_too_little_is_judged_too_early(is_early, num_right):
     found = judged(part(num_right), part(40), is_early)
     early = {c.name for c in found if c.verdict == 'too early'}
-    assert accused(found) == [] and {'overfitting', 'augmentation', 'label_noise', 'labels_swapped'} <= early
+    assert (
+        accused(found) == []
+        and {'overfitting', 'augmentation', 'label_noise', 'labels_swapped'} <= early
+    )
 
 
 def test_images_that_the_network_takes_for_few_classes_differ():
@@ -326,7 +414,10 @@ def test_images_that_the_network_takes_for_few_classes_differ():
 def test_classes_of_predictions_vary_by_chance(num):
     for seed in SEEDS:
         random = np.random.default_rng(seed)
-        splits = (Images(None, random.integers(0, num, n), random.standard_normal((n, num))) for n in (500, 250))
+        splits = (
+            Images(None, random.integers(0, num, n), random.standard_normal((n, num)))
+            for n in (500, 250)
+        )
         assert accused(evidence.judge_classes(*splits)) == []
 
 
@@ -340,19 +431,22 @@ def test_splits_with_other_detail_show_no_overfitting():
     gap = Cause('overfitting', 2.0, 'f', 'm', 'e', 'possible')
     detail = weigh('blur_or_noise', 'fine detail', 2.5, 1 / 3, 3, strength=4.8)
     assert accused(evidence.settle([gap, detail])) == []
-    assert accused(evidence.settle([gap, weigh('blur_or_noise', 'fine detail', 1.1, 1 / 3, 3)])) == ['overfitting']
+    assert accused(
+        evidence.settle([gap, weigh('blur_or_noise', 'fine detail', 1.1, 1 / 3, 3)])
+    ) == ['overfitting']
 
 
 def test_only_the_cause_of_a_cause_is_accused():
     names = ['overfitting', 'label_noise', 'images_differ', 'blur_or_noise']
     causes = [Cause(n, 3.0, 'f', 'm', 'e', 'possible') for n in names]
     for k, name in enumerate(names):
-        found = evidence.settle(causes[:k + 1])
+        found = evidence.settle(causes[: k + 1])
         assert accused(found) == [name] and all(c.verdict == 'possible' for c in found)
 
 
 def test_printed_bounds_decide():
-    """Each figure that is printed as beyond its bound is accused or possible, and no other one is."""
+    """Each figure that is printed as beyond its bound is accused or possible, and no other one
+    is."""
     random = np.random.default_rng(7)
     labels, logits = predictions(random, 0.6)
     rows = [weigh('a', 'f', x, 0.2, 0.25) for x in (0.25, 0.250004, 0.2501, 0.2, 0.19)]
@@ -361,7 +455,11 @@ def test_printed_bounds_decide():
     rows += evidence.judge_gaps(part(400), part(100), part(200))
     assert len({c.verdict for c in rows}) == 2
     for c in rows:
-        got, = map(float, re.findall('[0-9.]+', c.measured))
+        (got,) = map(float, re.findall('[0-9.]+', c.measured))
         low = [float(x) for x in re.findall('at least ([0-9.]+)', c.expected)]
         high = [float(x) for x in re.findall('at most ([0-9.]+)', c.expected)]
-        assert (c.verdict == 'usual') == (max([0, *low]) <= got <= min([1e9, *high])) == (c.strength <= 1), c
+        assert (
+            (c.verdict == 'usual')
+            == (max([0, *low]) <= got <= min([1e9, *high]))
+            == (c.strength <= 1)
+        ), c

@@ -1,4 +1,5 @@
 """Files: appending of lines, full disks, and reading of untrusted files and folders."""
+
 import errno
 import os
 import resource
@@ -20,7 +21,9 @@ from mlperf_rn50.runfolder.jsonl import decode, read_lines
 from mlperf_rn50.runfolder.records import ResumedRecord
 
 
-@pytest.mark.parametrize('before, kept', [('', ''), ('torn', ''), ('whole\n', 'whole\n'), ('a\nb\nto', 'a\nb\n')])
+@pytest.mark.parametrize(
+    'before, kept', [('', ''), ('torn', ''), ('whole\n', 'whole\n'), ('a\nb\nto', 'a\nb\n')]
+)
 def test_torn_last_line_is_cut_off_and_a_new_line_is_written_at_once(tmp_path, before, kept):
     path = tmp_path / 'lines'
     path.write_text(before)
@@ -35,7 +38,9 @@ def test_error_of_a_full_disk_names_file_and_disk(tmp_path):
     lines = files.LineFile(Path('/dev/full'))
     with pytest.raises(StorageError) as e:
         lines.write('x')
-    assert str(e.value).startswith('/dev/full: cannot write: No space left on device; the disk at /dev has ')
+    assert str(e.value).startswith(
+        '/dev/full: cannot write: No space left on device; the disk at /dev has '
+    )
     assert 'bytes free; free space' in str(e.value) and e.value.exit_code == EXIT_FAILED
     lines.close()
     with pytest.raises(StorageError, match='lines: cannot write: No such file or directory'):
@@ -46,13 +51,18 @@ def test_error_of_a_disk_without_inodes_says_so(tmp_path, monkeypatch):
     no_inodes = SimpleNamespace(f_files=12, f_favail=0, f_bavail=9, f_frsize=4096)
     error = OSError(errno.ENOSPC, 'No space left on device')
     monkeypatch.setattr(os, 'statvfs', lambda _: no_inodes)
-    assert ' has no inodes left; remove files; ' in str(files.storage_error(tmp_path / 'log', error))
+    assert ' has no inodes left; remove files; ' in str(
+        files.storage_error(tmp_path / 'log', error)
+    )
     no_inodes.f_files = 0  # as on btrfs, which has no fixed number
     assert ' has 36864 bytes free; ' in str(files.storage_error(tmp_path / 'log', error))
 
 
 def test_line_that_does_not_fit_leaves_no_part(tmp_path):
-    lines, (soft, hard) = files.LineFile(tmp_path / 'lines'), resource.getrlimit(resource.RLIMIT_FSIZE)
+    lines, (soft, hard) = (
+        files.LineFile(tmp_path / 'lines'),
+        resource.getrlimit(resource.RLIMIT_FSIZE),
+    )
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
         with pytest.raises(StorageError, match='lines: cannot write: File too large'):
@@ -60,14 +70,17 @@ def test_line_that_does_not_fit_leaves_no_part(tmp_path):
                 lines.write(100 * 'x')
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert (tmp_path / 'lines').read_text() == 9 * (100 * 'x' + '\n')  # 91 bytes of the tenth line would have fitted
+    # 91 bytes of the tenth line would have fitted
+    assert (tmp_path / 'lines').read_text() == 9 * (100 * 'x' + '\n')
 
 
 def test_failed_write_leaves_no_temporary_file(tmp_path, monkeypatch):
     path = tmp_path / 'config.yaml'
     files.write_atomically(path, 'old')
     for name in ('fsync', 'statvfs'):
-        monkeypatch.setattr(os, name, Mock(side_effect=OSError(errno.ENOSPC, 'No space left on device')))
+        monkeypatch.setattr(
+            os, name, Mock(side_effect=OSError(errno.ENOSPC, 'No space left on device'))
+        )
     message = 'config.yaml: cannot write: No space left on device; the disk does not respond'
     with pytest.raises(StorageError, match=message), files.writing(path):
         files.write_atomically(path, 'new')
@@ -98,8 +111,10 @@ class Step(msgspec.Struct):
     loss: float | None = None
 
 
-@pytest.mark.parametrize('content', ['{"step": "1"}', '{"step": 1, "loss": NaN}', '[1]', '', '{"step": 1',
-                                     '[' * 100_000, b'\xff'])
+@pytest.mark.parametrize(
+    'content',
+    ['{"step": "1"}', '{"step": 1, "loss": NaN}', '[1]', '', '{"step": 1', '[' * 100_000, b'\xff'],
+)
 def test_invalid_content_decodes_to_none(content):
     assert decode(content, Step) is None
 
@@ -127,7 +142,9 @@ def test_walk_matches_the_standard_library(tmp_path):
     (tmp_path / 'b/link').symlink_to(tmp_path / 'a')
     (tmp_path / 'loop').symlink_to('loop')
     (tmp_path / 'gone').symlink_to('nowhere')
-    expected = [(place, sorted(folders), sorted(names)) for place, folders, names in os.walk(tmp_path)]
+    expected = [
+        (place, sorted(folders), sorted(names)) for place, folders, names in os.walk(tmp_path)
+    ]
     assert sorted(files.walk(tmp_path, print)) == sorted(expected)
     names = [os.path.basename(place) for place, _, _ in files.walk(tmp_path, print)]
     assert names[1:] == ['a', 'b', 'a', 'c', 'secret']
@@ -138,7 +155,8 @@ def test_walk_matches_the_standard_library(tmp_path):
 
 @pytest.fixture
 def deep(tmp_path):
-    """Function that creates nested folders of a name; the deepest is the working folder until the test ends."""
+    """Function that creates nested folders of a name; the deepest is the working folder until the
+    test ends."""
     here = os.getcwd()
 
     def deep(name):
@@ -147,12 +165,15 @@ def deep(tmp_path):
             os.mkdir(name)
             os.chdir(name)
         return tmp_path / name
+
     yield deep
     os.chdir(here)
     subprocess.run(['rm', '-rf', *tmp_path.iterdir()], check=True)  # shutil.rmtree is recursive
 
 
-@pytest.mark.parametrize('command, text', [('report', 'result_1.txt  converged'), ('check', '2 logs')])
+@pytest.mark.parametrize(
+    'command, text', [('report', 'result_1.txt  converged'), ('check', '2 logs')]
+)
 def test_logs_in_deeply_nested_folders_are_read(deep, command, text):
     top = deep('d')
     write_set('.', 2)
@@ -187,7 +208,9 @@ def test_failed_output_keeps_the_old_file(tmp_path):
 def test_byte_order_marks_are_skipped_and_utf16_is_named(tmp_path):
     path = tmp_path / 'config.yaml'
     path.write_text('run: {seed: 7}\n', encoding='utf-8-sig')
-    assert files.read_text(path, 100) == 'run: {seed: 7}\n' and load_tree(path) == {'run': {'seed': 7}}
+    assert files.read_text(path, 100) == 'run: {seed: 7}\n' and load_tree(path) == {
+        'run': {'seed': 7}
+    }
     path.write_text('{"event": "resumed", "step": 40}\n', encoding='utf-8-sig')
     assert [record.step for _, record in read_lines(path, ResumedRecord)] == [40]
     path.write_text('run: {seed: 7}\n', encoding='utf-16')

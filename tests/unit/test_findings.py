@@ -1,4 +1,5 @@
 """Table of findings."""
+
 import re
 
 from helpers import ROOT

@@ -1,4 +1,5 @@
 """State of a run folder at each stage of a run and with hostile content."""
+
 import json
 import os
 import shutil
@@ -27,12 +28,18 @@ def shown(run, *names):
 
 def test_folder_without_a_run_is_waiting(tmp_path):
     run = look(tmp_path / 'later')
-    assert (run.status, run.note, run.is_over) == ('waiting', 'not started yet: no such folder; waiting', False)
+    assert (run.status, run.note, run.is_over) == (
+        'waiting',
+        'not started yet: no such folder; waiting',
+        False,
+    )
     assert look(tmp_path).note == 'not started yet: no log in the folder; waiting'
 
 
 def test_tree_of_runs_stands_for_its_run_folders(tmp_path):
-    assert find_run_folders(tmp_path) == [tmp_path] and find_run_folders(tmp_path / 'none') == [tmp_path / 'none']
+    assert find_run_folders(tmp_path) == [tmp_path] and find_run_folders(tmp_path / 'none') == [
+        tmp_path / 'none'
+    ]
     folders = [write_live(tmp_path / name) for name in ('a/1x1', 'a/2x1', 'b')]
     assert find_run_folders(tmp_path) == folders and find_run_folders(tmp_path / 'b') == folders[2:]
     log = folders[2] / 'result_0.txt'
@@ -43,7 +50,8 @@ def test_tree_of_runs_stands_for_its_run_folders(tmp_path):
 def test_run_without_an_epoch_is_starting_and_has_no_foreign_data_or_target(tmp_path, num_lines):
     log = write_live(tmp_path, train(10)) / 'result_0.txt'
     assert shown(look(tmp_path), 'status', 'dataset', 'target') == ('running', 'digits', 0.749)
-    start = [v05('run_start', -5) + '\n', v05('input_batch_size', -5, 32) + '\n']  # v0.5 has it before init_stop
+    # v0.5 has it before init_stop
+    start = [v05('run_start', -5) + '\n', v05('input_batch_size', -5, 32) + '\n']
     log.write_text(''.join(log.read_text().splitlines(keepends=True)[:num_lines] + start))
     os.utime(log, (NOW_S, NOW_S))
     run = look(tmp_path)
@@ -67,7 +75,13 @@ def test_finished_run_without_metrics_has_the_values_of_the_log(tmp_path):
     (folder / 'metrics.jsonl').unlink()
     run = look(folder)
     assert [(e.epoch, e.accuracy) for e in run.evaluations] == [(1, 0.2), (2, 0.8)]
-    assert shown(run, 'status', 'is_over', 'epoch', 'left_s', 'time_s') == ('converged', True, 2, None, 22.0)
+    assert shown(run, 'status', 'is_over', 'epoch', 'left_s', 'time_s') == (
+        'converged',
+        True,
+        2,
+        None,
+        22.0,
+    )
 
 
 @pytest.mark.parametrize('reason, is_over', [('aborted', True), ('interrupted', False)])
@@ -81,18 +95,43 @@ def test_interrupted_run_is_not_over(tmp_path, reason, is_over):
 
 def test_killed_run_has_quiet_time_and_launcher_attempts(tmp_path):
     folder = write_live(tmp_path, train(10), age_s=5000.0)
-    write_metrics(folder / 'attempts.jsonl',
-                  {'job': 'j', 'run': None, 'exit_code': 2, 'end': None, 'gained': False, 'can_resume': False},
-                  {'job': 'j', 'run': 0, 'exit_code': 137, 'end': None, 'gained': True, 'can_resume': True},
-                  {'job': 'j', 'run': 0, 'exit_code': 1, 'end': 'failed', 'gained': True, 'can_resume': False},
-                  {'job': 'j', 'run': 0, 'exit_code': 0, 'end': 'converged', 'gained': True, 'can_resume': True})
+    write_metrics(
+        folder / 'attempts.jsonl',
+        {
+            'job': 'j',
+            'run': None,
+            'exit_code': 2,
+            'end': None,
+            'gained': False,
+            'can_resume': False,
+        },
+        {'job': 'j', 'run': 0, 'exit_code': 137, 'end': None, 'gained': True, 'can_resume': True},
+        {
+            'job': 'j',
+            'run': 0,
+            'exit_code': 1,
+            'end': 'failed',
+            'gained': True,
+            'can_resume': False,
+        },
+        {
+            'job': 'j',
+            'run': 0,
+            'exit_code': 0,
+            'end': 'converged',
+            'gained': True,
+            'can_resume': True,
+        },
+    )
     run = look(folder, NOW_S + 2 * 86400)
     assert shown(run, 'status', 'has_end', 'is_over', 'left_s') == ('failed', False, False, None)
     # The last record is an evaluation at 11 s in the log.
     assert shown(run, 'quiet_s', 'time_s') == (5000.0 + 2 * 86400, 11.0)
     assert run.attempts == (
-        'cut short (exit code 137), can be resumed', 'failed (exit code 1), cannot be resumed',
-        'converged (exit code 0)')
+        'cut short (exit code 137), can be resumed',
+        'failed (exit code 1), cannot be resumed',
+        'converged (exit code 0)',
+    )
 
 
 def test_newest_run_is_shown_and_the_others_are_named(tmp_path):
@@ -114,15 +153,35 @@ def test_deleted_and_recreated_folder_is_followed(tmp_path):
 
 
 def test_resumed_run_has_repeated_records_once(tmp_path):
-    resumed = {'event': 'resumed', 'step': 40, 'number_of_ranks': 8, 'number_of_nodes': 4, 'global_batch_size': 256}
-    follower = Follower(write_live(tmp_path, train(20), evaluation(1, 20), train(40), evaluation(2, 30), train(60),
-                                   evaluation(3, 40), course(3, text='old'), train(70)))
+    resumed = {
+        'event': 'resumed',
+        'step': 40,
+        'number_of_ranks': 8,
+        'number_of_nodes': 4,
+        'global_batch_size': 256,
+    }
+    follower = Follower(
+        write_live(
+            tmp_path,
+            train(20),
+            evaluation(1, 20),
+            train(40),
+            evaluation(2, 30),
+            train(60),
+            evaluation(3, 40),
+            course(3, text='old'),
+            train(70),
+        )
+    )
     names = 'num_resumes', 'num_ranks', 'num_nodes', 'global_batch_size'
     assert shown(follower.look(NOW_S), *names) == (0, 2, 2, 64)
     with open(tmp_path / 'metrics.jsonl', 'a') as f:
         f.write(json.dumps(resumed) + '\n')
     run = follower.look(NOW_S)
-    assert [e.epoch for e in run.evaluations] == [1, 2] and shown(run, 'verdict', 'epoch') == ('', 2.0)
+    assert [e.epoch for e in run.evaluations] == [1, 2] and shown(run, 'verdict', 'epoch') == (
+        '',
+        2.0,
+    )
     assert shown(run, *names) == (1, 8, 4, 256)
     with open(tmp_path / 'metrics.jsonl', 'a') as f:
         f.write(json.dumps(evaluation(3, 50)) + '\n')
@@ -130,20 +189,42 @@ def test_resumed_run_has_repeated_records_once(tmp_path):
 
 
 def test_band_and_verdict_of_the_reference_and_first_warning_of_a_run_behind(tmp_path):
-    run = look(write_live(tmp_path, reference(1, 2, 3), train(20), evaluation(1, 20), course(1), train(40)))
-    assert shown(run, 'reference_text', 'num_reference', 'reference_epochs', 'reference_left_s') == (
-        'reference: 5 runs', 5, (4, 6), (17.0, 37.0))
+    run = look(
+        write_live(tmp_path, reference(1, 2, 3), train(20), evaluation(1, 20), course(1), train(40))
+    )
+    assert shown(
+        run, 'reference_text', 'num_reference', 'reference_epochs', 'reference_left_s'
+    ) == ('reference: 5 runs', 5, (4, 6), (17.0, 37.0))
     assert run.band == tuple(BandPoint(e, 0.5, 0.45, 0.55) for e in (1, 2, 3))
-    assert shown(run, 'verdict', 'verdict_epoch', 'is_behind') == ('on course: 5 of 5 reference runs', 1, False)
-    slow = {'event': 'ranks', 'epoch': 1, 'time_s': 10.0, 'ranks': [], 'stragglers': ['rank 1 is slow']}
-    run = look(write_live(tmp_path / 'behind', slow, evaluation(1, 20), course(1, behind=True, text='behind: 3')))
+    assert shown(run, 'verdict', 'verdict_epoch', 'is_behind') == (
+        'on course: 5 of 5 reference runs',
+        1,
+        False,
+    )
+    slow = {
+        'event': 'ranks',
+        'epoch': 1,
+        'time_s': 10.0,
+        'ranks': [],
+        'stragglers': ['rank 1 is slow'],
+    }
+    run = look(
+        write_live(
+            tmp_path / 'behind', slow, evaluation(1, 20), course(1, behind=True, text='behind: 3')
+        )
+    )
     assert run.is_behind and run.warnings[:2] == ('behind: 3', 'rank 1 is slow')
     assert run.band == (BandPoint(1, 0.5, 0.45, 0.55),)  # without a reference record
 
 
 def test_skew_comes_from_compute_times_of_ranks(tmp_path):
-    ranks = {'event': 'ranks', 'epoch': 1, 'time_s': 1.0, 'stragglers': [],
-             'ranks': [rank(0, 1.0), rank(1, 1.0), rank(2, 1.5, 'n2')]}
+    ranks = {
+        'event': 'ranks',
+        'epoch': 1,
+        'time_s': 1.0,
+        'stragglers': [],
+        'ranks': [rank(0, 1.0), rank(1, 1.0), rank(2, 1.5, 'n2')],
+    }
     run = look(write_live(tmp_path, ranks))
     assert run.skew == pytest.approx(0.5) and run.ranks[2].compute_s == pytest.approx(0.15)
     assert look(write_live(tmp_path, {**ranks, 'ranks': [rank(0, 1.0)]})).skew is None
@@ -159,18 +240,28 @@ def test_only_finished_checkpoints_are_counted(tmp_path):
 
 def test_newest_sample_of_each_node_and_warning_of_a_silent_node(tmp_path):
     folder = write_live(tmp_path, train(10))
-    gpus = [{'utilization_percent': 80, 'power_w': 300.0}, {'utilization_percent': 90, 'power_w': 100.0}, {}]
+    gpus = [
+        {'utilization_percent': 80, 'power_w': 300.0},
+        {'utilization_percent': 90, 'power_w': 100.0},
+        {},
+    ]
     for host, age_s in (('n1', 1.0), ('n2', 90.0)):
-        path = write_metrics(folder / f'telemetry_0_{host}.jsonl', {'time_ms': 1, 'event': 'start'},
-                             {'time_ms': 2, 'cpu_percent': 10.0}, {'time_ms': 3, 'cpu_percent': 50.0, 'gpus': gpus},
-                             '{"cpu_pe')
+        path = write_metrics(
+            folder / f'telemetry_0_{host}.jsonl',
+            {'time_ms': 1, 'event': 'start'},
+            {'time_ms': 2, 'cpu_percent': 10.0},
+            {'time_ms': 3, 'cpu_percent': 50.0, 'gpus': gpus},
+            '{"cpu_pe',
+        )
         os.utime(path, (NOW_S - age_s,) * 2)
     run = look(folder)
     assert run.nodes == (Node('n1', 1.0, 50.0, 85.0, 400.0), Node('n2', 90.0, 50.0, 85.0, 400.0))
     assert run.warnings == ('telemetry of n2: nothing was written for 90 s',)
 
 
-@pytest.mark.parametrize('is_replaced, values', [(False, [3]), (False, [3, 4, 5]), (True, [1, 2, 3])])
+@pytest.mark.parametrize(
+    'is_replaced, values', [(False, [3]), (False, [3, 4, 5]), (True, [1, 2, 3])]
+)
 def test_growing_file_is_read_incrementally_and_a_replaced_file_anew(tmp_path, is_replaced, values):
     path = write_metrics(tmp_path / 'm', {'a': 1}, '{"a": ')
     tail = Tail(path, dict)
@@ -185,8 +276,15 @@ def test_growing_file_is_read_incrementally_and_a_replaced_file_anew(tmp_path, i
 
 def test_invalid_and_too_long_lines_are_skipped(tmp_path):
     path, half = tmp_path / 'm', MAX_LINE_BYTES // 2
-    path.write_bytes(b'\xff\xfe{}\n[1]\nnot json\n' + b'[' * 200_000 + b'\n{"a": "' + b'x' * (3 * half) + b'"}\n'
-                     + b'{"a": "\xff"}\n{"a": 1}\n' + b'x' * (2 * half))
+    path.write_bytes(
+        b'\xff\xfe{}\n[1]\nnot json\n'
+        + b'[' * 200_000
+        + b'\n{"a": "'
+        + b'x' * (3 * half)
+        + b'"}\n'
+        + b'{"a": "\xff"}\n{"a": 1}\n'
+        + b'x' * (2 * half)
+    )
     tail = Tail(path, dict)
     assert tail.read() == (False, [{'a': 1}])
     with open(path, 'ab') as f:
@@ -199,25 +297,49 @@ HOSTILE = [True, None, 'x', -1, 1e400, float('nan'), [], {}, 10**30, '\x1b[2J' *
 
 @pytest.mark.parametrize('value', HOSTILE, ids=repr)
 def test_hostile_values_are_ignored(tmp_path, value):
-    records = [train(10), evaluation(1, 20), reference(1), course(1),
-               {'event': 'ranks', 'ranks': [rank(0, 1.0), rank(1, 1.0)], 'stragglers': ['a']},
-               {'event': 'resumed', 'step': 20, 'number_of_ranks': 2, 'number_of_nodes': 2, 'global_batch_size': 64}]
+    records = [
+        train(10),
+        evaluation(1, 20),
+        reference(1),
+        course(1),
+        {'event': 'ranks', 'ranks': [rank(0, 1.0), rank(1, 1.0)], 'stragglers': ['a']},
+        {
+            'event': 'resumed',
+            'step': 20,
+            'number_of_ranks': 2,
+            'number_of_nodes': 2,
+            'global_batch_size': 64,
+        },
+    ]
     bad = [{**r, key: value} for r in records for key in r] + [
-        reference(1, band=[value]), reference(1, band=[[value] * 6]), {**records[4], 'ranks': [value]},
+        reference(1, band=[value]),
+        reference(1, band=[[value] * 6]),
+        {**records[4], 'ranks': [value]},
         {**records[4], 'ranks': [{**rank(0, 1.0), k: value} for k in rank(0, 1.0)]},
-        {**records[4], 'stragglers': [value]}]
+        {**records[4], 'stragglers': [value]},
+    ]
     folder = write_live(tmp_path, *records, *bad)
-    write_metrics(folder / 'attempts.jsonl', *[{'run': 0, 'exit_code': value, 'end': value, 'can_resume': value}])
-    write_metrics(folder / 'telemetry_0_n1.jsonl', {'cpu_percent': value, 'gpus': value},
-                  {'cpu_percent': 1.0, 'gpus': [value, {'power_w': value, 'utilization_percent': value}]})
-    (folder / 'config.yaml').write_text(f'train: {{max_epochs: {json.dumps(value)}}}\nschedule: {json.dumps(value)}\n')
+    write_metrics(
+        folder / 'attempts.jsonl',
+        *[{'run': 0, 'exit_code': value, 'end': value, 'can_resume': value}],
+    )
+    write_metrics(
+        folder / 'telemetry_0_n1.jsonl',
+        {'cpu_percent': value, 'gpus': value},
+        {'cpu_percent': 1.0, 'gpus': [value, {'power_w': value, 'utilization_percent': value}]},
+    )
+    (folder / 'config.yaml').write_text(
+        f'train: {{max_epochs: {json.dumps(value)}}}\nschedule: {json.dumps(value)}\n'
+    )
     run = look(folder)
     assert run.status == 'running'
     text = json.dumps(to_json(run), allow_nan=False)  # all numbers are finite
     assert '\\u001b' not in text
 
 
-@pytest.mark.parametrize('config', ['[' * 1500, 'train: 7', '!!python/object:os.system {}', '\ud800', '#' * 100_000])
+@pytest.mark.parametrize(
+    'config', ['[' * 1500, 'train: 7', '!!python/object:os.system {}', '\ud800', '#' * 100_000]
+)
 def test_hostile_configuration_is_ignored(tmp_path, config):
     folder = write_live(tmp_path, train(10))
     (folder / 'config.yaml').write_bytes(config.encode('utf-8', 'surrogatepass'))

@@ -1,4 +1,5 @@
 """Fused norms: detection, numbers and names equal to unfused norms, and channels last."""
+
 import json
 from dataclasses import replace
 
@@ -34,11 +35,19 @@ from mlperf_rn50.train.options import TrainConfig
 from mlperf_rn50.train.plan import make_plan
 
 pytestmark = pytest.mark.usefixtures('thin_resnets')
-GPU = Config(data=DataConfig(num_classes=4, pad_to_4_channels=True), model=ModelConfig(name='resnet18', layout='NHWC'),
-             train=TrainConfig(local_batch_size=4, device='gpu', precision='float16'))
+GPU = Config(
+    data=DataConfig(num_classes=4, pad_to_4_channels=True),
+    model=ModelConfig(name='resnet18', layout='NHWC'),
+    train=TrainConfig(local_batch_size=4, device='gpu', precision='float16'),
+)
 CPU = Config(train=TrainConfig(local_batch_size=4))
-SMALL = replace(CPU, model=ModelConfig(name='resnet18'), data=DataConfig(
-    num_train=16, num_val=8, num_classes=3, image_size=32, resize_shorter=32, synthetic=True))
+SMALL = replace(
+    CPU,
+    model=ModelConfig(name='resnet18'),
+    data=DataConfig(
+        num_train=16, num_val=8, num_classes=3, image_size=32, resize_shorter=32, synthetic=True
+    ),
+)
 BOTH = Fusion(NormRelu, NormAddRelu)
 
 
@@ -55,105 +64,167 @@ def with_model(**keys) -> Config:
 
 @pytest.fixture
 def nvidia(monkeypatch):
-    """MXNet with NVIDIA's layer and its two operators, built from plain ones, which refuse unknown keys.
+    """MXNet with NVIDIA's layer and its two operators, built from plain ones, which refuse unknown
+    keys.
 
-    Source: _BatchNorm of basic_layers.py, BatchNormParam of batch_norm-inl.h and BatchNormAddReluParam of
-    batch_norm_add_relu-inl.h in NVIDIA's MXNet.
+    Source: _BatchNorm of basic_layers.py, BatchNormParam of batch_norm-inl.h and
+    BatchNormAddReluParam of batch_norm_add_relu-inl.h in NVIDIA's MXNet.
     """
     plain_layer = nn.BatchNorm.__init__
 
     def layer(self, *arguments, act_type=None, bn_group=1, xbuf_ptr=0, **keys):
         plain_layer(self, *arguments, **keys)
         self._kwargs |= {'act_type': act_type, 'bn_group': bn_group, 'xbuf_ptr': xbuf_ptr}
+
     monkeypatch.setattr(nn.BatchNorm, '__init__', layer)
     for space in (mx.nd, mx.sym):
-        def batch_norm(*arrays, act_type=None, bn_group=1, xbuf_ptr=0, plain=space.BatchNorm, relu=space.Activation,
-                       **keys):
+
+        def batch_norm(
+            *arrays,
+            act_type=None,
+            bn_group=1,
+            xbuf_ptr=0,
+            plain=space.BatchNorm,
+            relu=space.Activation,
+            **keys,
+        ):
             y = plain(*arrays, **keys)
             return relu(y, act_type=act_type) if act_type else y
 
         # The position of the addend differs between releases, so all arguments are keywords.
-        def batch_norm_add_relu(*, addend, bn_group=1, xbuf_ptr=0, plain=space.BatchNorm, relu=space.Activation,
-                                **keys):
+        def batch_norm_add_relu(
+            *, addend, bn_group=1, xbuf_ptr=0, plain=space.BatchNorm, relu=space.Activation, **keys
+        ):
             return relu(plain(**keys) + addend, act_type='relu')
+
         monkeypatch.setattr(space, 'BatchNorm', batch_norm)
         monkeypatch.setattr(space, 'BatchNormAddRelu', batch_norm_add_relu, raising=False)
 
 
-# --- detection --------------------------------------------------------------------------------------
+# --- detection
+# --------------------------------------------------------------------------------------
+
 
 def test_missing_fused_operators_are_refused():
     assert fusion_of(GPU, BF16) == PLAIN and str(PLAIN) == 'fused operators: none'
     assert not fused.runs_nvidias_kernels(GPU)
-    for key, operator in (('fused_bn_relu', 'BatchNorm with act_type'), ('fused_bn_add_relu', 'BatchNormAddRelu')):
-        with pytest.raises(ConfigError, match=rf'^model.{key}: got true, but MXNet \S+ has no {operator};'):
+    for key, operator in (
+        ('fused_bn_relu', 'BatchNorm with act_type'),
+        ('fused_bn_add_relu', 'BatchNormAddRelu'),
+    ):
+        with pytest.raises(
+            ConfigError, match=rf'^model.{key}: got true, but MXNet \S+ has no {operator};'
+        ):
             build_model(with_model(**{key: True}), mx.cpu(), 0)
 
 
-@pytest.mark.parametrize('config, expected', [
-    (GPU, BOTH), (with_model(fused_bn_relu=True, fused_bn_add_relu=True), BOTH),
-    (with_model(fused_bn_relu=False), Fusion(None, NormAddRelu)),
-    (with_model(fused_bn_add_relu=False), Fusion(NormRelu, None)),
-    # Without these kernels, the operators would omit the sum and the ReLU.
-    (with_model(layout='NCHW'), PLAIN), (replace(GPU, train=replace(GPU.train, precision='float32')), PLAIN),
-    (replace(CPU, model=ModelConfig(fused_bn_relu=False)), PLAIN),
-    (replace(CPU, model=ModelConfig(fused_bn_relu=True)), Fusion(nn.BatchNormReLU))])
+@pytest.mark.parametrize(
+    'config, expected',
+    [
+        (GPU, BOTH),
+        (with_model(fused_bn_relu=True, fused_bn_add_relu=True), BOTH),
+        (with_model(fused_bn_relu=False), Fusion(None, NormAddRelu)),
+        (with_model(fused_bn_add_relu=False), Fusion(NormRelu, None)),
+        # Without these kernels, the operators would omit the sum and the ReLU.
+        (with_model(layout='NCHW'), PLAIN),
+        (replace(GPU, train=replace(GPU.train, precision='float32')), PLAIN),
+        (replace(CPU, model=ModelConfig(fused_bn_relu=False)), PLAIN),
+        (replace(CPU, model=ModelConfig(fused_bn_relu=True)), Fusion(nn.BatchNormReLU)),
+    ],
+)
 def test_fused_operators_are_used_if_a_kernel_exists(nvidia, config, expected):
     assert fusion_of(config, AVX2) == fusion_of(config, BF16) == expected
     has_kernels = expected.norm_relu is NormRelu or expected.norm_add_relu is NormAddRelu
     assert fused.runs_nvidias_kernels(config) is has_kernels
 
 
-@pytest.mark.parametrize('processor, precision, expected', [
-    (AVX2, 'float32', PLAIN), (AVX512, 'float32', Fusion(nn.BatchNormReLU)),
-    (BF16, 'float32', Fusion(nn.BatchNormReLU)),
-    (AVX512, 'bfloat16', Fusion(nn.BatchNormReLU, pads_images=True)),
-    (BF16, 'bfloat16', Fusion(nn.BatchNormReLU, pads_images=True))])
+@pytest.mark.parametrize(
+    'processor, precision, expected',
+    [
+        (AVX2, 'float32', PLAIN),
+        (AVX512, 'float32', Fusion(nn.BatchNormReLU)),
+        (BF16, 'float32', Fusion(nn.BatchNormReLU)),
+        (AVX512, 'bfloat16', Fusion(nn.BatchNormReLU, pads_images=True)),
+        (BF16, 'bfloat16', Fusion(nn.BatchNormReLU, pads_images=True)),
+    ],
+)
 def test_layers_of_a_cpu_are_selected_for_processor_and_precision(processor, precision, expected):
     config = replace(CPU, train=replace(CPU.train, precision=precision))
     assert fusion_of(config, processor) == expected
-    given = replace(config, data=DataConfig(pad_to_4_channels=False), model=ModelConfig(fused_bn_relu=False))
+    given = replace(
+        config, data=DataConfig(pad_to_4_channels=False), model=ModelConfig(fused_bn_relu=False)
+    )
     assert fusion_of(given, processor) == PLAIN
 
 
 def test_selected_layers_are_stated():
     config = replace(CPU, train=replace(CPU.train, precision='bfloat16'))
-    assert fusion_text(config, {}, BF16) == ('AVX-512 BF16, bfloat16: layout NCHW; fused operators: BatchNormReLU; the '
-                                             'first convolution adds a channel of zeros')
+    assert fusion_text(config, {}, BF16) == (
+        'AVX-512 BF16, bfloat16: layout NCHW; fused operators: BatchNormReLU; the '
+        'first convolution adds a channel of zeros'
+    )
 
 
-@pytest.mark.parametrize('right, wrong, message', [
-    (with_model(layout=None, fused_bn_relu=True), with_model(layout='NCHW', fused_bn_relu=True),
-     'model.fused_bn_relu: got true with train.device=.*expected null'),
-    (with_model(fused_bn_add_relu=True), replace(CPU, model=ModelConfig(fused_bn_add_relu=True)),
-     'model.fused_bn_add_relu: got true with train.device=.*expected null'),
-    (replace(CPU, model=ModelConfig(fused_bn_relu=True)), with_model(name='inception_v3'),
-     'model.layout: got NHWC with model.name=inception_v3')])
+@pytest.mark.parametrize(
+    'right, wrong, message',
+    [
+        (
+            with_model(layout=None, fused_bn_relu=True),
+            with_model(layout='NCHW', fused_bn_relu=True),
+            'model.fused_bn_relu: got true with train.device=.*expected null',
+        ),
+        (
+            with_model(fused_bn_add_relu=True),
+            replace(CPU, model=ModelConfig(fused_bn_add_relu=True)),
+            'model.fused_bn_add_relu: got true with train.device=.*expected null',
+        ),
+        (
+            replace(CPU, model=ModelConfig(fused_bn_relu=True)),
+            with_model(name='inception_v3'),
+            'model.layout: got NHWC with model.name=inception_v3',
+        ),
+    ],
+)
 def test_options_without_a_kernel_are_refused(right, wrong, message):
     check_values(right)
     with pytest.raises(ConfigError, match=f'^{message}'):
         check_values(wrong)
 
 
-@pytest.mark.parametrize('config, layout', [
-    (with_model(layout=None), 'NHWC'), (with_model(layout='NCHW'), 'NCHW'),
-    (with_model(layout=None, name='inception_v3'), 'NCHW'), (CPU, 'NCHW'),
-    (replace(GPU, model=ModelConfig(), train=replace(GPU.train, precision='float32')), 'NCHW')])
+@pytest.mark.parametrize(
+    'config, layout',
+    [
+        (with_model(layout=None), 'NHWC'),
+        (with_model(layout='NCHW'), 'NCHW'),
+        (with_model(layout=None, name='inception_v3'), 'NCHW'),
+        (CPU, 'NCHW'),
+        (replace(GPU, model=ModelConfig(), train=replace(GPU.train, precision='float32')), 'NCHW'),
+    ],
+)
 def test_layout_is_channels_last_only_with_nvidias_kernels(nvidia, config, layout):
     assert with_layout(config).model.layout == layout and not layout_warnings(with_layout(config))
 
 
 def test_plain_mxnet_is_channels_first_and_warns_of_channels_last():
-    assert with_layout(with_model(layout=None)).model.layout == 'NCHW' and not layout_warnings(with_model(layout=None))
+    assert with_layout(with_model(layout=None)).model.layout == 'NCHW' and not layout_warnings(
+        with_model(layout=None)
+    )
     [warning] = layout_warnings(GPU)
-    assert '880,801 rows in training, which is 70 images of 224 pixels per rank; set model.layout' in warning
+    assert (
+        '880,801 rows in training, which is 70 images of 224 pixels per rank; set model.layout'
+        in warning
+    )
 
 
-# --- equality of the networks -----------------------------------------------------------------------
+# --- equality of the networks
+# -----------------------------------------------------------------------
+
 
 def make_net(fusion, name, **model) -> ResNet:
     mx.random.seed(3)
-    net = ResNet(Config(model=ModelConfig(name=name, **model), data=DataConfig(num_classes=4)), fusion=fusion)
+    net = ResNet(
+        Config(model=ModelConfig(name=name, **model), data=DataConfig(num_classes=4)), fusion=fusion
+    )
     net.initialize()
     return net
 
@@ -172,43 +243,67 @@ def trained(net, is_hybrid):
     mx.nd.waitall()
     params = net.collect_params()
     grads = {n: p.grad().asnumpy() for n, p in params.items() if p.grad_req != 'null'}
-    return {'out': out.asnumpy(), 'images': images.grad.asnumpy(), **grads,
-            **{n: p.data().asnumpy() for n, p in params.items() if p.grad_req == 'null'}}
+    return {
+        'out': out.asnumpy(),
+        'images': images.grad.asnumpy(),
+        **grads,
+        **{n: p.data().asnumpy() for n, p in params.items() if p.grad_req == 'null'},
+    }
 
 
-@pytest.mark.parametrize('name, is_hybrid, num_norms, fusion', [
-    ('resnet18', True, 20, BOTH), ('resnet18', False, 20, Fusion(NormRelu, None)),
-    ('resnet50', False, 53, Fusion(None, NormAddRelu))])
+@pytest.mark.parametrize(
+    'name, is_hybrid, num_norms, fusion',
+    [
+        ('resnet18', True, 20, BOTH),
+        ('resnet18', False, 20, Fusion(NormRelu, None)),
+        ('resnet50', False, 53, Fusion(None, NormAddRelu)),
+    ],
+)
 def test_fused_and_unfused_give_the_same_numbers(nvidia, name, is_hybrid, num_norms, fusion):
     plain, net = make_net(PLAIN, name), make_net(fusion, name)
     operators = [n['op'] for n in json.loads(net(mx.sym.var('data')).tojson())['nodes']]
     assert operators.count('BatchNorm') == num_norms
     assert count_flops(net, (3, 64, 64)) == count_flops(plain, (3, 64, 64))
     expected, got = trained(plain, is_hybrid), trained(net, is_hybrid)
-    assert list(got) == list(expected)  # names and order, on which the buckets of the exchange depend
+    # names and order, on which the buckets of the exchange depend
+    assert list(got) == list(expected)
     for key, value in expected.items():
-        np.testing.assert_allclose(got[key], value, rtol=1e-3, atol=1e-4 * np.abs(value).max(), err_msg=key)
+        np.testing.assert_allclose(
+            got[key], value, rtol=1e-3, atol=1e-4 * np.abs(value).max(), err_msg=key
+        )
 
 
 def test_a_channel_of_zeros_changes_no_result():
-    expected, got = (trained(make_net(Fusion(pads_images=pads), 'resnet18'), True) for pads in (False, True))
-    assert list(got) == list(expected) and got['conv0_weight'].shape == expected['conv0_weight'].shape
+    expected, got = (
+        trained(make_net(Fusion(pads_images=pads), 'resnet18'), True) for pads in (False, True)
+    )
+    assert (
+        list(got) == list(expected) and got['conv0_weight'].shape == expected['conv0_weight'].shape
+    )
     for key, value in expected.items():
-        np.testing.assert_allclose(got[key], value, rtol=1e-3, atol=1e-4 * np.abs(value).max(), err_msg=key)
+        np.testing.assert_allclose(
+            got[key], value, rtol=1e-3, atol=1e-4 * np.abs(value).max(), err_msg=key
+        )
 
 
 def test_last_norm_of_a_unit_is_fused_with_the_addition(nvidia, monkeypatch):
     names, plain = [], mx.sym.BatchNormAddRelu
-    monkeypatch.setattr(mx.sym, 'BatchNormAddRelu', lambda **keys: names.append(keys['gamma'].name) or plain(**keys))
+    monkeypatch.setattr(
+        mx.sym, 'BatchNormAddRelu', lambda **keys: names.append(keys['gamma'].name) or plain(**keys)
+    )
     net = make_net(BOTH, 'resnet50', zero_gamma=True)
     net(mx.sym.var('data'))
     params = net.collect_params()
     assert len(names) == 16 and all(n.endswith('_bn3_gamma') for n in names)
-    assert {n for n, p in params.items() if n.endswith('gamma') and not p.data().asnumpy().any()} == set(names)
+    assert {
+        n for n, p in params.items() if n.endswith('gamma') and not p.data().asnumpy().any()
+    } == set(names)
 
 
 def test_norms_stay_float32_in_float16(nvidia):
-    types = {n: np.dtype(p.dtype).name for n, p in build_model(GPU, mx.cpu(), 0).collect_params().items()}
+    types = {
+        n: np.dtype(p.dtype).name for n, p in build_model(GPU, mx.cpu(), 0).collect_params().items()
+    }
     assert {t for n, t in types.items() if 'bn' in n} == {'float32'}
     assert types['conv0_weight'] == 'float16'
 
@@ -242,7 +337,9 @@ def test_a_run_continues_on_another_kind_of_processor(monkeypatch):
             logits = net(next(synthetic_batches(SMALL, plan.eval_shard(), None)).images).asnumpy()
         snapshots.append({**states[-1].arrays, 'logits': logits})
     for key, value in snapshots[0].items():
-        np.testing.assert_allclose(snapshots[1][key], value, rtol=1e-2, atol=1e-3 * np.abs(value).max(), err_msg=key)
+        np.testing.assert_allclose(
+            snapshots[1][key], value, rtol=1e-2, atol=1e-3 * np.abs(value).max(), err_msg=key
+        )
 
 
 def steps_of_two_passes() -> dict[str, bytes]:
@@ -258,23 +355,38 @@ def steps_of_two_passes() -> dict[str, bytes]:
 def test_gradients_are_added_explicitly_if_the_kernel_does_not(monkeypatch):
     added = steps_of_two_passes()
     seen = []
-    monkeypatch.setattr(trainers, 'runs_nvidias_kernels', lambda config: seen.append(config) or True)
+    monkeypatch.setattr(
+        trainers, 'runs_nvidias_kernels', lambda config: seen.append(config) or True
+    )
     assert steps_of_two_passes() == added and len(seen) == 1
 
 
-# --- channels last ----------------------------------------------------------------------------------
+# --- channels last
+# ----------------------------------------------------------------------------------
+
 
 def test_evaluation_network_has_no_norm_in_either_layout():
-    """cuDNN refuses inference with a norm of 65,536 rows or more, which every batch with channels last exceeds."""
+    """cuDNN refuses inference with a norm of 65,536 rows or more, which every batch with channels
+    last exceeds."""
     flops = []
     for layout in ('NCHW', 'NHWC'):
         config = with_model(name='resnet50', layout=layout)
         folded = FoldedResNet(config, mx.cpu()).net
         operators = {n['op'] for n in json.loads(folded(mx.sym.var('data')).tojson())['nodes']}
-        assert operators == {'null', 'Convolution', 'Activation', 'Pooling', 'elemwise_add', 'Flatten',
-                             'FullyConnected', 'Cast'}
+        assert operators == {
+            'null',
+            'Convolution',
+            'Activation',
+            'Pooling',
+            'elemwise_add',
+            'Flatten',
+            'FullyConnected',
+            'Cast',
+        }
         assert not [n for n in folded.collect_params() if 'bn' in n]
         for net in (folded, ResNet(config)):
-            assert net(mx.sym.var('data')).infer_shape(data=(2, *image_shape(config)))[1] == [(2, 4)]
+            assert net(mx.sym.var('data')).infer_shape(data=(2, *image_shape(config)))[1] == [
+                (2, 4)
+            ]
             flops.append(count_flops(net, image_shape(config)))
     assert len(set(flops)) == 1

@@ -1,4 +1,6 @@
-"""Commit of the program: checkouts of other users, unusual checkouts, and code outside a checkout."""
+"""Commit of the program: checkouts of other users, unusual checkouts, and code outside a
+checkout."""
+
 import os
 import shutil
 from pathlib import Path
@@ -27,9 +29,11 @@ def checkout(tmp_path):
 @pytest.fixture
 def commit_in(monkeypatch):
     """Return the function that finds the commit of the program in a folder."""
+
     def commit(home):
         monkeypatch.setattr(mlperf_rn50, '__file__', str(home / 'mlperf_rn50/__init__.py'))
         return git_commit()
+
     return commit
 
 
@@ -43,8 +47,9 @@ def test_commit_and_modified_files(checkout, commit_in):
 def test_checkout_of_another_user(checkout, commit_in, tmp_path, monkeypatch):
     head = shell(checkout, 'rev-parse', 'HEAD')
     (tmp_path / 'bin').mkdir()
-    (tmp_path / 'bin/git').write_text('#!/bin/sh\nexport GIT_TEST_ASSUME_DIFFERENT_OWNER=1\n'
-                                      f'exec {shutil.which("git")} "$@"\n')
+    (tmp_path / 'bin/git').write_text(
+        f'#!/bin/sh\nexport GIT_TEST_ASSUME_DIFFERENT_OWNER=1\nexec {shutil.which("git")} "$@"\n'
+    )
     (tmp_path / 'bin/git').chmod(0o755)
     monkeypatch.setenv('PATH', f'{tmp_path / "bin"}:{os.environ["PATH"]}')
     with pytest.raises(AssertionError, match='dubious ownership'):
@@ -59,11 +64,14 @@ def test_programs_in_the_configuration_of_a_checkout_are_not_run(checkout, commi
     shutil.copy(tmp_path / 'evil', tmp_path / 'hooks/post-index-change')
     shell(checkout, 'config', 'core.fsmonitor', str(tmp_path / 'evil'))
     shell(checkout, 'config', 'core.hooksPath', str(tmp_path / 'hooks'))
-    os.utime(checkout / 'mlperf_rn50/__init__.py', (1, 1))  # git compares the file and would update its index
+    # git compares the file and would update its index
+    os.utime(checkout / 'mlperf_rn50/__init__.py', (1, 1))
     assert commit_in(checkout)['git_commit'] and not (tmp_path / 'canary').exists()
 
 
-def test_checkout_around_the_code_of_a_different_owner_is_not_read(checkout, commit_in, monkeypatch):
+def test_checkout_around_the_code_of_a_different_owner_is_not_read(
+    checkout, commit_in, monkeypatch
+):
     monkeypatch.setattr(Path, 'lstat', lambda path: SimpleNamespace(st_uid=os.getuid() + 1))
     assert 'belongs to a different user than' in commit_in(checkout)['git_commit_missing']
 
@@ -73,9 +81,19 @@ def test_linked_shallow_and_nested_checkouts(checkout, commit_in, tmp_path):
     shell(checkout, 'worktree', 'add', '-q', '--detach', tmp_path / 'tree', 'HEAD~1')
     shell(tmp_path, 'clone', '-q', '--depth', '1', f'file://{checkout}', tmp_path / 'shallow')
     shell(tmp_path, 'init', '-q', 'outer')
-    shell(tmp_path / 'outer', '-c', 'protocol.file.allow=always', 'submodule', '--quiet', 'add', checkout, 'nested')
-    assert [commit_in(tmp_path / name)['git_commit'] for name in ('tree', 'shallow', 'outer/nested')] == [
-        shell(checkout, 'rev-parse', 'HEAD~1'), head, head]
+    shell(
+        tmp_path / 'outer',
+        '-c',
+        'protocol.file.allow=always',
+        'submodule',
+        '--quiet',
+        'add',
+        checkout,
+        'nested',
+    )
+    assert [
+        commit_in(tmp_path / name)['git_commit'] for name in ('tree', 'shallow', 'outer/nested')
+    ] == [shell(checkout, 'rev-parse', 'HEAD~1'), head, head]
 
 
 def test_variables_of_git_do_not_name_another_checkout(checkout, commit_in, tmp_path, monkeypatch):
@@ -85,11 +103,20 @@ def test_variables_of_git_do_not_name_another_checkout(checkout, commit_in, tmp_
     assert commit_in(checkout) == {'git_commit': head}
 
 
-@pytest.mark.parametrize('place, path, reason', [
-    ('plain', None, 'plain/mlperf_rn50 is not in a git checkout'),  # an archive, a wheel or an image
-    ('checkout/.venv', None, "git: error: pathspec '__init__.py' did not match"),  # installed in a folder of a checkout
-    ('checkout', '', 'git: No such file or directory'), ('empty', None, 'git: ')])
-def test_missing_commit_has_a_reason(checkout, commit_in, tmp_path, monkeypatch, place, path, reason):
+@pytest.mark.parametrize(
+    'place, path, reason',
+    [
+        # an archive, a wheel or an image
+        ('plain', None, 'plain/mlperf_rn50 is not in a git checkout'),
+        # installed in a folder of a checkout
+        ('checkout/.venv', None, "git: error: pathspec '__init__.py' did not match"),
+        ('checkout', '', 'git: No such file or directory'),
+        ('empty', None, 'git: '),
+    ],
+)
+def test_missing_commit_has_a_reason(
+    checkout, commit_in, tmp_path, monkeypatch, place, path, reason
+):
     (tmp_path / place / 'mlperf_rn50').mkdir(parents=True, exist_ok=True)
     if place == 'empty':
         shell(tmp_path, 'init', '-q', 'empty')

@@ -1,4 +1,6 @@
-"""Visible and chosen GPUs of a rank: CUDA_VISIBLE_DEVICES, one GPU per task, MIG, and unintended sharing."""
+"""Visible and chosen GPUs of a rank: CUDA_VISIBLE_DEVICES, one GPU per task, MIG, and unintended
+sharing."""
+
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,23 +13,42 @@ from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.runfolder.records import GpuSample
 from mlperf_rn50.system import gpus as gpus_module
 from mlperf_rn50.system import telemetry
-from mlperf_rn50.system.gpus import Gpu, View, all_bus_ids, choose_gpus, find_visible_gpus, linux_bus_id, make_view
+from mlperf_rn50.system.gpus import (
+    Gpu,
+    View,
+    all_bus_ids,
+    choose_gpus,
+    find_visible_gpus,
+    linux_bus_id,
+    make_view,
+)
 from mlperf_rn50.system.topology import choose_devices
 from mlperf_rn50.train.comm import device
 from mlperf_rn50.train.options import TrainConfig
 
 
 def gpu(number):
-    return Gpu(f'GPU-{"abcdef"[number]}{number}', 'A100', f'0000:{number}b:00.0', '8.0', '535.129.03', 40 << 30)
+    return Gpu(
+        f'GPU-{"abcdef"[number]}{number}',
+        'A100',
+        f'0000:{number}b:00.0',
+        '8.0',
+        '535.129.03',
+        40 << 30,
+    )
 
 
 class FakeNvml:
     """NVML of three cards a, b, c; c1 is a MIG instance of c."""
 
     def __getattr__(self, name):
-        return lambda *_: {'nvmlSystemGetDriverVersion': b'535.129.03', 'nvmlDeviceGetCudaComputeCapability': (8, 0),
-                           'nvmlDeviceGetName': b'A100', 'nvmlDeviceGetDeviceHandleFromMigDeviceHandle': 'c',
-                           'nvmlDeviceGetMemoryInfo': SimpleNamespace(total=40 << 30)}[name]
+        return lambda *_: {
+            'nvmlSystemGetDriverVersion': b'535.129.03',
+            'nvmlDeviceGetCudaComputeCapability': (8, 0),
+            'nvmlDeviceGetName': b'A100',
+            'nvmlDeviceGetDeviceHandleFromMigDeviceHandle': 'c',
+            'nvmlDeviceGetMemoryInfo': SimpleNamespace(total=40 << 30),
+        }[name]
 
     def nvmlDeviceIsMigDeviceHandle(self, handle):
         return len(handle) > 1
@@ -42,9 +63,18 @@ class FakeNvml:
         return SimpleNamespace(busId=f'00000000:{"abc".index(handle)}B:00.0')
 
 
-@pytest.mark.parametrize('visible, uuids', [
-    (None, ['GPU-a0', 'GPU-b1', 'GPU-c2']), ('', []), (' 2 , 0', ['GPU-c2', 'GPU-a0']), ('0,-1,1', ['GPU-a0']),
-    ('1,3,0', ['GPU-b1']), ('GPU-b1,0', ['GPU-b1', 'GPU-a0']), ('MIG-c1', ['MIG-c1'])])
+@pytest.mark.parametrize(
+    'visible, uuids',
+    [
+        (None, ['GPU-a0', 'GPU-b1', 'GPU-c2']),
+        ('', []),
+        (' 2 , 0', ['GPU-c2', 'GPU-a0']),
+        ('0,-1,1', ['GPU-a0']),
+        ('1,3,0', ['GPU-b1']),
+        ('GPU-b1,0', ['GPU-b1', 'GPU-a0']),
+        ('MIG-c1', ['MIG-c1']),
+    ],
+)
 def test_visible_devices_count_up_to_the_first_invalid_entry(monkeypatch, visible, uuids):
     monkeypatch.setattr(gpus_module, 'find_gpus', lambda: (FakeNvml(), ['a', 'b', 'c']))
     monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
@@ -64,7 +94,10 @@ def test_without_a_driver_there_is_no_gpu(monkeypatch):
 
 
 def views(*uuids_of_ranks, hosts=None, visible=None):
-    return [View(hosts[i] if hosts else 'h1', tuple(uuids.split()), visible) for i, uuids in enumerate(uuids_of_ranks)]
+    return [
+        View(hosts[i] if hosts else 'h1', tuple(uuids.split()), visible)
+        for i, uuids in enumerate(uuids_of_ranks)
+    ]
 
 
 def numbered(*visible):
@@ -72,28 +105,65 @@ def numbered(*visible):
     return [make_view('h1', [], 1, v) for v in visible]
 
 
-@pytest.mark.parametrize('rank_views, per_device, numbers', [
-    (views('a b c d', 'a b c d', 'a b c d', 'a b c d'), 1, [0, 1, 2, 3]),  # all ranks see all GPUs
-    (views('a b', 'a b', 'a b', 'a b'), 3, [0, 0, 0, 1]),
-    (views('a', 'b', 'c', 'd'), 1, [0, 0, 0, 0]),  # one GPU per task, always number 0
-    (views('a', 'a', 'b', 'b', 'c'), 2, [0] * 5),
-    (views('a', 'b', 'b', 'c', 'c'), 2, [0] * 5),  # with NCCL, a later check refuses uneven nodes
-    (views('a b', 'a b', 'c d', 'c d', hosts=['h1', 'h1', 'h2', 'h2']), 1, [0, 1, 0, 1]),
-    (views('a b', 'c d'), 1, [0, 0]),  # several GPUs per task, of which a rank uses the first
-    (numbered('0', '1'), 1, [0, 0])])
+@pytest.mark.parametrize(
+    'rank_views, per_device, numbers',
+    [
+        (
+            views('a b c d', 'a b c d', 'a b c d', 'a b c d'),
+            1,
+            [0, 1, 2, 3],
+        ),  # all ranks see all GPUs
+        (views('a b', 'a b', 'a b', 'a b'), 3, [0, 0, 0, 1]),
+        (views('a', 'b', 'c', 'd'), 1, [0, 0, 0, 0]),  # one GPU per task, always number 0
+        (views('a', 'a', 'b', 'b', 'c'), 2, [0] * 5),
+        (
+            views('a', 'b', 'b', 'c', 'c'),
+            2,
+            [0] * 5,
+        ),  # with NCCL, a later check refuses uneven nodes
+        (views('a b', 'a b', 'c d', 'c d', hosts=['h1', 'h1', 'h2', 'h2']), 1, [0, 1, 0, 1]),
+        (views('a b', 'c d'), 1, [0, 0]),  # several GPUs per task, of which a rank uses the first
+        (numbered('0', '1'), 1, [0, 0]),
+    ],
+)
 def test_ranks_divide_the_visible_gpus(rank_views, per_device, numbers):
     assert choose_gpus(rank_views, per_device) == numbers
 
 
-@pytest.mark.parametrize('rank_views, per_device, message', [
-    (views('GPU-a', 'GPU-a', visible='0'), 1, 'run.ranks_per_device: got 1 with 2 ranks on h1 that see 1 GPU '
-     r'\(CUDA_VISIBLE_DEVICES=0\); all see GPU-a; expected at least 2, or a GPU for each rank'),
-    (views(*['a b'] * 5), 2, 'got 2 with 5 ranks on h1 that see 2 GPUs; all see a, b; expected at least 3'),
-    (views('a b', 'a'), 1, 'got 1, but ranks 0, 1 on h1 all use GPU a .* expected a GPU for each, or 2'),
-    (views('a', 'a', hosts=['pod-0', 'pod-1']), 1, 'ranks 0, 1 on pod-0, pod-1 all use GPU a'),
-    (views('a', '', visible=''), 1, 'rank 1 on h1 sees no GPU .CUDA_VISIBLE_DEVICES=.; make one visible'),
-    (views('a', 'b', 'a', 'b'), 2, '^run.ranks_per_device: got 2, but ranks 0 and 2 on h1, which are not consecutive'),
-    (numbered(None, None), 1, 'got 1 with 2 ranks on h1 that see 1 GPU; expected at least 2')])
+@pytest.mark.parametrize(
+    'rank_views, per_device, message',
+    [
+        (
+            views('GPU-a', 'GPU-a', visible='0'),
+            1,
+            'run.ranks_per_device: got 1 with 2 ranks on h1 that see 1 GPU '
+            r'\(CUDA_VISIBLE_DEVICES=0\); all see GPU-a; expected at least 2, or a GPU for each '
+            r'rank',
+        ),
+        (
+            views(*['a b'] * 5),
+            2,
+            'got 2 with 5 ranks on h1 that see 2 GPUs; all see a, b; expected at least 3',
+        ),
+        (
+            views('a b', 'a'),
+            1,
+            'got 1, but ranks 0, 1 on h1 all use GPU a .* expected a GPU for each, or 2',
+        ),
+        (views('a', 'a', hosts=['pod-0', 'pod-1']), 1, 'ranks 0, 1 on pod-0, pod-1 all use GPU a'),
+        (
+            views('a', '', visible=''),
+            1,
+            'rank 1 on h1 sees no GPU .CUDA_VISIBLE_DEVICES=.; make one visible',
+        ),
+        (
+            views('a', 'b', 'a', 'b'),
+            2,
+            '^run.ranks_per_device: got 2, but ranks 0 and 2 on h1, which are not consecutive',
+        ),
+        (numbered(None, None), 1, 'got 1 with 2 ranks on h1 that see 1 GPU; expected at least 2'),
+    ],
+)
 def test_unintended_sharing_is_refused(rank_views, per_device, message):
     with pytest.raises(ConfigError, match=message):
         choose_gpus(rank_views, per_device)
@@ -111,8 +181,11 @@ class Name(str):
 
 
 def test_gpus_of_10_000_ranks_are_chosen_with_few_comparisons():
-    views = [View(f'n{host}', tuple(Name(f'GPU-{host}-{i}') for i in range(8))) for host in range(1250)
-             for _ in range(8)]
+    views = [
+        View(f'n{host}', tuple(Name(f'GPU-{host}-{i}') for i in range(8)))
+        for host in range(1250)
+        for _ in range(8)
+    ]
     assert choose_gpus(views, 1) == [*range(8)] * 1250
     views[-1] = replace(views[-1], uuids=views[0].uuids[:1])
     with pytest.raises(ConfigError, match='ranks 0, 9999 on n0, n1249 all use GPU GPU-0-0 '):
@@ -128,10 +201,17 @@ def instances(*cards, host='h1'):
 def test_two_instances_of_a_card_are_refused_before_training():
     with pytest.raises(ConfigError) as e:
         choose_gpus(instances('0000:0b:00.0', '0000:1b:00.0', '0000:0b:00.0'), 1)
-    assert str(e.value).startswith('run.ranks_per_device: got 1, but ranks 0 and 2 on h1 use MIG-h1-0 and MIG-h1-2, '
-                                   'two instances of the card 0000:0b:00.0, which NCCL refuses; expected one rank per ')
-    for allowed, per_device in ((instances('a', 'b', 'c'), 1), (instances('', ''), 1), (instances('a', 'a'), 2),
-                                (instances('a', 'a', 'b', 'b'), 2), (instances('a') + instances('a', host='h2'), 1)):
+    assert str(e.value).startswith(
+        'run.ranks_per_device: got 1, but ranks 0 and 2 on h1 use MIG-h1-0 and MIG-h1-2, '
+        'two instances of the card 0000:0b:00.0, which NCCL refuses; expected one rank per '
+    )
+    for allowed, per_device in (
+        (instances('a', 'b', 'c'), 1),
+        (instances('', ''), 1),
+        (instances('a', 'a'), 2),
+        (instances('a', 'a', 'b', 'b'), 2),
+        (instances('a') + instances('a', host='h2'), 1),
+    ):
         assert choose_gpus(allowed, per_device) == [0] * len(allowed)
     with pytest.raises(ConfigError, match='ranks 0 and 2 on h1 use'):
         choose_gpus(instances('a', 'a', 'a', 'a'), 2)
@@ -143,11 +223,16 @@ def test_variable_in_a_message_is_escaped_and_shortened():
     assert '\x1b' not in str(e.value) and '\n' not in str(e.value) and len(str(e.value)) < 500
 
 
-@pytest.mark.parametrize('gpus, num_gpus, visible, uuids', [
-    ([gpu(0)], 1, None, ('GPU-a0',)), ([], 2, None, ('number 0 of h1', 'number 1 of h1')),
-    ([], 1, '3,1', ('number 3 of h1',)),  # a GPU for each task, and no NVML
-    ([], 1, 'GPU-a', ('number 0 of h1',)),
-    ([gpu(0), gpu(1)], 1, None, ('number 0 of h1',))])  # CUDA reports a different number of GPUs
+@pytest.mark.parametrize(
+    'gpus, num_gpus, visible, uuids',
+    [
+        ([gpu(0)], 1, None, ('GPU-a0',)),
+        ([], 2, None, ('number 0 of h1', 'number 1 of h1')),
+        ([], 1, '3,1', ('number 3 of h1',)),  # a GPU for each task, and no NVML
+        ([], 1, 'GPU-a', ('number 0 of h1',)),
+        ([gpu(0), gpu(1)], 1, None, ('number 0 of h1',)),
+    ],
+)  # CUDA reports a different number of GPUs
 def test_without_uuids_devices_are_identified_by_number_and_host(gpus, num_gpus, visible, uuids):
     view = make_view('h1', gpus, num_gpus, visible)
     assert view.uuids == uuids and view.cards == (('0000:0b:00.0',) if uuids == ('GPU-a0',) else ())
@@ -160,49 +245,77 @@ def test_device_numbers_of_two_ranks_follow_from_the_views_of_both(monkeypatch):
     def devices(visible, num_gpus):
         monkeypatch.setattr(mx.context, 'num_gpus', lambda: num_gpus)
         monkeypatch.setattr(device, 'find_visible_gpus', lambda: visible)
-        return [device.device_id_of(config, SimpleNamespace(rank=rank, gather_object=lambda own: [own] * 2))
-                for rank in range(2)]
-    assert devices([gpu(0), gpu(1)], 2) == devices([], 2) == [0, 1]  # the latter without facts from the driver
-    for visible, num_gpus, message in (([gpu(0)], 1, 'run.ranks_per_device: got 1 with 2 ranks'),
-                                       ([], 0, 'train.device: got gpu, but MXNet finds no GPU')):
+        return [
+            device.device_id_of(
+                config, SimpleNamespace(rank=rank, gather_object=lambda own: [own] * 2)
+            )
+            for rank in range(2)
+        ]
+
+    # the latter without facts from the driver
+    assert devices([gpu(0), gpu(1)], 2) == devices([], 2) == [0, 1]
+    for visible, num_gpus, message in (
+        ([gpu(0)], 1, 'run.ranks_per_device: got 1 with 2 ranks'),
+        ([], 0, 'train.device: got gpu, but MXNet finds no GPU'),
+    ):
         with pytest.raises(ConfigError, match=f'^{message}'):
             devices(visible, num_gpus)
     assert device.device_id_of(Config(), SimpleNamespace()) is None
 
 
-# --- cores close to the GPU ------------------------------------------------------------------------------
+# --- cores close to the GPU
+# ------------------------------------------------------------------------------
 
 HOST = ('0000:0b:00.0', '0000:1b:00.0', '0000:8b:00.0', '0000:9b:00.0')
 
 
-@pytest.mark.parametrize('visible, of_host, num_devices, expected', [
-    (HOST[2:], HOST, 2, (HOST[2:], None)),  # both ranks see both GPUs
-    (HOST[2:3], HOST, 4, (HOST, 2)),  # one GPU per task
-    (HOST[2:3], HOST, 1, (HOST[2:3], None)),
-    (HOST[:1], (), 2, (HOST[:1], None)),  # a container that hides /sys
-    (HOST[:1], HOST, 8, (HOST[:1], None))])  # instances: more ranks than cards
-def test_rank_with_one_visible_gpu_is_placed_among_all_of_the_host(visible, of_host, num_devices, expected):
+@pytest.mark.parametrize(
+    'visible, of_host, num_devices, expected',
+    [
+        (HOST[2:], HOST, 2, (HOST[2:], None)),  # both ranks see both GPUs
+        (HOST[2:3], HOST, 4, (HOST, 2)),  # one GPU per task
+        (HOST[2:3], HOST, 1, (HOST[2:3], None)),
+        (HOST[:1], (), 2, (HOST[:1], None)),  # a container that hides /sys
+        (HOST[:1], HOST, 8, (HOST[:1], None)),
+    ],
+)  # instances: more ranks than cards
+def test_rank_with_one_visible_gpu_is_placed_among_all_of_the_host(
+    visible, of_host, num_devices, expected
+):
     assert choose_devices(visible, of_host, num_devices) == expected
 
 
 def test_cards_of_a_host_are_read_from_sys(tmp_path):
-    for name, vendor, kind in (('0000:3b:00.0', '0x10de', '0x030200'), ('0000:1a:00.0', '0x10de', '0x030000'),
-                               ('0000:3c:00.0', '0x10de', '0x068000'), ('0000:5e:00.0', '0x15b3', '0x020700')):
+    for name, vendor, kind in (
+        ('0000:3b:00.0', '0x10de', '0x030200'),
+        ('0000:1a:00.0', '0x10de', '0x030000'),
+        ('0000:3c:00.0', '0x10de', '0x068000'),
+        ('0000:5e:00.0', '0x15b3', '0x020700'),
+    ):
         write_files(tmp_path / 'bus/pci/devices' / name, {'vendor': vendor, 'class': kind})
     (tmp_path / 'bus/pci/devices/0000:00:00.0').mkdir()
     assert all_bus_ids(tmp_path) == ['0000:1a:00.0', '0000:3b:00.0']
 
 
-@pytest.mark.parametrize('num_used, num_cards, counted', [
-    (4, 4, 0),  # one GPU per task, so this rank can open only some of them
-    (1, 4, 1), (7, 1, 1),  # instances of one card
-    (4, 0, 1)])  # unknown number of cards
-def test_partly_visible_gpus_of_a_node_are_not_metered(monkeypatch, tmp_path, num_used, num_cards, counted):
+@pytest.mark.parametrize(
+    'num_used, num_cards, counted',
+    [
+        (4, 4, 0),  # one GPU per task, so this rank can open only some of them
+        (1, 4, 1),
+        (7, 1, 1),  # instances of one card
+        (4, 0, 1),
+    ],
+)  # unknown number of cards
+def test_partly_visible_gpus_of_a_node_are_not_metered(
+    monkeypatch, tmp_path, num_used, num_cards, counted
+):
     metered = []
     monkeypatch.setattr(telemetry, 'find_gpus', lambda: (None, ['the only one']))
     monkeypatch.setattr(telemetry, 'read_gpu', lambda nvml, handle: GpuSample())
     monkeypatch.setattr(telemetry, 'all_bus_ids', lambda sys: HOST[:num_cards])
     monkeypatch.setattr(telemetry, 'open_packages', lambda sys, now_s: [])
-    monkeypatch.setattr(telemetry, 'open_gpu_energy', lambda nvml, handles, now_s: metered.append(handles))
+    monkeypatch.setattr(
+        telemetry, 'open_gpu_energy', lambda nvml, handles, now_s: metered.append(handles)
+    )
     telemetry.Telemetry(path := tmp_path / 'telemetry_0_n1.jsonl', num_used).close()
     assert [len(handles) for handles in metered] == [counted] and 'energy_j' not in path.read_text()

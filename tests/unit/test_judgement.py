@@ -1,4 +1,5 @@
 """What is wrong with a set of logs, in the words and exit codes of all commands."""
+
 import json
 import shutil
 import sys
@@ -18,11 +19,13 @@ def edit(path, change):
 
 def without_accuracy(number):
     """Return a function that removes one line with an accuracy in each line format."""
+
     def change(lines):
         for mark in (':::MLLOG', ':::MLPv'):
             found = [line for line in lines if mark in line and 'eval_accuracy' in line]
             lines = [line for line in lines if line is not found[number]] if found else lines
         return lines
+
     return change
 
 
@@ -35,9 +38,16 @@ def spoil(folder, *kinds):
     if 'contradiction' in kinds:
         edit(folder / 'result_1.txt', without_accuracy(-1))
     if 'batch' in kinds:
-        edit(folder / 'result_2.txt', lambda lines: [
-            line.replace('"key": "global_batch_size", "value": ', '"key": "global_batch_size", "value": 9') for line in
-            lines])
+        edit(
+            folder / 'result_2.txt',
+            lambda lines: [
+                line.replace(
+                    '"key": "global_batch_size", "value": ',
+                    '"key": "global_batch_size", "value": 9',
+                )
+                for line in lines
+            ],
+        )
     if 'duplicate' in kinds:
         shutil.copy(folder / 'result_3.txt', folder / 'result_4.txt')
     if 'format' in kinds:
@@ -48,38 +58,62 @@ def spoil(folder, *kinds):
     return folder
 
 
-@pytest.mark.parametrize('kinds, reasons', [
-    (['contradiction'], ['result_1.txt: run_stop has status success, but the last accuracy']),
-    (['batch'], ['global_batch_size is ']), (['duplicate'], ['result_4.txt is a duplicate of result_3.txt']),
-    (['garbage'], ['result_0.txt: contains no MLPerf log line']), (['format'], ['cache_clear is missing']),
-    (['contradiction', 'batch', 'duplicate'], ['global_batch_size is ', 'result_1.txt: run_stop has status success',
-                                               'result_4.txt is a duplicate of result_3.txt'])])
+@pytest.mark.parametrize(
+    'kinds, reasons',
+    [
+        (['contradiction'], ['result_1.txt: run_stop has status success, but the last accuracy']),
+        (['batch'], ['global_batch_size is ']),
+        (['duplicate'], ['result_4.txt is a duplicate of result_3.txt']),
+        (['garbage'], ['result_0.txt: contains no MLPerf log line']),
+        (['format'], ['cache_clear is missing']),
+        (
+            ['contradiction', 'batch', 'duplicate'],
+            [
+                'global_batch_size is ',
+                'result_1.txt: run_stop has status success',
+                'result_4.txt is a duplicate of result_3.txt',
+            ],
+        ),
+    ],
+)
 def test_each_command_refuses_a_faulty_set_with_all_reasons_first(tmp_path, kinds, reasons):
     folder = spoil(shutil.copytree(DIGITS, tmp_path / 'five'), *kinds)
     checked, report = call('check', folder, '--ruleset', 'v4.0'), call('report', folder)
     package = call('package', folder, '--org', 'us', '--system', 'x', '--out', tmp_path / 'out')
     watch, predict = call('watch', folder, '--once', '--format', 'json'), call('predict', folder)
-    assert [d.returncode for d in (checked, report, package, watch)] == [1] * 4 and predict.returncode == 2
+    assert [d.returncode for d in (checked, report, package, watch)] == [
+        1
+    ] * 4 and predict.returncode == 2
     assert 'valid for v4.0 open: no (' in checked.stdout.splitlines()[0]
     sentences = '\n'.join(line for line in report.stdout.splitlines()[:6] if line.startswith('- '))
     assert 'Refused by the rules of' in sentences and 'MLPerf score' not in sentences
     for text in (checked.stdout, sentences, package.stdout, watch.stdout, predict.stderr):
         assert all(reason in text for reason in reasons), text
-    system, = json.loads(call('report', folder, '--format', 'json').stdout)['systems']
-    assert system['score_minutes'] is None and system['violations'] and not (tmp_path / 'out').exists()
+    (system,) = json.loads(call('report', folder, '--format', 'json').stdout)['systems']
+    assert (
+        system['score_minutes'] is None and system['violations'] and not (tmp_path / 'out').exists()
+    )
 
 
 def test_run_that_failed_is_tolerated_by_each_command_and_named(tmp_path):
     folder = shutil.copytree(DIGITS, tmp_path / 'five')
     edit(folder / 'result_1.txt', without_clearing)
-    checked, report = call('check', folder, '--ruleset', 'v4.0'), call('report', folder, '--format', 'json')
+    checked, report = (
+        call('check', folder, '--ruleset', 'v4.0'),
+        call('report', folder, '--format', 'json'),
+    )
     assert checked.returncode == report.returncode == 0
-    assert '(one may fail: result_1.txt, breaks the rules: cache_clear is missing)' in checked.stdout.splitlines()[0]
-    run_set, = load_run_sets([folder])  # without the rules
+    assert (
+        '(one may fail: result_1.txt, breaks the rules: cache_clear is missing)'
+        in checked.stdout.splitlines()[0]
+    )
+    (run_set,) = load_run_sets([folder])  # without the rules
     times = {r.path.name: r.time_to_train_s for r in run_set.runs}
     slowest = times.pop('result_1.txt')
     kept = sorted(times.values())[1:]
-    assert json.loads(report.stdout)['systems'][0]['score_minutes'] == pytest.approx(sum(kept) / 3 / 60)
+    assert json.loads(report.stdout)['systems'][0]['score_minutes'] == pytest.approx(
+        sum(kept) / 3 / 60
+    )
     assert slowest
 
 
@@ -93,83 +127,152 @@ def test_round_that_was_not_named_is_stated_with_the_option_that_selects_another
 
 
 def test_score_without_mlperf_logging_is_marked_as_unchecked(tmp_path, monkeypatch):
-    folder = write_set(tmp_path / 'runs', epoch_s=lambda k: 10.123 + k)  # which the official checkers refuse
+    # which the official checkers refuse
+    folder = write_set(tmp_path / 'runs', epoch_s=lambda k: 10.123 + k)
     assert 'Refused by the rules of v4.0' in call('report', folder).stdout
     for name in [name for name in sys.modules if name.startswith('mlperf_logging')]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, 'mlperf_logging', None)
     done = call('report', folder, '--findings')
     assert done.returncode == 0 and '(MLPerf score, rules not checked)' in done.stdout
-    assert "note: the rules of the round were not checked; run pip install '.[check]'" in done.stdout
+    assert (
+        "note: the rules of the round were not checked; run pip install '.[check]'" in done.stdout
+    )
     assert call('check', folder).returncode == 2
 
 
 def test_logs_of_other_benchmarks_are_skipped_and_counted(tmp_path):
-    write_set(tmp_path / 'v0.7/us/results/box/resnet', is_complete=True, epoch_s=lambda k: 10.123 + k)
+    write_set(
+        tmp_path / 'v0.7/us/results/box/resnet', is_complete=True, epoch_s=lambda k: 10.123 + k
+    )
     for k in range(3):
-        write_lines(tmp_path / f'v0.7/us/results/box/bert/result_{k}.txt', [mllog('submission_benchmark', 0, 'bert')])
+        write_lines(
+            tmp_path / f'v0.7/us/results/box/bert/result_{k}.txt',
+            [mllog('submission_benchmark', 0, 'bert')],
+        )
     text = 'skipped 3 logs of other benchmarks: bert'
     for command in ('check', 'report'):
         done = call(command, tmp_path)
         assert done.returncode == 0 and text in done.stdout + done.stderr
-        for path in (tmp_path / 'v0.7/us/results/box/bert', tmp_path / 'v0.7/us/results/box/bert/result_1.txt'):
+        for path in (
+            tmp_path / 'v0.7/us/results/box/bert',
+            tmp_path / 'v0.7/us/results/box/bert/result_1.txt',
+        ):
             done = call(command, path)
             assert (done.returncode, done.stdout, done.stderr.count('\n')) == (2, '', 1)
             assert "got a log of the benchmark 'bert', expected resnet" in done.stderr
     assert text in call('predict', tmp_path).stdout
     watch = call('watch', tmp_path, '--once')
-    assert watch.returncode == 0 and 'skipped 1 log of other benchmarks: bert' in watch.stderr  # the newest of a folder
+    # the newest of a folder
+    assert watch.returncode == 0 and 'skipped 1 log of other benchmarks: bert' in watch.stderr
     assert call('watch', tmp_path / 'v0.7/us/results/box/bert', '--once').returncode == 2
-    assert json.loads(call('check', tmp_path, '--format', 'json').stdout)['num_other_benchmarks'] == 3
+    assert (
+        json.loads(call('check', tmp_path, '--format', 'json').stdout)['num_other_benchmarks'] == 3
+    )
 
 
 def resumed(lines, *later):
     """Return the lines of a run that was interrupted at 12 s and resumed at 60 s."""
     cut = [line for line in lines if 'run_stop' not in line and '"epoch_num": 2' not in line]
-    return [*cut, mllog('run_stop', 12, status='aborted', reason='interrupted'),
-            mllog('run_resumed', 60, 1, epoch_num=2, clock_s=11.5), *later]
+    return [
+        *cut,
+        mllog('run_stop', 12, status='aborted', reason='interrupted'),
+        mllog('run_resumed', 60, 1, epoch_num=2, clock_s=11.5),
+        *later,
+    ]
 
 
 def test_run_that_was_killed_after_a_resume_is_refused(tmp_path):
     lines = complete(run_lines(division='open'))
-    done = call('check', write_lines(tmp_path / 'result_0.txt', resumed(lines, mllog('epoch_start', 61, epoch_num=2))))
-    assert done.returncode == 1 and 'no_run_stop' not in done.stdout and 'no run_stop' in done.stdout
+    done = call(
+        'check',
+        write_lines(
+            tmp_path / 'result_0.txt', resumed(lines, mllog('epoch_start', 61, epoch_num=2))
+        ),
+    )
+    assert (
+        done.returncode == 1 and 'no_run_stop' not in done.stdout and 'no run_stop' in done.stdout
+    )
 
 
-@pytest.mark.parametrize('change', [
-    lambda line: line.replace('"key": "run_resumed"', '"key": "run_resumed')[:-1],  # torn
-    lambda line: ':::MLL 1600000060.000 run_resumed: {"value": 1, "metadata": {"epoch_num": 2}}'])
+@pytest.mark.parametrize(
+    'change',
+    [
+        lambda line: line.replace('"key": "run_resumed"', '"key": "run_resumed')[:-1],  # torn
+        lambda line: (
+            ':::MLL 1600000060.000 run_resumed: {"value": 1, "metadata": {"epoch_num": 2}}'
+        ),
+    ],
+)
 def test_resume_on_a_torn_line_or_in_another_format_is_a_resume(tmp_path, change):
     lines = resumed(complete(run_lines(division='open')))
-    path = write_lines(tmp_path / 'result_0.txt', [change(line) if 'run_resumed' in line else line for line in lines])
-    run_set, = load_run_sets([path])
+    path = write_lines(
+        tmp_path / 'result_0.txt',
+        [change(line) if 'run_resumed' in line else line for line in lines],
+    )
+    (run_set,) = load_run_sets([path])
     assert len(run_set.resumed) == 1 and 'resumed' in run_set.judgement.obstacles
 
 
 @pytest.mark.parametrize('num_images, is_refused', [(50_000, True), (1_277_952, False)])
-def test_closed_division_refuses_unnamed_data_that_is_not_nearly_imagenet(tmp_path, num_images, is_refused):
-    folder = write_set(tmp_path / 'v0.7/us/results/box/resnet', is_complete=True, train_samples=num_images,
-                       epoch_s=lambda k: 10.123 + k)
+def test_closed_division_refuses_unnamed_data_that_is_not_nearly_imagenet(
+    tmp_path, num_images, is_refused
+):
+    folder = write_set(
+        tmp_path / 'v0.7/us/results/box/resnet',
+        is_complete=True,
+        train_samples=num_images,
+        epoch_s=lambda k: 10.123 + k,
+    )
     assert ('requires ImageNet' in call('check', folder).stdout) == is_refused
 
 
-@pytest.mark.parametrize('lines, epochs', [
-    (run_lines((0.3, 0.4, 0.5, 0.76)), [2]),
-    ([v05('run_start', 0), *(line for k in (1, 2, 3) for line in (
-        v05('train_epoch', 10 * k, k), v05('eval_start', 10 * k + 5), *[v05('eval_accuracy', 10 * k + 6, {
-            'epoch': k, 'value': 0.3 * k})] * (k != 2), v05('eval_stop', 10 * k + 7))), v05('run_stop', 40)], [3])])
+@pytest.mark.parametrize(
+    'lines, epochs',
+    [
+        (run_lines((0.3, 0.4, 0.5, 0.76)), [2]),
+        (
+            [
+                v05('run_start', 0),
+                *(
+                    line
+                    for k in (1, 2, 3)
+                    for line in (
+                        v05('train_epoch', 10 * k, k),
+                        v05('eval_start', 10 * k + 5),
+                        *[v05('eval_accuracy', 10 * k + 6, {'epoch': k, 'value': 0.3 * k})]
+                        * (k != 2),
+                        v05('eval_stop', 10 * k + 7),
+                    )
+                ),
+                v05('run_stop', 40),
+            ],
+            [3],
+        ),
+    ],
+)
 def test_evaluation_without_accuracy_is_a_warning(tmp_path, lines, epochs):
     lost = [line for k, line in enumerate(lines) if not ('eval_accuracy' in line and '0.4' in line)]
-    run_set, = load_run_sets([write_lines(tmp_path / 'result_0.txt', lost)])
+    (run_set,) = load_run_sets([write_lines(tmp_path / 'result_0.txt', lost)])
     found = [f for f in run_set.runs[0].findings if f.kind == 'accuracy_missing']
-    assert [f.text for f in found] == [f'the evaluation of epoch {e} has no eval_accuracy' for e in epochs]
+    assert [f.text for f in found] == [
+        f'the evaluation of epoch {e} has no eval_accuracy' for e in epochs
+    ]
     assert all(f.grade == 'warning' for f in found)
 
 
-@pytest.mark.parametrize('status, accuracies, expected', [
-    ('success', (0.5, 0.6), 'failed'), (None, (0.5, 0.76), 'failed'), ('aborted', (0.5, 0.6), 'aborted')])
+@pytest.mark.parametrize(
+    'status, accuracies, expected',
+    [
+        ('success', (0.5, 0.6), 'failed'),
+        (None, (0.5, 0.76), 'failed'),
+        ('aborted', (0.5, 0.6), 'aborted'),
+    ],
+)
 def test_log_that_contradicts_itself_is_of_a_failed_run(tmp_path, status, accuracies, expected):
     lines = run_lines(accuracies, status=None)
     lines.append(mllog('run_stop', 22, **({'status': status} if status else {})))
-    run_set, = load_run_sets([write_lines(tmp_path / 'result_0.txt', complete(lines))])
-    assert run_set.runs[0].status == expected and bool(run_set.judgement.violations) == (expected == 'failed')
+    (run_set,) = load_run_sets([write_lines(tmp_path / 'result_0.txt', complete(lines))])
+    assert run_set.runs[0].status == expected and bool(run_set.judgement.violations) == (
+        expected == 'failed'
+    )

@@ -1,4 +1,5 @@
 """Kubernetes manifests: API schemas, one-line errors, and agreement between their parts."""
+
 import socket
 
 import jsonschema
@@ -11,12 +12,46 @@ from mlperf_rn50.launch.kubernetes.manifests import render_mpi_job
 from mlperf_rn50.launch.kubernetes.options import IMAGE_CONFIGS, plan_training
 
 CONFIG = ROOT / 'launch/configs/digits_cpu.yaml'
-WORDS = ['--image', 'registry.example:5000/a/mlperf_rn50:cpu', '--config', str(CONFIG), '--volume', 'work:/shared']
+WORDS = [
+    '--image',
+    'registry.example:5000/a/mlperf_rn50:cpu',
+    '--config',
+    str(CONFIG),
+    '--volume',
+    'work:/shared',
+]
 # Every option.
-ALL = [*WORDS, '--volume', 'data.set-1:/data', '--nodes', '3', '--ranks-per-node', '4', '--train.device', 'gpu',
-       '--model.fused_bn_relu', 'false', '--name', 'rn50', '--namespace', 'lab', '--memory', '64Gi', '--cpus', '16',
-       '--shm-size', '500Mi', '--grace-seconds', '300', '--user', '12345:678', '--run-dir', '/shared/run',
-       '--data.dir', '/data/digits']
+ALL = [
+    *WORDS,
+    '--volume',
+    'data.set-1:/data',
+    '--nodes',
+    '3',
+    '--ranks-per-node',
+    '4',
+    '--train.device',
+    'gpu',
+    '--model.fused_bn_relu',
+    'false',
+    '--name',
+    'rn50',
+    '--namespace',
+    'lab',
+    '--memory',
+    '64Gi',
+    '--cpus',
+    '16',
+    '--shm-size',
+    '500Mi',
+    '--grace-seconds',
+    '300',
+    '--user',
+    '12345:678',
+    '--run-dir',
+    '/shared/run',
+    '--data.dir',
+    '/data/digits',
+]
 
 
 def manifests_of(*words):
@@ -36,8 +71,11 @@ def launcher_args(*words):
     return templates_of(job_of(*words))[0]['spec']['containers'][0]['args']
 
 
-@pytest.mark.parametrize('words, version', [(WORDS, kubernetes_validate.latest_version()), (ALL, '1.31')],
-                         ids=['least', 'all'])
+@pytest.mark.parametrize(
+    'words, version',
+    [(WORDS, kubernetes_validate.latest_version()), (ALL, '1.31')],
+    ids=['least', 'all'],
+)
 def test_manifests_match_the_api_schemas(words, version):
     config_map, job = manifests_of(*words)
     pods = [{'apiVersion': 'v1', 'kind': 'Pod', **template} for template in templates_of(job)]
@@ -53,7 +91,11 @@ def closed(schema):
         return schema
     strict = {key: closed(value) for key, value in schema.items()}
     is_object = isinstance(schema.get('properties'), dict) and schema.get('type') == 'object'
-    if is_object and 'additionalProperties' not in schema and not schema.get('x-kubernetes-preserve-unknown-fields'):
+    if (
+        is_object
+        and 'additionalProperties' not in schema
+        and not schema.get('x-kubernetes-preserve-unknown-fields')
+    ):
         strict['additionalProperties'] = False
     return strict
 
@@ -61,7 +103,11 @@ def closed(schema):
 @pytest.mark.needs_mpijob_schema
 def test_mpijob_matches_the_schema_of_the_operator():
     definition = yaml.load(MPIJOB_SCHEMA.read_text(), getattr(yaml, 'CSafeLoader', yaml.SafeLoader))
-    [schema] = [v['schema']['openAPIV3Schema'] for v in definition['spec']['versions'] if v['name'] == 'v2beta1']
+    [schema] = [
+        v['schema']['openAPIV3Schema']
+        for v in definition['spec']['versions']
+        if v['name'] == 'v2beta1'
+    ]
     check = jsonschema.Draft7Validator(closed(schema))
     for words in (WORDS, ALL):
         check.validate(job_of(*words))
@@ -74,23 +120,39 @@ def test_parts_of_an_mpijob_and_the_image_agree():
         [container] = pod['spec']['containers']
         for word in container['command']:
             local = ROOT / word.removeprefix('/opt/mlperf_rn50/')
-            assert word.startswith('/opt/mlperf_rn50/launch/') and local.stat().st_mode & 0o111, word
+            assert word.startswith('/opt/mlperf_rn50/launch/') and local.stat().st_mode & 0o111, (
+                word
+            )
         assert pod['spec']['securityContext'] == {
-            'runAsNonRoot': True, 'seccompProfile': {'type': 'RuntimeDefault'}, 'runAsUser': 12345, 'runAsGroup': 0,
-            'fsGroup': 678}
-        assert pod['spec']['terminationGracePeriodSeconds'] == 300 and container['workingDir'] == '/shared'
+            'runAsNonRoot': True,
+            'seccompProfile': {'type': 'RuntimeDefault'},
+            'runAsUser': 12345,
+            'runAsGroup': 0,
+            'fsGroup': 678,
+        }
+        assert (
+            pod['spec']['terminationGracePeriodSeconds'] == 300
+            and container['workingDir'] == '/shared'
+        )
         mounted = {m['name']: m['mountPath'] for m in container['volumeMounts']}
         assert mounted.keys() == {v['name'] for v in pod['spec']['volumes']}
         assert [mounted['volume-0'], mounted['volume-1']] == ['/shared', '/data']
     trainer = pods[-1]['spec']['containers'][0]
-    assert trainer['resources'] == {'limits': {'nvidia.com/gpu': '4', 'cpu': '16', 'memory': '64Gi'}}
-    assert {'name': 'shm', 'emptyDir': {'medium': 'Memory', 'sizeLimit': '500Mi'}} in pods[-1]['spec']['volumes']
+    assert trainer['resources'] == {
+        'limits': {'nvidia.com/gpu': '4', 'cpu': '16', 'memory': '64Gi'}
+    }
+    assert {'name': 'shm', 'emptyDir': {'medium': 'Memory', 'sizeLimit': '500Mi'}} in pods[-1][
+        'spec'
+    ]['volumes']
     assert {m['metadata']['namespace'] for m in manifests} == {'lab'}
     assert {m['metadata']['name'] for m in manifests} == {'rn50'}
     # The launcher uses the hostfile, and the port and key of the workers.
     spec = manifests[-1]['spec']
-    client = dict(line.split(None, 1) for line in (ROOT / 'launch/kubernetes/ssh_config').read_text().splitlines()
-                  if not line.lstrip().startswith('#'))
+    client = dict(
+        line.split(None, 1)
+        for line in (ROOT / 'launch/kubernetes/ssh_config').read_text().splitlines()
+        if not line.lstrip().startswith('#')
+    )
     port, keys = trainer['args'][1], trainer['args'][3]
     assert client['Port'] == port == str(trainer['readinessProbe']['tcpSocket']['port'])
     assert client['IdentityFile'] == f'{spec["sshAuthMountPath"]}/id_rsa'
@@ -98,8 +160,17 @@ def test_parts_of_an_mpijob_and_the_image_agree():
     assert spec['slotsPerWorker'] == 4 and spec['mpiReplicaSpecs']['Worker']['replicas'] == 3
     [launcher] = pods[0]['spec']['containers']
     assert launcher['command'][-1] == '/opt/mlperf_rn50/launch/mpirun.sh'
-    assert launcher['args'][:9] == ['--hostfile', '/etc/mpi/hostfile', '--resume', '--restarts', '3', '--nodes', '3',
-                                    '--ranks-per-node', '4']
+    assert launcher['args'][:9] == [
+        '--hostfile',
+        '/etc/mpi/hostfile',
+        '--resume',
+        '--restarts',
+        '3',
+        '--nodes',
+        '3',
+        '--ranks-per-node',
+        '4',
+    ]
 
 
 def test_configuration_is_in_a_config_map_unless_in_the_image(tmp_path):
@@ -116,51 +187,108 @@ def test_configuration_is_in_a_config_map_unless_in_the_image(tmp_path):
 
 def test_missing_options_come_from_the_configuration(tmp_path):
     path = tmp_path / 'config.yaml'
-    path.write_text('run: {num_nodes: 5, ranks_per_node: 6, ranks_per_device: 3}\n'
-                    'train: {device: gpu, local_batch_size: 8}\n')
+    path.write_text(
+        'run: {num_nodes: 5, ranks_per_node: 6, ranks_per_device: 3}\n'
+        'train: {device: gpu, local_batch_size: 8}\n'
+    )
     words = [w.replace(str(CONFIG), str(path)) for w in WORDS]
     training, warning = plan_training(words)
-    assert (training.num_nodes, training.ranks_per_node, training.gpus_per_node, warning) == (5, 6, 2, '')
+    assert (training.num_nodes, training.ranks_per_node, training.gpus_per_node, warning) == (
+        5,
+        6,
+        2,
+        '',
+    )
     assert plan_training([*words, '--gpus-per-node', '8'])[0].gpus_per_node == 8
-    assert plan_training([*words, '--nodes', '1', '--name', 'x' * 54])[0].num_nodes == 1  # the longest name
+    # the longest name
+    assert plan_training([*words, '--nodes', '1', '--name', 'x' * 54])[0].num_nodes == 1
     assert 'in none of the volumes' in plan_training([*words, '--data.dir', '/data'])[1]
 
 
-@pytest.mark.parametrize('words, message', [
-    (['--name', 'Rn50'], "--name: got 'Rn50', expected lower-case letters"),
-    (['--name', 'x' * 55], '--name: got 55 characters, expected at most 54; pods are called NAME-'),
-    (['--name', 'x' * 54, '--nodes', '11'], 'expected at most 53; pods are called NAME-worker-10'),
-    (['--image', '-x'], '--image'), (['--nodes', '0'], '--nodes: got 0, expected a whole number, 1 or more'),
-    (['--volume', 'work'], 'expected CLAIM:/PATH'), (['--volume', 'a:/x/../y'], 'without . .. // and :'),
-    (['--volume', 'A:/x'], 'the name of a PersistentVolumeClaim'), (['--volume', 'a:/shared'], 'got two at /shared'),
-    (['--volume', 'a:/opt'], 'would hide /opt/mlperf_rn50'), (['--volume', 'a:/x\ny'], 'an absolute path'),
-    (['--memory', '64'], "--memory: got '64', expected a size such as 64Gi"), (['--cpus', '0'], 'a number of cores'),
-    (['--user', '0'], 'UID or UID:GID, not root'), (['--namespace', 'A'], '--namespace'),
-    (['--gpus-per-node', '2'], 'got 2 with train.device=cpu and --ranks-per-node 1, expected 0'),
-    (['--train.device', 'gpu', '--model.fused_bn_relu', 'false', '--ranks-per-node', '4', '--gpus-per-node', '2'],
-     'expected 4'),
-    (['--run-dir', '/results'], '--run-dir: got /results, expected a folder in a volume: /shared; elsewhere'),
-    (['--run-dir', '../run'], 'expected a folder in a volume'), (['--run.dir', '/tmp'], 'in a volume'),
-    (['--config', f'{IMAGE_CONFIGS}../kubernetes/pod.yaml'], 'expected a file in launch/configs'),
-    (['--train.max_epoch', '3'], 'did you mean --train.max_epochs?'),
-    (['--run.submission_org', '\udcff'], 'expected UTF-8'), (['word'], 'word: unknown option')])
+@pytest.mark.parametrize(
+    'words, message',
+    [
+        (['--name', 'Rn50'], "--name: got 'Rn50', expected lower-case letters"),
+        (
+            ['--name', 'x' * 55],
+            '--name: got 55 characters, expected at most 54; pods are called NAME-',
+        ),
+        (
+            ['--name', 'x' * 54, '--nodes', '11'],
+            'expected at most 53; pods are called NAME-worker-10',
+        ),
+        (['--image', '-x'], '--image'),
+        (['--nodes', '0'], '--nodes: got 0, expected a whole number, 1 or more'),
+        (['--volume', 'work'], 'expected CLAIM:/PATH'),
+        (['--volume', 'a:/x/../y'], 'without . .. // and :'),
+        (['--volume', 'A:/x'], 'the name of a PersistentVolumeClaim'),
+        (['--volume', 'a:/shared'], 'got two at /shared'),
+        (['--volume', 'a:/opt'], 'would hide /opt/mlperf_rn50'),
+        (['--volume', 'a:/x\ny'], 'an absolute path'),
+        (['--memory', '64'], "--memory: got '64', expected a size such as 64Gi"),
+        (['--cpus', '0'], 'a number of cores'),
+        (['--user', '0'], 'UID or UID:GID, not root'),
+        (['--namespace', 'A'], '--namespace'),
+        (
+            ['--gpus-per-node', '2'],
+            'got 2 with train.device=cpu and --ranks-per-node 1, expected 0',
+        ),
+        (
+            [
+                '--train.device',
+                'gpu',
+                '--model.fused_bn_relu',
+                'false',
+                '--ranks-per-node',
+                '4',
+                '--gpus-per-node',
+                '2',
+            ],
+            'expected 4',
+        ),
+        (
+            ['--run-dir', '/results'],
+            '--run-dir: got /results, expected a folder in a volume: /shared; elsewhere',
+        ),
+        (['--run-dir', '../run'], 'expected a folder in a volume'),
+        (['--run.dir', '/tmp'], 'in a volume'),
+        (
+            ['--config', f'{IMAGE_CONFIGS}../kubernetes/pod.yaml'],
+            'expected a file in launch/configs',
+        ),
+        (['--train.max_epoch', '3'], 'did you mean --train.max_epochs?'),
+        (['--run.submission_org', '\udcff'], 'expected UTF-8'),
+        (['word'], 'word: unknown option'),
+    ],
+)
 def test_errors_are_one_line(words, message):
     done = call('launch', 'kubernetes', *WORDS, *words)
     assert (done.returncode, done.stdout) == (2, '')
-    assert message in done.stderr and done.stderr.startswith('mlperf-rn50: ') and done.stderr.count('\n') == 1
+    assert (
+        message in done.stderr
+        and done.stderr.startswith('mlperf-rn50: ')
+        and done.stderr.count('\n') == 1
+    )
 
 
 def test_ssh_server_refuses_a_port_that_another_server_uses(tmp_path):
     (tmp_path / 'keys').touch()
     with socket.create_server(('127.0.0.1', 0)) as server:
         port = server.getsockname()[1]
-        done = run([ROOT / 'launch/sshd.sh', '--port', port, '--authorized-keys', tmp_path / 'keys'])
-    assert (done.returncode, done.stderr) == (2, f'launch/sshd.sh: --port: {port} is in use on {socket.gethostname()}; '
-                                                 'stop its server or choose another port\n')
+        done = run(
+            [ROOT / 'launch/sshd.sh', '--port', port, '--authorized-keys', tmp_path / 'keys']
+        )
+    assert (done.returncode, done.stderr) == (
+        2,
+        f'launch/sshd.sh: --port: {port} is in use on {socket.gethostname()}; '
+        'stop its server or choose another port\n',
+    )
 
 
 @pytest.mark.parametrize('port', ['', '0', '65536', '22;id', '-1'])
 def test_ssh_server_refuses_an_invalid_port(port):
     done = run([ROOT / 'launch/sshd.sh', '--port', port, '--authorized-keys', '/dev/null'])
-    assert (done.returncode, done.stderr) == (2, f'launch/sshd.sh: --port: got {port or "nothing"}, expected 1 to '
-                                                 '65535\n')
+    assert (done.returncode, done.stderr) == (
+        2,
+        f'launch/sshd.sh: --port: got {port or "nothing"}, expected 1 to 65535\n',
+    )

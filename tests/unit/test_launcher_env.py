@@ -1,4 +1,6 @@
-"""Environment variables: numbers from launchers, one-line errors, settings for GPUs, and values of other programs."""
+"""Environment variables: numbers from launchers, one-line errors, settings for GPUs, and values of
+other programs."""
+
 import json
 import os
 import platform
@@ -33,26 +35,47 @@ from mlperf_rn50.system.launcher_env import (
 
 @pytest.mark.parametrize('text', ['', '1,2', '٣', '9' * 5000])
 def test_variable_without_a_number_is_named(monkeypatch, text):
-    for name, read in (('OMPI_COMM_WORLD_RANK', launched_rank), ('PMI_SIZE', launched_size),
-                      ('OMPI_COMM_WORLD_LOCAL_RANK', launched_local)):
+    for name, read in (
+        ('OMPI_COMM_WORLD_RANK', launched_rank),
+        ('PMI_SIZE', launched_size),
+        ('OMPI_COMM_WORLD_LOCAL_RANK', launched_local),
+    ):
         with monkeypatch.context() as m:
             m.setenv(name, text)
-            with pytest.raises(ConfigError, match=f'{name}: got .* in the environment, expected a whole number'):
+            with pytest.raises(
+                ConfigError, match=f'{name}: got .* in the environment, expected a whole number'
+            ):
                 read()
 
 
-@pytest.mark.parametrize('variables, expected', [
-    ({}, 'mlperf-rn50 train --resume runs/checkpoints'),
-    ({'OMPI_COMM_WORLD_SIZE': '2'}, 'mpirun -np 2 mlperf-rn50 train --resume runs/checkpoints'),
-    ({COMMAND: r'launch/mpirun.sh --hosts h1\,h2 --config my\ c.yaml '},
-     "launch/mpirun.sh --hosts h1,h2 --config 'my c.yaml' --resume"),
-    ({COMMAND: 'launch/local.sh --resume --run-dir x'}, 'launch/local.sh --run-dir x --resume'),
-    ({COMMAND: 'launch/local.sh --resume=x/checkpoints_1/step_00000003 --restarts 3'},
-     'launch/local.sh --restarts 3 --resume runs/checkpoints'),
-    ({COMMAND: 'launch/ranks.sh 2 .venv/bin/mlperf-rn50 train --config c'},
-     'launch/ranks.sh 2 .venv/bin/mlperf-rn50 train --resume runs/checkpoints'),
-    ({COMMAND: 'launch/ranks.sh 2 mlperf-rn50 train --train.max_epochs 9 --resume=runs --elastic'},
-     'launch/ranks.sh 2 mlperf-rn50 train --resume runs/checkpoints --train.max_epochs 9 --elastic')])
+@pytest.mark.parametrize(
+    'variables, expected',
+    [
+        ({}, 'mlperf-rn50 train --resume runs/checkpoints'),
+        ({'OMPI_COMM_WORLD_SIZE': '2'}, 'mpirun -np 2 mlperf-rn50 train --resume runs/checkpoints'),
+        (
+            {COMMAND: r'launch/mpirun.sh --hosts h1\,h2 --config my\ c.yaml '},
+            "launch/mpirun.sh --hosts h1,h2 --config 'my c.yaml' --resume",
+        ),
+        ({COMMAND: 'launch/local.sh --resume --run-dir x'}, 'launch/local.sh --run-dir x --resume'),
+        (
+            {COMMAND: 'launch/local.sh --resume=x/checkpoints_1/step_00000003 --restarts 3'},
+            'launch/local.sh --restarts 3 --resume runs/checkpoints',
+        ),
+        (
+            {COMMAND: 'launch/ranks.sh 2 .venv/bin/mlperf-rn50 train --config c'},
+            'launch/ranks.sh 2 .venv/bin/mlperf-rn50 train --resume runs/checkpoints',
+        ),
+        (
+            {
+                COMMAND: 'launch/ranks.sh 2 mlperf-rn50 train --train.max_epochs 9 --resume=runs '
+                '--elastic'
+            },
+            'launch/ranks.sh 2 mlperf-rn50 train --resume runs/checkpoints --train.max_epochs 9 '
+            '--elastic',
+        ),
+    ],
+)
 def test_resume_command_is_that_of_the_user(monkeypatch, variables, expected):
     monkeypatch.delenv(COMMAND, raising=False)
     for name, value in variables.items():
@@ -61,23 +84,45 @@ def test_resume_command_is_that_of_the_user(monkeypatch, variables, expected):
 
 
 @pytest.mark.parametrize('num_local, hosts', [('2', ''), ('1', '--hosts HOSTS ')])
-def test_command_for_an_older_run_names_it_because_launchers_resume_the_newest(monkeypatch, num_local, hosts):
+def test_command_for_an_older_run_names_it_because_launchers_resume_the_newest(
+    monkeypatch, num_local, hosts
+):
     monkeypatch.setenv(COMMAND, 'launch/local.sh --config c --resume')
     monkeypatch.setenv('OMPI_COMM_WORLD_SIZE', '2')
     monkeypatch.setenv('OMPI_COMM_WORLD_LOCAL_SIZE', num_local)
     assert launcher_env.resume_command(Path('runs/checkpoints'), is_newest=False) == (
-        f'launch/ranks.sh {hosts}{num_local} mlperf-rn50 train --resume runs/checkpoints')
+        f'launch/ranks.sh {hosts}{num_local} mlperf-rn50 train --resume runs/checkpoints'
+    )
 
 
-@pytest.mark.parametrize('variables', [
-    {'OMPI_COMM_WORLD_LOCAL_RANK': '2', 'OMPI_COMM_WORLD_LOCAL_SIZE': '2'}, {'HOROVOD_LOCAL_RANK': '1'},
-    {'PMIX_RANK': '1', 'SLURM_STEP_NUM_TASKS': '3', 'SLURM_STEP_TASKS_PER_NODE': '2,1', 'SLURM_STEP_NUM_NODES': '2',
-     'SLURM_LOCALID': '1', 'SLURM_NODEID': '1'}])
+@pytest.mark.parametrize(
+    'variables',
+    [
+        {'OMPI_COMM_WORLD_LOCAL_RANK': '2', 'OMPI_COMM_WORLD_LOCAL_SIZE': '2'},
+        {'HOROVOD_LOCAL_RANK': '1'},
+        {
+            'PMIX_RANK': '1',
+            'SLURM_STEP_NUM_TASKS': '3',
+            'SLURM_STEP_TASKS_PER_NODE': '2,1',
+            'SLURM_STEP_NUM_NODES': '2',
+            'SLURM_LOCALID': '1',
+            'SLURM_NODEID': '1',
+        },
+    ],
+)
 def test_binding_refuses_a_rank_beyond_those_of_its_node_in_one_line(variables):
     done = run([ROOT / 'launch/bind.sh', 'true'], env={**os.environ, **variables})
-    assert done.returncode == 2 and 'rank on this node: got ' in done.stderr and done.stderr.count('\n') == 1
+    assert (
+        done.returncode == 2
+        and 'rank on this node: got ' in done.stderr
+        and done.stderr.count('\n') == 1
+    )
     done = run([ROOT / 'launch/bind.sh', 'no_such_program'])
-    assert done.returncode == 2 and 'no_such_program: No such file' in done.stderr and done.stderr.count('\n') == 1
+    assert (
+        done.returncode == 2
+        and 'no_such_program: No such file' in done.stderr
+        and done.stderr.count('\n') == 1
+    )
 
 
 def test_binding_accepts_nested_threads_and_refuses_an_invalid_number():
@@ -91,30 +136,80 @@ def test_binding_accepts_nested_threads_and_refuses_an_invalid_number():
 
 def test_line_of_a_rank_is_one_write_in_unbuffered_python():
     reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # each write is a message
-    code = 'from mlperf_rn50.system.launcher_env import print_stderr; print_stderr("rank 0"); print_stderr("rank 1")'
+    code = (
+        'from mlperf_rn50.system.launcher_env import print_stderr; print_stderr("rank 0"); '
+        'print_stderr("rank 1")'
+    )
     assert subprocess.run([sys.executable, '-u', '-c', code], stderr=writer).returncode == 0
     assert [reader.recv(100), reader.recv(100)] == [b'rank 0\n', b'rank 1\n']
 
 
-UNEVEN = {'PMIX_RANK': '1', 'SLURM_STEP_NUM_TASKS': '3', 'SLURM_STEP_NUM_NODES': '2', 'SLURM_LOCALID': '0'}
+UNEVEN = {
+    'PMIX_RANK': '1',
+    'SLURM_STEP_NUM_TASKS': '3',
+    'SLURM_STEP_NUM_NODES': '2',
+    'SLURM_LOCALID': '0',
+}
 SRUN = {'SLURM_STEP_NUM_TASKS': '8', 'SLURM_STEP_NUM_NODES': '2', 'SLURM_LOCALID': '3'}
 
 
-@pytest.mark.parametrize('variables, expected', [
-    ({}, (0, None, (0, 1))),
-    ({'OMPI_COMM_WORLD_RANK': ' 3 ', 'OMPI_COMM_WORLD_SIZE': '8', 'OMPI_COMM_WORLD_LOCAL_RANK': '1',
-      'OMPI_COMM_WORLD_LOCAL_SIZE': '2'}, (3, 8, (1, 2))),
-    ({'HOROVOD_RANK': '6', 'HOROVOD_SIZE': '8', 'HOROVOD_LOCAL_RANK': '0', 'HOROVOD_LOCAL_SIZE': '4'}, (6, 8, (0, 4))),
-    (SRUN, (0, None, (0, 1))),  # a program started manually within a job
-    ({**SRUN, 'PMIX_RANK': '7'}, (7, 8, (3, 4))),
-    ({**UNEVEN, 'SLURM_STEP_TASKS_PER_NODE': '2,1', 'SLURM_NODEID': '0', 'SLURM_LOCALID': '1'}, (1, 3, (1, 2))),
-    ({**UNEVEN, 'SLURM_STEP_TASKS_PER_NODE': '2,1', 'SLURM_NODEID': '1'}, (1, 3, (0, 1))),
-    ({**UNEVEN, 'SLURM_STEP_TASKS_PER_NODE': '4(x2),3', 'SLURM_NODEID': '1', 'SLURM_LOCALID': '3'}, (1, 3, (3, 4))),
-    ({**UNEVEN, 'SLURM_STEP_TASKS_PER_NODE': '4(x999999999),3', 'SLURM_NODEID': '9'}, (1, 3, (0, 4))),
-    ({**UNEVEN, 'SLURM_LOCALID': '1'}, (1, 3, (1, 2)))])  # without the list
+@pytest.mark.parametrize(
+    'variables, expected',
+    [
+        ({}, (0, None, (0, 1))),
+        (
+            {
+                'OMPI_COMM_WORLD_RANK': ' 3 ',
+                'OMPI_COMM_WORLD_SIZE': '8',
+                'OMPI_COMM_WORLD_LOCAL_RANK': '1',
+                'OMPI_COMM_WORLD_LOCAL_SIZE': '2',
+            },
+            (3, 8, (1, 2)),
+        ),
+        (
+            {
+                'HOROVOD_RANK': '6',
+                'HOROVOD_SIZE': '8',
+                'HOROVOD_LOCAL_RANK': '0',
+                'HOROVOD_LOCAL_SIZE': '4',
+            },
+            (6, 8, (0, 4)),
+        ),
+        (SRUN, (0, None, (0, 1))),  # a program started manually within a job
+        ({**SRUN, 'PMIX_RANK': '7'}, (7, 8, (3, 4))),
+        (
+            {
+                **UNEVEN,
+                'SLURM_STEP_TASKS_PER_NODE': '2,1',
+                'SLURM_NODEID': '0',
+                'SLURM_LOCALID': '1',
+            },
+            (1, 3, (1, 2)),
+        ),
+        ({**UNEVEN, 'SLURM_STEP_TASKS_PER_NODE': '2,1', 'SLURM_NODEID': '1'}, (1, 3, (0, 1))),
+        (
+            {
+                **UNEVEN,
+                'SLURM_STEP_TASKS_PER_NODE': '4(x2),3',
+                'SLURM_NODEID': '1',
+                'SLURM_LOCALID': '3',
+            },
+            (1, 3, (3, 4)),
+        ),
+        (
+            {**UNEVEN, 'SLURM_STEP_TASKS_PER_NODE': '4(x999999999),3', 'SLURM_NODEID': '9'},
+            (1, 3, (0, 4)),
+        ),
+        ({**UNEVEN, 'SLURM_LOCALID': '1'}, (1, 3, (1, 2))),
+    ],
+)  # without the list
 def test_place_of_a_rank_by_launcher(monkeypatch, variables, expected):
-    for name in (*launcher_env.RANK_VARIABLES, *launcher_env._SIZE,
-                 *launcher_env._LOCAL_RANK, *launcher_env._LOCAL_SIZE):
+    for name in (
+        *launcher_env.RANK_VARIABLES,
+        *launcher_env._SIZE,
+        *launcher_env._LOCAL_RANK,
+        *launcher_env._LOCAL_SIZE,
+    ):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -122,69 +217,125 @@ def test_place_of_a_rank_by_launcher(monkeypatch, variables, expected):
     assert rank_name() == f'rank {expected[0]} on {platform.node()}'
 
 
-# --- GPUs -------------------------------------------------------------------------------------------------
+# --- GPUs
+# -------------------------------------------------------------------------------------------------
 
 GPU = {DEVICE_VARIABLE: 'gpu'}
 
 
 def test_existing_settings_are_kept_and_cpu_runs_get_none():
-    assert missing_settings({**GPU, 'PATH': '/bin'}) == {**SETTINGS, SET_VARIABLE: ','.join(SETTINGS)}
+    assert missing_settings({**GPU, 'PATH': '/bin'}) == {
+        **SETTINGS,
+        SET_VARIABLE: ','.join(SETTINGS),
+    }
     added = missing_settings({**GPU, 'HOROVOD_CYCLE_TIME': '1', 'MXNET_CUDNN_AUTOTUNE_DEFAULT': ''})
-    assert added.keys() == SETTINGS.keys() - {'HOROVOD_CYCLE_TIME', 'MXNET_CUDNN_AUTOTUNE_DEFAULT'} | {SET_VARIABLE}
+    assert added.keys() == SETTINGS.keys() - {
+        'HOROVOD_CYCLE_TIME',
+        'MXNET_CUDNN_AUTOTUNE_DEFAULT',
+    } | {SET_VARIABLE}
     assert missing_settings({**GPU, **SETTINGS}) == {SET_VARIABLE: ''}
-    once = {**GPU, **missing_settings({**GPU, 'HOROVOD_CYCLE_TIME': '1'}), 'HOROVOD_CYCLE_TIME': '1'}
-    assert missing_settings(once) == {SET_VARIABLE: once[SET_VARIABLE]}  # launch/bind.sh and the program both call it
-    nvidias = missing_settings({**GPU, NVIDIA_VARIABLE: '24.06', 'MXNET_CUDNN_NHWC_BN_HEURISTIC_FWD': '0'})
+    once = {
+        **GPU,
+        **missing_settings({**GPU, 'HOROVOD_CYCLE_TIME': '1'}),
+        'HOROVOD_CYCLE_TIME': '1',
+    }
+    # launch/bind.sh and the program both call it
+    assert missing_settings(once) == {SET_VARIABLE: once[SET_VARIABLE]}
+    nvidias = missing_settings(
+        {**GPU, NVIDIA_VARIABLE: '24.06', 'MXNET_CUDNN_NHWC_BN_HEURISTIC_FWD': '0'}
+    )
     assert nvidias.keys() - {SET_VARIABLE} - SETTINGS.keys() == {
-        'MXNET_CUDNN_NHWC_BN_HEURISTIC_BWD', 'MXNET_CUDNN_NHWC_BN_ADD_HEURISTIC_FWD',
-        'MXNET_CUDNN_NHWC_BN_ADD_HEURISTIC_BWD', 'MXNET_CUDNN_WARN_ON_IGNORED_FLAGS', 'MXNET_ENABLE_CUDA_GRAPHS',
-        'MXNET_ASYNC_GPU_ENGINE', 'HOROVOD_ENABLE_ASYNC_COMPLETION'}
+        'MXNET_CUDNN_NHWC_BN_HEURISTIC_BWD',
+        'MXNET_CUDNN_NHWC_BN_ADD_HEURISTIC_FWD',
+        'MXNET_CUDNN_NHWC_BN_ADD_HEURISTIC_BWD',
+        'MXNET_CUDNN_WARN_ON_IGNORED_FLAGS',
+        'MXNET_ENABLE_CUDA_GRAPHS',
+        'MXNET_ASYNC_GPU_ENGINE',
+        'HOROVOD_ENABLE_ASYNC_COMPLETION',
+    }
     assert missing_settings({}) == missing_settings({DEVICE_VARIABLE: 'cpu'}) == {}
 
 
 def test_variables_are_forwarded_to_remote_ranks():
     script = ROOT / 'launch/engines/variables.sh'
-    names = [*settings_of(True), NVIDIA_VARIABLE, DEVICE_VARIABLE, SET_VARIABLE, 'CUDA_VISIBLE_DEVICES']
+    names = [
+        *settings_of(True),
+        NVIDIA_VARIABLE,
+        DEVICE_VARIABLE,
+        SET_VARIABLE,
+        'CUDA_VISIBLE_DEVICES',
+    ]
     given = dict.fromkeys(names, 'x')
     done = run([script], env={'PATH': os.environ['PATH'], **given})
     assert set(done.stdout.split()) == given.keys()
 
 
-@pytest.mark.parametrize('device, given, expected', [
-    ('gpu', {'HOROVOD_CYCLE_TIME': '2'}, {**SETTINGS, 'OMPI_MCA_btl': '^openib', 'HOROVOD_CYCLE_TIME': '2'}),
-    ('gpu', {'OMPI_MCA_btl': 'tcp,self,vader'}, {**SETTINGS, 'OMPI_MCA_btl': 'tcp,self,vader'}),
-    ('cpu', {}, {})])
+@pytest.mark.parametrize(
+    'device, given, expected',
+    [
+        (
+            'gpu',
+            {'HOROVOD_CYCLE_TIME': '2'},
+            {**SETTINGS, 'OMPI_MCA_btl': '^openib', 'HOROVOD_CYCLE_TIME': '2'},
+        ),
+        ('gpu', {'OMPI_MCA_btl': 'tcp,self,vader'}, {**SETTINGS, 'OMPI_MCA_btl': 'tcp,self,vader'}),
+        ('cpu', {}, {}),
+    ],
+)
 def test_settings_reach_a_rank(device, given, expected):
-    env = {k: v for k, v in os.environ.items() if k not in SETTINGS and not k.startswith(('MLPERF_RN50_', 'OMPI_'))}
+    env = {
+        k: v
+        for k, v in os.environ.items()
+        if k not in SETTINGS and not k.startswith(('MLPERF_RN50_', 'OMPI_'))
+    }
     show = 'import json, os; print(json.dumps(dict(os.environ)))'
-    done = run([ROOT / 'launch/ranks.sh', 1, sys.executable, '-c', show], env=env | given | {DEVICE_VARIABLE: device})
+    done = run(
+        [ROOT / 'launch/ranks.sh', 1, sys.executable, '-c', show],
+        env=env | given | {DEVICE_VARIABLE: device},
+    )
     seen = json.loads(done.stdout)
     assert {name: seen[name] for name in SETTINGS if name in seen} == expected
-    assert seen.get(SET_VARIABLE) == (','.join(n for n in SETTINGS if n not in given) if device == 'gpu' else None)
+    assert seen.get(SET_VARIABLE) == (
+        ','.join(n for n in SETTINGS if n not in given) if device == 'gpu' else None
+    )
 
 
 def rows(*envs, is_nvidias=False):
-    return [{'host': f'h{i}', 'gpu_environment': environment_facts(env, is_nvidias)} for i, env in enumerate(envs)]
+    return [
+        {'host': f'h{i}', 'gpu_environment': environment_facts(env, is_nvidias)}
+        for i, env in enumerate(envs)
+    ]
 
 
 def test_doctor_lists_settings_and_warns_of_missing_and_differing_ones():
     env = {**GPU, 'HOROVOD_CYCLE_TIME': '0.5'}
     check = check_environment(rows({**env, **missing_settings(env)}))
-    assert check.status == 'ok' and check.found.endswith('; set by the user: HOROVOD_CYCLE_TIME=0.5')
-    assert check.found.startswith('set by the program: CUDA_DEVICE_ORDER=PCI_BUS_ID, MXNET_EXEC_BULK')
-    missing = check_environment(rows(SETTINGS, {k: v for k, v in SETTINGS.items() if k != 'HOROVOD_CYCLE_TIME'}))
+    assert check.status == 'ok' and check.found.endswith(
+        '; set by the user: HOROVOD_CYCLE_TIME=0.5'
+    )
+    assert check.found.startswith(
+        'set by the program: CUDA_DEVICE_ORDER=PCI_BUS_ID, MXNET_EXEC_BULK'
+    )
+    missing = check_environment(
+        rows(SETTINGS, {k: v for k, v in SETTINGS.items() if k != 'HOROVOD_CYCLE_TIME'})
+    )
     assert (missing.status, missing.found) == ('warning', 'not set on h1: HOROVOD_CYCLE_TIME')
     assert missing.fix == 'export HOROVOD_CYCLE_TIME=0.1, or NVIDIA_MXNET_VERSION'
     unlike = check_environment(rows(SETTINGS, {**SETTINGS, 'HOROVOD_CYCLE_TIME': '5'}))
     assert (unlike.status, unlike.found) == ('warning', 'HOROVOD_CYCLE_TIME=5 on h1, but 0.1 on h0')
-    nvidias = check_environment(rows(settings_of(True), SETTINGS, is_nvidias=True))  # h1: a rank started by hand
+    # h1: a rank started by hand
+    nvidias = check_environment(rows(settings_of(True), SETTINGS, is_nvidias=True))
     assert nvidias.found.startswith('not set on h1: MXNET_ENABLE_CUDA_GRAPHS, ')
     assert nvidias.status == 'warning'
     assert nvidias.fix.endswith('=1 MXNET_CUDNN_WARN_ON_IGNORED_FLAGS=0, or NVIDIA_MXNET_VERSION')
-    assert check_environment(rows(settings_of(True), is_nvidias=True) + rows(SETTINGS)).status == 'ok'  # another build
+    # another build
+    assert (
+        check_environment(rows(settings_of(True), is_nvidias=True) + rows(SETTINGS)).status == 'ok'
+    )
 
 
 # --- variables of MXNet, DALI, Horovod and OpenMP ----------------------------------------------
+
 
 def settled(**variables):
     starts_ranks = variables.pop('starts_ranks', False)
@@ -192,31 +343,65 @@ def settled(**variables):
     return variables
 
 
-@pytest.mark.parametrize('text, threads', [('2,1', '2'), ('4,3,2', '4'), (' 2', '2'), *(
-    (wrong, None) for wrong in ('', ' ', '1.0', '2.0', '0', '-3', 'all', ',2', '100000', '99999999999'))])
+@pytest.mark.parametrize(
+    'text, threads',
+    [
+        ('2,1', '2'),
+        ('4,3,2', '4'),
+        (' 2', '2'),
+        *(
+            (wrong, None)
+            for wrong in ('', ' ', '1.0', '2.0', '0', '-3', 'all', ',2', '100000', '99999999999')
+        ),
+    ],
+)
 def test_mxnet_gets_one_number_of_threads(text, threads):
     assert settled(OMP_NUM_THREADS=text).get('OMP_NUM_THREADS') == threads
 
 
-@pytest.mark.parametrize('name, good, bad', [
-    ('MXNET_CPU_WORKER_NTHREADS', ['1', ' 2 ', '16', '999'], ['2.0', '0', '-1', 'abc', '0x2', '100000', '٣']),
-    ('MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_FWD', ['0', '999'], ['-1', '1.5', 'true', '999999999']),
-    ('MXNET_KVSTORE_BIGARRAY_BOUND', ['0', '2147483647'], ['-1', '9999999999']), ('DMLC_ROLE', ['worker'], ['server']),
-    ('NNVM_EXEC_MATCH_RANGE', ['0', '16'], ['abc']), ('NNVM_AUTO_SEARCH_MATCH_RANGE', ['0', '1'], ['abc']),
-    ('DALI_EXEC2_NUM_THREADS', ['1', '4'], ['0', 'abc']), ('MXNET_OPTIMIZER_AGGREGATION_SIZE', ['99999'], ['0']),
-    ('MXNET_EXEC_BULK_EXEC_TRAIN', ['0', '1', 'true', 'False'], ['2', 'yes', 'on']),
-    ('MXNET_CUDNN_AUTOTUNE_DEFAULT', ['0', '1', '2'], ['off']), ('MXNET_GPU_WORKER_NTHREADS', ['2'], ['two']),
-    ('MXNET_ENGINE_TYPE', ['NaiveEngine', 'ThreadedEngine', 'ThreadedEnginePerDevice'], ['naive']),
-    ('HOROVOD_CYCLE_TIME', ['5', '0.1', '.5', '5.'], ['5ms', 'nan', '-1', '1,5', '100000']),
-    ('HOROVOD_FUSION_THRESHOLD', ['0', '134217728'], ['64M', '1e6']), ('HOROVOD_CACHE_CAPACITY', ['0'], ['none']),
-    ('DALI_AFFINITY_MASK', ['0', '0,1, 2'], ['abc', '0-3', '0,']),
-    ('DALI_MALLOC_POOL_THRESHOLD', ['4096', '64k'], ['big']),
-    ('GOMP_CPU_AFFINITY', ['0 3 1-2', '0-7:2'], ['all', ','])])
+@pytest.mark.parametrize(
+    'name, good, bad',
+    [
+        (
+            'MXNET_CPU_WORKER_NTHREADS',
+            ['1', ' 2 ', '16', '999'],
+            ['2.0', '0', '-1', 'abc', '0x2', '100000', '٣'],
+        ),
+        (
+            'MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_FWD',
+            ['0', '999'],
+            ['-1', '1.5', 'true', '999999999'],
+        ),
+        ('MXNET_KVSTORE_BIGARRAY_BOUND', ['0', '2147483647'], ['-1', '9999999999']),
+        ('DMLC_ROLE', ['worker'], ['server']),
+        ('NNVM_EXEC_MATCH_RANGE', ['0', '16'], ['abc']),
+        ('NNVM_AUTO_SEARCH_MATCH_RANGE', ['0', '1'], ['abc']),
+        ('DALI_EXEC2_NUM_THREADS', ['1', '4'], ['0', 'abc']),
+        ('MXNET_OPTIMIZER_AGGREGATION_SIZE', ['99999'], ['0']),
+        ('MXNET_EXEC_BULK_EXEC_TRAIN', ['0', '1', 'true', 'False'], ['2', 'yes', 'on']),
+        ('MXNET_CUDNN_AUTOTUNE_DEFAULT', ['0', '1', '2'], ['off']),
+        ('MXNET_GPU_WORKER_NTHREADS', ['2'], ['two']),
+        (
+            'MXNET_ENGINE_TYPE',
+            ['NaiveEngine', 'ThreadedEngine', 'ThreadedEnginePerDevice'],
+            ['naive'],
+        ),
+        ('HOROVOD_CYCLE_TIME', ['5', '0.1', '.5', '5.'], ['5ms', 'nan', '-1', '1,5', '100000']),
+        ('HOROVOD_FUSION_THRESHOLD', ['0', '134217728'], ['64M', '1e6']),
+        ('HOROVOD_CACHE_CAPACITY', ['0'], ['none']),
+        ('DALI_AFFINITY_MASK', ['0', '0,1, 2'], ['abc', '0-3', '0,']),
+        ('DALI_MALLOC_POOL_THRESHOLD', ['4096', '64k'], ['big']),
+        ('GOMP_CPU_AFFINITY', ['0 3 1-2', '0-7:2'], ['all', ',']),
+    ],
+)
 def test_value_that_a_library_would_not_survive_is_refused(name, good, bad):
     assert [settled(**{name: text}) for text in good] == [{name: text.strip()} for text in good]
     assert settled(**{name: '  '}) == {}  # some libraries read an empty text as 0
     for text in bad:
-        with pytest.raises(ConfigError, match=f'^{name}: got .* in the environment, expected .*; correct or unset it$'):
+        with pytest.raises(
+            ConfigError,
+            match=f'^{name}: got .* in the environment, expected .*; correct or unset it$',
+        ):
             settled(**{name: text})
 
 
@@ -230,35 +415,70 @@ def test_controller_of_horovod_is_that_of_the_program_that_started_the_rank():
 
 
 def test_launcher_forgets_the_ranks_of_an_outer_job():
-    kept = {'HOROVOD_CYCLE_TIME': '1', 'HOROVOD_GLOO_IFACE': 'ib0', 'OMPI_MCA_btl': 'tcp', 'PMIX_MCA_gds': 'hash'}
-    outer = {'HOROVOD_RANK': '5', 'HOROVOD_SIZE': '8', 'HOROVOD_LOCAL_RANK': '1', 'HOROVOD_CROSS_SIZE': '2',
-             'HOROVOD_GLOO_RENDEZVOUS_ADDR': 'x', 'HOROVOD_CONTROLLER': 'gloo', 'OMPI_COMM_WORLD_SIZE': '8',
-             'OMPI_MCA_ess_base_jobid': '1', 'OMPI_MCA_orte_hnp_uri': 'x', 'PMI_RANK': '1', 'PMIX_NAMESPACE': 'x'}
+    kept = {
+        'HOROVOD_CYCLE_TIME': '1',
+        'HOROVOD_GLOO_IFACE': 'ib0',
+        'OMPI_MCA_btl': 'tcp',
+        'PMIX_MCA_gds': 'hash',
+    }
+    outer = {
+        'HOROVOD_RANK': '5',
+        'HOROVOD_SIZE': '8',
+        'HOROVOD_LOCAL_RANK': '1',
+        'HOROVOD_CROSS_SIZE': '2',
+        'HOROVOD_GLOO_RENDEZVOUS_ADDR': 'x',
+        'HOROVOD_CONTROLLER': 'gloo',
+        'OMPI_COMM_WORLD_SIZE': '8',
+        'OMPI_MCA_ess_base_jobid': '1',
+        'OMPI_MCA_orte_hnp_uri': 'x',
+        'PMI_RANK': '1',
+        'PMIX_NAMESPACE': 'x',
+    }
     assert settled(**kept, **outer, starts_ranks=True) == kept
     assert settled(**outer) == outer
 
 
-@pytest.mark.parametrize('command', [
-    [*CLI, 'classify', 'missing', 'x.png'], [ROOT / 'launch/bind.sh', sys.executable, '-c', 'import mxnet']])
+@pytest.mark.parametrize(
+    'command',
+    [
+        [*CLI, 'classify', 'missing', 'x.png'],
+        [ROOT / 'launch/bind.sh', sys.executable, '-c', 'import mxnet'],
+    ],
+)
 def test_documented_list_of_threads_reaches_no_import_of_mxnet(command):
     done = run(command, env={**os.environ, 'OMP_NUM_THREADS': '2,1'})
-    assert done.returncode == (2 if 'classify' in command else 0) and 'Invalid' not in done.stderr, done.stderr
+    assert (
+        done.returncode == (2 if 'classify' in command else 0) and 'Invalid' not in done.stderr
+    ), done.stderr
 
 
 def test_wrong_variable_ends_commands_with_mxnet_before_they_start_anything():
     env = {**os.environ, 'MXNET_CPU_WORKER_NTHREADS': '2.0'}
-    for command in ([*CLI, 'doctor'], [*CLI, 'train', '--config', 'x'], under_ranks(2, ['true']),
-                    [ROOT / 'launch/local.sh', '--config', 'x'], [ROOT / 'launch/bind.sh', 'true']):
+    for command in (
+        [*CLI, 'doctor'],
+        [*CLI, 'train', '--config', 'x'],
+        under_ranks(2, ['true']),
+        [ROOT / 'launch/local.sh', '--config', 'x'],
+        [ROOT / 'launch/bind.sh', 'true'],
+    ):
         done = run(command, env=env)
         assert done.returncode == 2 and done.stderr.count('\n') == 1
         assert "MXNET_CPU_WORKER_NTHREADS: got '2.0' in the environment" in done.stderr
     assert run([*CLI, 'report', '--help'], env=env).returncode == 0
-    assert 'missing' in run([*CLI, 'check', 'missing'], env=env).stderr  # reads no variable of MXNet
+    # reads no variable of MXNet
+    assert 'missing' in run([*CLI, 'check', 'missing'], env=env).stderr
 
 
 def test_ranks_start_with_variables_of_another_job():
     code = 'import horovod.mxnet as hvd; hvd.init(); assert hvd.size() == 2'
-    env = {'HOROVOD_CONTROLLER': 'gloo', 'HOROVOD_CPU_OPERATIONS': 'gloo', 'HOROVOD_RANK': '7', 'HOROVOD_SIZE': '9',
-           'OMPI_COMM_WORLD_SIZE': '9', 'PMIX_RANK': '7', 'OMP_NUM_THREADS': '2,1'}
+    env = {
+        'HOROVOD_CONTROLLER': 'gloo',
+        'HOROVOD_CPU_OPERATIONS': 'gloo',
+        'HOROVOD_RANK': '7',
+        'HOROVOD_SIZE': '9',
+        'OMPI_COMM_WORLD_SIZE': '9',
+        'PMIX_RANK': '7',
+        'OMP_NUM_THREADS': '2,1',
+    }
     done = run(under_ranks(2, [sys.executable, '-c', code]), env={**os.environ, **env})
     assert done.returncode == 0, done.stderr

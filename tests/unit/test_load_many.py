@@ -1,4 +1,5 @@
 """Reports on many logs: parallel reading, and limits on rows and notes."""
+
 import os
 import signal
 
@@ -18,7 +19,8 @@ from mlperf_rn50.runfolder.names import find_telemetry
 @pytest.fixture
 def two_processors(monkeypatch):
     monkeypatch.setattr(load, '_num_processors', lambda: 2)
-    # Earlier tests may have left threads in this process, and load does not fork a process that has threads.
+    # Earlier tests may have left threads in this process, and load does not fork a process that has
+    # threads.
     monkeypatch.setattr(load.threading, 'active_count', lambda: 1)
 
 
@@ -27,7 +29,9 @@ def path_and_pid(paths, _):
 
 
 @pytest.mark.parametrize('num, threads, is_local', [(100, 1, False), (64, 1, True), (100, 2, True)])
-def test_many_logs_are_read_by_other_processes_in_order(two_processors, monkeypatch, num, threads, is_local):
+def test_many_logs_are_read_by_other_processes_in_order(
+    two_processors, monkeypatch, num, threads, is_local
+):
     monkeypatch.setattr(load.threading, 'active_count', lambda: threads)
     monkeypatch.setattr(load, 'load_folder', path_and_pid)
     items, pids = zip(*load._load_folders([[k] for k in range(num)], None))
@@ -71,7 +75,10 @@ def test_truncated_run_table_keeps_unconverged_runs_and_has_a_note(studies, monk
     assert len(runs_table(studies[0]).rows) == 5 and not runs_table(studies[0]).note
     monkeypatch.setattr(detail_tables, '_MAX_RUNS', 2)
     table = runs_table(studies[0])
-    assert [(row[0].text, row[1].text) for row in table.rows] == [('1x4', 'result_0.txt'), ('1x4', 'result_2.txt')]
+    assert [(row[0].text, row[1].text) for row in table.rows] == [
+        ('1x4', 'result_0.txt'),
+        ('1x4', 'result_2.txt'),
+    ]
     note = '2 of 5 runs; converged runs are omitted first, and the JSON and CSV reports have all.'
     assert table.note == note and note in render_table(studies)
 
@@ -86,6 +93,8 @@ def test_findings_beyond_the_limit_are_counted(studies, monkeypatch):
 def test_telemetry_files_are_found_by_node(tmp_path):
     for name in ('telemetry_2_b', 'telemetry_2_a_1', 'telemetry_10_a', 'telemetry_x_a', 'metrics'):
         (tmp_path / f'{name}.jsonl').write_text('')
-    assert find_telemetry(tmp_path) == {10: [tmp_path / 'telemetry_10_a.jsonl'],
-                                        2: [tmp_path / 'telemetry_2_a_1.jsonl', tmp_path / 'telemetry_2_b.jsonl']}
+    assert find_telemetry(tmp_path) == {
+        10: [tmp_path / 'telemetry_10_a.jsonl'],
+        2: [tmp_path / 'telemetry_2_a_1.jsonl', tmp_path / 'telemetry_2_b.jsonl'],
+    }
     assert find_telemetry(tmp_path / 'none') == {}

@@ -1,37 +1,69 @@
 """mpi_session: settings of Open MPI and the reasons it prints."""
+
 import pytest
 from helpers import write_files
 
 from mlperf_rn50.system.mpi_session import mpi_settings, reason_of
 
 LINE = '-' * 74
-GENERIC = f'{LINE}\nIt looks like MPI_INIT failed for some reason; your parallel process is\nlikely to abort.\n{LINE}\n'
-MISSING = f'{LINE}\nA requested component was not found.\n\nHost:      n1\nComponent: openib\n{LINE}\n'
+GENERIC = (
+    f'{LINE}\nIt looks like MPI_INIT failed for some reason; your parallel process '
+    f'is\nlikely to abort.\n{LINE}\n'
+)
+MISSING = (
+    f'{LINE}\nA requested component was not found.\n\nHost:      n1\nComponent: openib\n{LINE}\n'
+)
 
 
 def test_settings_of_the_environment_precede_those_of_files(tmp_path, monkeypatch):
     monkeypatch.setenv('HOME', str(tmp_path / 'home'))
-    write_files(tmp_path, {
-        'home/.openmpi/mca-params.conf': '# own\n pml = ucx # fast\nbtl=^openib\n\nempty =',
-        'site/etc/openmpi-mca-params.conf': 'btl = tcp\noob_tcp_if_include = ib0\n'})
+    write_files(
+        tmp_path,
+        {
+            'home/.openmpi/mca-params.conf': '# own\n pml = ucx # fast\nbtl=^openib\n\nempty =',
+            'site/etc/openmpi-mca-params.conf': 'btl = tcp\noob_tcp_if_include = ib0\n',
+        },
+    )
     env = {'OMPI_MCA_pml': 'ob1', 'UCX_TLS': 'rc', 'OMPI_COMM_WORLD_RANK': '0', 'PATH': '/bin'}
     assert mpi_settings(env, tmp_path / 'site') == {
-        'OMPI_MCA_pml': 'ob1', 'OMPI_MCA_btl': '^openib', 'OMPI_MCA_empty': '', 'OMPI_MCA_oob_tcp_if_include': 'ib0',
-        'UCX_TLS': 'rc'}
+        'OMPI_MCA_pml': 'ob1',
+        'OMPI_MCA_btl': '^openib',
+        'OMPI_MCA_empty': '',
+        'OMPI_MCA_oob_tcp_if_include': 'ib0',
+        'UCX_TLS': 'rc',
+    }
     (tmp_path / 'other.conf').write_text('pml = cm\n')
     env = {'OMPI_MCA_mca_base_param_files': f'{tmp_path}/none,{tmp_path}/other.conf'}
     assert mpi_settings(env, tmp_path / 'site') == {'OMPI_MCA_pml': 'cm'}
 
 
-@pytest.mark.parametrize('output, reason', [
-    (MISSING + GENERIC, 'A requested component was not found. Host: n1 Component: openib'),
-    (GENERIC + '[n1:15] [[2,0],0] ORTE_ERROR_LOG: Out of resource in file x\n' + MISSING,
-     'A requested component was not found. Host: n1 Component: openib'),
-    (GENERIC, 'It looks like MPI_INIT failed for some reason; your parallel process is likely to abort'),
-    ('[n1:15] PML ucx cannot be selected\n[n1:14] PMIX ERROR: UNREACHABLE in file x\n', 'PML ucx cannot be selected'),
-    ('[n1][[15,1],0][/mca/btl_tcp.c:9:listen] [n1][[15,1],1][/mca/btl_tcp.c:9:listen] bind() failed: no port available '
-     'in the range [5555..5556]\n', 'bind() failed: no port available in the range [5555..5556]'),
-    ('[n1:14] PMIX ERROR: UNREACHABLE in file x\n', 'no reason given'), ('', 'no reason given')])
+@pytest.mark.parametrize(
+    'output, reason',
+    [
+        (MISSING + GENERIC, 'A requested component was not found. Host: n1 Component: openib'),
+        (
+            GENERIC + '[n1:15] [[2,0],0] ORTE_ERROR_LOG: Out of resource in file x\n' + MISSING,
+            'A requested component was not found. Host: n1 Component: openib',
+        ),
+        (
+            GENERIC,
+            'It looks like MPI_INIT failed for some reason; your parallel process is likely to '
+            'abort',
+        ),
+        (
+            '[n1:15] PML ucx cannot be selected\n[n1:14] PMIX ERROR: UNREACHABLE in file x\n',
+            'PML ucx cannot be selected',
+        ),
+        (
+            '[n1][[15,1],0][/mca/btl_tcp.c:9:listen] [n1][[15,1],1][/mca/btl_tcp.c:9:listen] '
+            'bind() failed: no port available '
+            'in the range [5555..5556]\n',
+            'bind() failed: no port available in the range [5555..5556]',
+        ),
+        ('[n1:14] PMIX ERROR: UNREACHABLE in file x\n', 'no reason given'),
+        ('', 'no reason given'),
+    ],
+)
 def test_reason_is_the_first_specific_message(output, reason):
     assert reason_of(output) == reason
 

@@ -1,4 +1,6 @@
-"""launch/mps.sh: start, stop and folder of the MPS service, with stand-ins for NVIDIA's programs."""
+"""launch/mps.sh: start, stop and folder of the MPS service, with stand-ins for NVIDIA's
+programs."""
+
 import os
 import subprocess
 from pathlib import Path
@@ -8,7 +10,7 @@ from helpers import HANG_LIMIT_S, ROOT, run, skip_for, write_files
 
 SCRIPT = ROOT / 'launch/mps.sh'
 # Appends its calls to the file CALLS, and acts as a service once started.
-CONTROL = '''#!/bin/sh
+CONTROL = """#!/bin/sh
 if [ "$1" = -d ]; then
     echo "start in $CUDA_MPS_PIPE_DIRECTORY, log in $CUDA_MPS_LOG_DIRECTORY" >>"$CALLS"
     env | grep -E '^CUDA_(VISIBLE_DEVICES|DEVICE_ORDER|MPS_ACTIVE_THREAD_PERCENTAGE)=' >>"$CALLS"
@@ -18,16 +20,21 @@ else
     [ "$request" != quit ] || echo quit >>"$CALLS"
     [ -e "$CUDA_MPS_PIPE_DIRECTORY/control" ]
 fi
-'''
+"""
 
 
 @pytest.fixture
 def environment(tmp_path):
     """Environment with a GPU, and a service folder that does not exist yet."""
     programs = tmp_path / 'bin'
-    write_files(programs, {'nvidia-smi': '#!/bin/sh', 'nvidia-cuda-mps-control': CONTROL}, mode=0o755)
-    return {'PATH': f'{programs}:{os.environ["PATH"]}', 'CALLS': str(tmp_path / 'calls'),
-            'CUDA_MPS_PIPE_DIRECTORY': str(tmp_path / 'mps')}
+    write_files(
+        programs, {'nvidia-smi': '#!/bin/sh', 'nvidia-cuda-mps-control': CONTROL}, mode=0o755
+    )
+    return {
+        'PATH': f'{programs}:{os.environ["PATH"]}',
+        'CALLS': str(tmp_path / 'calls'),
+        'CUDA_MPS_PIPE_DIRECTORY': str(tmp_path / 'mps'),
+    }
 
 
 def calls(environment) -> list[str]:
@@ -37,7 +44,10 @@ def calls(environment) -> list[str]:
 
 def test_service_is_started_once_in_a_private_folder(environment):
     folder = Path(environment['CUDA_MPS_PIPE_DIRECTORY'])
-    starts = [subprocess.Popen([SCRIPT, 'start'], env=environment, stderr=subprocess.PIPE) for _ in range(4)]
+    starts = [
+        subprocess.Popen([SCRIPT, 'start'], env=environment, stderr=subprocess.PIPE)
+        for _ in range(4)
+    ]
     assert [p.wait(HANG_LIMIT_S) for p in starts] == [0] * 4, [p.stderr.read() for p in starts]
     assert calls(environment) == [f'start in {folder}, log in {folder}/log']
     assert folder.stat().st_mode & 0o7777 == 0o700
@@ -45,10 +55,15 @@ def test_service_is_started_once_in_a_private_folder(environment):
     assert calls(environment)[1:] == ['quit']
 
 
-@pytest.mark.parametrize('visible, kept', [('GPU-6f1c', []), ('MIG-8a2d', ['CUDA_VISIBLE_DEVICES=MIG-8a2d'])])
+@pytest.mark.parametrize(
+    'visible, kept', [('GPU-6f1c', []), ('MIG-8a2d', ['CUDA_VISIBLE_DEVICES=MIG-8a2d'])]
+)
 def test_service_ignores_the_limits_of_the_starting_rank(environment, visible, kept):
-    environment |= {'CUDA_VISIBLE_DEVICES': visible, 'CUDA_DEVICE_ORDER': 'PCI_BUS_ID',
-                    'CUDA_MPS_ACTIVE_THREAD_PERCENTAGE': '25'}
+    environment |= {
+        'CUDA_VISIBLE_DEVICES': visible,
+        'CUDA_DEVICE_ORDER': 'PCI_BUS_ID',
+        'CUDA_MPS_ACTIVE_THREAD_PERCENTAGE': '25',
+    }
     assert run([SCRIPT, 'start'], env=environment).returncode == 0
     assert sorted(calls(environment)[1:]) == ['CUDA_DEVICE_ORDER=PCI_BUS_ID', *kept]
 
@@ -73,8 +88,10 @@ def owned_by_another(folder: Path) -> str:
     return 'owner 4242, mode 700'
 
 
-@pytest.mark.parametrize('plant, slash', [(planted_link, ''), (planted_link, '//'), (writable_by_all, ''),
-                                          (owned_by_another, '')])
+@pytest.mark.parametrize(
+    'plant, slash',
+    [(planted_link, ''), (planted_link, '//'), (writable_by_all, ''), (owned_by_another, '')],
+)
 def test_untrusted_folder_is_refused_and_unchanged(environment, plant, slash):
     folder = Path(environment['CUDA_MPS_PIPE_DIRECTORY'])
     problem = plant(folder)
@@ -83,18 +100,28 @@ def test_untrusted_folder_is_refused_and_unchanged(environment, plant, slash):
     for command in ('start', 'stop'):
         done = run([SCRIPT, command], env=environment)
         assert done.returncode == 2 and done.stdout == ''
-        assert problem in done.stderr and 'set CUDA_MPS_PIPE_DIRECTORY' in done.stderr and done.stderr.count('\n') == 1
-    assert sorted((p, p.read_bytes() if p.is_file() else b'') for p in folder.parent.rglob('*')) == before
+        assert (
+            problem in done.stderr
+            and 'set CUDA_MPS_PIPE_DIRECTORY' in done.stderr
+            and done.stderr.count('\n') == 1
+        )
+    assert (
+        sorted((p, p.read_bytes() if p.is_file() else b'') for p in folder.parent.rglob('*'))
+        == before
+    )
     assert not calls(environment)
 
 
 def test_missing_program_is_named_and_nothing_is_started_without_a_gpu(environment, tmp_path):
     assert 'Usage: launch/mps.sh start|stop|folder' in run([SCRIPT], env=environment).stderr
-    default_folder = run([SCRIPT, 'folder'], env={'PATH': environment['PATH']}).stdout  # one per user
+    # one per user
+    default_folder = run([SCRIPT, 'folder'], env={'PATH': environment['PATH']}).stdout
     assert default_folder == f'/tmp/mlperf_rn50-mps-{os.geteuid()}\n'
     (tmp_path / 'bin/nvidia-cuda-mps-control').unlink()
     done = run([SCRIPT, 'start'], env=environment)
     assert done.returncode == 2 and 'nvidia-cuda-mps-control is missing on ' in done.stderr
     (tmp_path / 'bin/nvidia-smi').write_text('#!/bin/sh\nexit 9\n')
-    assert [run([SCRIPT, command], env=environment).returncode for command in ('stop', 'start')] == [0, 0]
+    assert [
+        run([SCRIPT, command], env=environment).returncode for command in ('stop', 'start')
+    ] == [0, 0]
     assert not Path(environment['CUDA_MPS_PIPE_DIRECTORY']).exists() and not calls(environment)

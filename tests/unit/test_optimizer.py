@@ -9,8 +9,16 @@ from mlperf_rn50.train.optimizer import Optimizer, cut_buckets
 from mlperf_rn50.train.options import OptimizerConfig
 from mlperf_rn50.train.schedule import GROWTH_STEPS, LossScale
 
-SHAPES = {'conv0_weight': (4, 3, 3, 3), 'zero_weight': (2, 2), 'bn0_gamma': (4,), 'bn0_beta': (4,), 'a_weight': (7,),
-          'b_weight': (3, 1), 'fc1_weight': (5, 6), 'fc1_bias': (5,)}
+SHAPES = {
+    'conv0_weight': (4, 3, 3, 3),
+    'zero_weight': (2, 2),
+    'bn0_gamma': (4,),
+    'bn0_beta': (4,),
+    'a_weight': (7,),
+    'b_weight': (3, 1),
+    'fc1_weight': (5, 6),
+    'fc1_bias': (5,),
+}
 
 
 def make_params(dtype='float32'):
@@ -19,7 +27,10 @@ def make_params(dtype='float32'):
         param_dtype = 'float32' if name.startswith('bn') else dtype
         p = mx.gluon.Parameter(name, shape=shape, dtype=param_dtype)
         p.initialize(mx.init.Zero())
-        p.set_data(mx.nd.array(random.normal(size=shape), dtype=param_dtype) * (not name.startswith('zero')))
+        p.set_data(
+            mx.nd.array(random.normal(size=shape), dtype=param_dtype)
+            * (not name.startswith('zero'))
+        )
         params[name] = p
     return params
 
@@ -33,12 +44,15 @@ def set_grads(params, seed, scale=1.0):
 
 
 def reference(config, weights, all_grads, lrs, fractions=None, new_batch_at=None):
-    """Update tensor by tensor in float64. `fractions` are the filled parts of the global batch per step."""
+    """Update tensor by tensor in float64. `fractions` are the filled parts of the global batch per
+    step."""
     weights = {n: w.astype(np.float64) for n, w in weights.items()}
     velocity = {n: np.zeros_like(w) for n, w in weights.items()}
     last = None
     for step, (grads, lr, fraction) in enumerate(zip(all_grads, lrs, fractions or [1] * len(lrs))):
-        momentum = config.momentum * (lr / last if (config.name == 'lars' or step == new_batch_at) and last else 1)
+        momentum = config.momentum * (
+            lr / last if (config.name == 'lars' or step == new_batch_at) and last else 1
+        )
         last = lr
         for n, w in weights.items():
             g = grads[n].astype(np.float64)
@@ -59,14 +73,27 @@ def reference(config, weights, all_grads, lrs, fractions=None, new_batch_at=None
 
 
 @pytest.mark.parametrize('new_batch_at', [None, 2])
-@pytest.mark.parametrize('config', [
-    OptimizerConfig(momentum=0.0), OptimizerConfig(weight_decay=0.1, nesterov=True),
-    OptimizerConfig(weight_decay=0.1, decay_bn_and_bias=True, last_layer_lr_factor=0.1),
-    OptimizerConfig(weight_decay=0.1, nesterov=True, last_layer_lr_factor=0.1),
-    OptimizerConfig('lars', weight_decay=0.01), OptimizerConfig('lars', last_layer_lr_factor=3),
-    OptimizerConfig('lars', momentum=0.94, lars_eta=0.1, decay_bn_and_bias=True)], ids=str)
+@pytest.mark.parametrize(
+    'config',
+    [
+        OptimizerConfig(momentum=0.0),
+        OptimizerConfig(weight_decay=0.1, nesterov=True),
+        OptimizerConfig(weight_decay=0.1, decay_bn_and_bias=True, last_layer_lr_factor=0.1),
+        OptimizerConfig(weight_decay=0.1, nesterov=True, last_layer_lr_factor=0.1),
+        OptimizerConfig('lars', weight_decay=0.01),
+        OptimizerConfig('lars', last_layer_lr_factor=3),
+        OptimizerConfig('lars', momentum=0.94, lars_eta=0.1, decay_bn_and_bias=True),
+    ],
+    ids=str,
+)
 def test_four_steps_of_a_changing_rate_match_numpy(config, new_batch_at):
-    params, grads, lrs, fractions, scale = make_params(), [], (0.1, 0.5, 0.05, 0.05), (1.0, 0.25, 1.0, 0.5), 128.0
+    params, grads, lrs, fractions, scale = (
+        make_params(),
+        [],
+        (0.1, 0.5, 0.05, 0.05),
+        (1.0, 0.25, 1.0, 0.5),
+        128.0,
+    )
     start = {n: p.data().asnumpy() for n, p in params.items()}
     optimizer = Optimizer(params, config, 3)
     for step, (lr, fraction) in enumerate(zip(lrs, fractions)):
@@ -78,8 +105,15 @@ def test_four_steps_of_a_changing_rate_match_numpy(config, new_batch_at):
         np.testing.assert_allclose(p.data().asnumpy(), expected[n], rtol=2e-4, atol=2e-5, err_msg=n)
 
 
-@pytest.mark.parametrize('config', [OptimizerConfig(weight_decay=0.01), OptimizerConfig('lars', weight_decay=0.01),
-                                    OptimizerConfig(weight_decay=0.01, nesterov=True)], ids=str)
+@pytest.mark.parametrize(
+    'config',
+    [
+        OptimizerConfig(weight_decay=0.01),
+        OptimizerConfig('lars', weight_decay=0.01),
+        OptimizerConfig(weight_decay=0.01, nesterov=True),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize('can_skip', [False, True])
 def test_float16_weights_follow_their_float32_masters(config, can_skip):
     params = make_params('float16')
@@ -98,45 +132,72 @@ def test_float16_weights_follow_their_float32_masters(config, can_skip):
         np.testing.assert_array_equal(weight, master.astype(weight.dtype))
 
 
-@pytest.mark.parametrize('dtype, shape, scale', [
-    ('float32', (512, 512, 3, 3), 0.01), ('float32', (1, 2**21), 1e-6), ('float16', (4, 9), 5000.0)])
+@pytest.mark.parametrize(
+    'dtype, shape, scale',
+    [
+        ('float32', (512, 512, 3, 3), 0.01),
+        ('float32', (1, 2**21), 1e-6),
+        ('float16', (4, 9), 5000.0),
+    ],
+)
 def test_norms_of_large_tensors_and_values_match_float64(dtype, shape, scale):
     random, params = np.random.default_rng(0), {}
     for name in ('a_weight', 'b_weight'):
         param = mx.gluon.Parameter(name, shape=shape, dtype=dtype)
         param.initialize(mx.init.Zero())
-        values = np.full(shape, scale / 3) if name == 'b_weight' else random.normal(size=shape) * scale
-        param.set_data(mx.nd.array(random.permuted(values) * (random.random(shape) < 0.1), dtype=dtype))
+        values = (
+            np.full(shape, scale / 3) if name == 'b_weight' else random.normal(size=shape) * scale
+        )
+        param.set_data(
+            mx.nd.array(random.permuted(values) * (random.random(shape) < 0.1), dtype=dtype)
+        )
         param.grad()[:] = mx.nd.array(values, dtype=dtype)
         params[name] = param
 
     def norms(arrays):
-        return np.array([np.linalg.norm(arrays[t.name].asnumpy().astype(float)) for t in optimizer.tensors])
+        return np.array(
+            [np.linalg.norm(arrays[t.name].asnumpy().astype(float)) for t in optimizer.tensors]
+        )
+
     config = OptimizerConfig('lars', lars_eta=0.1, weight_decay=0.0, lars_epsilon=0.0)
     optimizer = Optimizer(params, config)
-    grads, weights = norms({n: p.grad() for n, p in params.items()}), norms({n: p.data() for n, p in params.items()})
+    grads, weights = (
+        norms({n: p.grad() for n, p in params.items()}),
+        norms({n: p.data() for n, p in params.items()}),
+    )
     np.testing.assert_allclose(np.sqrt(optimizer.squared_norms().asnumpy()), grads[::-1], rtol=1e-5)
     optimizer.step(1e-9, 0.5, is_finite=mx.nd.ones((1,)) if dtype == 'float16' else None)
-    (names, ratios), = optimizer.trust_ratios()
+    ((names, ratios),) = optimizer.trust_ratios()
     np.testing.assert_allclose(ratios.asnumpy(), (0.1 * weights / grads)[::-1], rtol=1e-5)
     assert names == [t.name for t in optimizer.tensors[::-1]]
 
 
 def test_bucket_boundaries():
     for sizes, kinds, num, expected in [
-            ([4], 'a', 8, [[0]]), ([1, 1, 1, 1], 'aaaa', 2, [[0, 1], [2, 3]]),
-            ([8, 1, 1, 1, 1], 'aaaaa', 2, [[0], [1, 2, 3, 4]]), ([1, 1, 10], 'aaa', 3, [[0, 1, 2]]),
-            ([1, 1, 1, 1], 'abab', 1, [[0, 2], [1, 3]]), ([1, 1, 1, 1], 'abab', 4, [[0], [1], [2], [3]]),
-            ([9, 1, 9, 1, 9, 1, 9, 1], 'abababab', 4, [[0, 2], [4], [6], [1, 3, 5, 7]])]:  # 4, and formerly 8
+        ([4], 'a', 8, [[0]]),
+        ([1, 1, 1, 1], 'aaaa', 2, [[0, 1], [2, 3]]),
+        ([8, 1, 1, 1, 1], 'aaaaa', 2, [[0], [1, 2, 3, 4]]),
+        ([1, 1, 10], 'aaa', 3, [[0, 1, 2]]),
+        ([1, 1, 1, 1], 'abab', 1, [[0, 2], [1, 3]]),
+        ([1, 1, 1, 1], 'abab', 4, [[0], [1], [2], [3]]),
+        # 4, and formerly 8
+        ([9, 1, 9, 1, 9, 1, 9, 1], 'abababab', 4, [[0, 2], [4], [6], [1, 3, 5, 7]]),
+    ]:
         assert cut_buckets(sizes, kinds, num) == expected
 
 
-# --- groups and overflows --------------------------------------------------------------------------------
+# --- groups and overflows
+# --------------------------------------------------------------------------------
 
 LRS, FRACTIONS = (0.1, 0.5, 0.5, 0.05), (1.0, 0.25, 1.0, 0.5)
-BOTH = pytest.mark.parametrize('config', [
-    OptimizerConfig('sgd', weight_decay=0.01), OptimizerConfig('lars', weight_decay=0.01, decay_bn_and_bias=True)],
-    ids=['sgd', 'lars'])
+BOTH = pytest.mark.parametrize(
+    'config',
+    [
+        OptimizerConfig('sgd', weight_decay=0.01),
+        OptimizerConfig('lars', weight_decay=0.01, decay_bn_and_bias=True),
+    ],
+    ids=['sgd', 'lars'],
+)
 
 
 def bits_of(optimizer) -> dict[str, bytes]:
@@ -170,7 +231,9 @@ def test_grouped_updates_give_the_bits_of_single_updates(config, dtype):
 def test_lars_finds_its_operators_under_nvidias_names(monkeypatch, dtype):
     expected, config = run(OptimizerConfig('lars'), dtype, 54), OptimizerConfig('lars')
     for kind in ('multi_sgd_mom_update', 'multi_mp_sgd_mom_update'):
-        monkeypatch.setattr(mx.nd, f'lars_{kind}', getattr(mx.nd, f'preloaded_{kind}'), raising=False)
+        monkeypatch.setattr(
+            mx.nd, f'lars_{kind}', getattr(mx.nd, f'preloaded_{kind}'), raising=False
+        )
         monkeypatch.delattr(mx.nd, f'preloaded_{kind}')
     assert run(config, dtype, 54) == expected
 
@@ -209,8 +272,11 @@ def test_overflowed_step_changes_no_bit(config, size, num_buckets):
     assert all(after[n] != before[n] for n in after if n.startswith('velocity'))
 
 
-@pytest.mark.parametrize('config', [
-    *BOTH.args[1], OptimizerConfig('sgd', weight_decay=0.01, nesterov=True)], ids=['sgd', 'lars', 'nesterov'])
+@pytest.mark.parametrize(
+    'config',
+    [*BOTH.args[1], OptimizerConfig('sgd', weight_decay=0.01, nesterov=True)],
+    ids=['sgd', 'lars', 'nesterov'],
+)
 @pytest.mark.parametrize('is_batch_new', [False, True])
 def test_momentum_after_overflowed_steps_follows_the_last_applied_rate(config, is_batch_new):
     states = []
@@ -229,7 +295,9 @@ def test_momentum_after_overflowed_steps_follows_the_last_applied_rate(config, i
 
 
 def test_overflow_check_passes_at_most_200_tensors_to_the_operator(monkeypatch):
-    params = {f't{i:03}_gamma': mx.gluon.Parameter(f't{i:03}_gamma', shape=(2,)) for i in range(450)}
+    params = {
+        f't{i:03}_gamma': mx.gluon.Parameter(f't{i:03}_gamma', shape=(2,)) for i in range(450)
+    }
     for p in params.values():
         p.initialize(mx.init.One())
     optimizer, plain, nums = Optimizer(params, OptimizerConfig()), mx.nd.multi_all_finite, []
@@ -238,6 +306,7 @@ def test_overflow_check_passes_at_most_200_tensors_to_the_operator(monkeypatch):
         nums.append(num_arrays)
         assert num_arrays == len(arrays)
         return plain(*arrays, num_arrays=num_arrays, **keys)
+
     monkeypatch.setattr(mx.nd, 'multi_all_finite', counted)
     assert optimizer.all_finite().asscalar() == 1 and max(nums) <= 200 and sum(nums) == 450
     for bad in (0, 199, 200, 449):
@@ -248,7 +317,14 @@ def test_overflow_check_passes_at_most_200_tensors_to_the_operator(monkeypatch):
 
 def test_loss_scale_is_halved_once_for_all_steps_in_flight():
     scale = LossScale(1024.0)
-    for used, is_finite in [(1024, True), (1024, False), (1024, False), (1024, True), (512, False), (256, True)]:
+    for used, is_finite in [
+        (1024, True),
+        (1024, False),
+        (1024, False),
+        (1024, True),
+        (512, False),
+        (256, True),
+    ]:
         scale.read(used, is_finite)
     assert scale == LossScale(256.0, 1)
     scale.read(1024, False)  # from a step before the most recent changes
@@ -262,4 +338,3 @@ def test_loss_scale_is_doubled_after_enough_steps_and_bounded():
     low.read(1.0, False)
     high.read(high.value, True)
     assert (scale, low.value, high.value) == (LossScale(2048.0, 0), 1.0, 2.0**24)
-

@@ -1,4 +1,5 @@
 """Folders of outputs: repetition, files of the user, locks."""
+
 import errno
 import os
 import re
@@ -36,11 +37,18 @@ def test_files_of_a_command_are_replaced_by_it_and_no_others(tmp_path):
 
 
 @pytest.mark.parametrize('name', [*NAMES, LISTING, OUTPUT_LOCK])
-@pytest.mark.parametrize('plant', [
-    lambda path, mine: path.write_text('mine'), lambda path, mine: path.symlink_to(mine),
-    lambda path, mine: path.symlink_to(mine.with_name('nothing')), lambda path, mine: os.link(mine, path),
-    lambda path, _: path.mkdir(), lambda path, _: os.mkfifo(path)],
-    ids=['file', 'link', 'dangling', 'hard link', 'folder', 'pipe'])
+@pytest.mark.parametrize(
+    'plant',
+    [
+        lambda path, mine: path.write_text('mine'),
+        lambda path, mine: path.symlink_to(mine),
+        lambda path, mine: path.symlink_to(mine.with_name('nothing')),
+        lambda path, mine: os.link(mine, path),
+        lambda path, _: path.mkdir(),
+        lambda path, _: os.mkfifo(path),
+    ],
+    ids=['file', 'link', 'dangling', 'hard link', 'folder', 'pipe'],
+)
 @pytest.mark.parametrize('is_repeated', [False, True])
 def test_file_of_the_user_is_refused_before_anything_is_written(tmp_path, name, plant, is_repeated):
     out, mine = tmp_path / 'out', tmp_path / 'mine'
@@ -61,7 +69,9 @@ def test_file_of_the_user_is_refused_before_anything_is_written(tmp_path, name, 
 def test_changed_output_is_a_file_of_the_user(tmp_path):
     write(tmp_path)
     (tmp_path / 'b.md').write_text('new, with a remark')
-    with pytest.raises(ConfigError, match='--out: .*b.md exists already and is not replaced; move it'):
+    with pytest.raises(
+        ConfigError, match='--out: .*b.md exists already and is not replaced; move it'
+    ):
         write(tmp_path, 'changed')
     assert contents(tmp_path) == {'a.csv': 'new', 'b.md': 'new, with a remark'}
 
@@ -75,6 +85,7 @@ def test_interruption_between_two_files_does_not_prevent_the_next_try(tmp_path, 
             if next(left, None) is None:
                 raise KeyboardInterrupt
             replace(*paths)
+
         patch.setattr('pathlib.Path.replace', stop)
         write(tmp_path)
     assert contents(tmp_path) == {'a.csv': 'new', 'b.md': 'old'}
@@ -99,8 +110,11 @@ def test_not_repeatable_files_are_new(tmp_path):
 def test_second_command_in_a_folder_is_refused_and_names_the_first(tmp_path):
     digits = shipped_logs() / 'digits_five'
     with folder_lock(tmp_path, '--out', OUTPUT_LOCK):
-        for words in (('report', digits, '--out'), ('package', digits, '--org', 'us', '--system', 'x', '--out'),
-                      ('predict', 'v2.0/NVIDIA/dgxa100_ngc22.04_mxnet', '--layouts', '1x8', '--out')):
+        for words in (
+            ('report', digits, '--out'),
+            ('package', digits, '--org', 'us', '--system', 'x', '--out'),
+            ('predict', 'v2.0/NVIDIA/dgxa100_ngc22.04_mxnet', '--layouts', '1x8', '--out'),
+        ):
             done = call(*words, tmp_path)
             assert done.returncode == 2 and done.stderr.count('\n') == 1
             assert f'{tmp_path} is in use by process {os.getpid()} on ' in done.stderr
@@ -109,18 +123,27 @@ def test_second_command_in_a_folder_is_refused_and_names_the_first(tmp_path):
 
 def test_lock_file_of_the_user_is_kept(tmp_path):
     (tmp_path / LAUNCHER_LOCK).write_text('mine')
-    with pytest.raises(ConfigError, match=f'--run-dir: .*{LAUNCHER_LOCK} exists already'), folder_lock(tmp_path):
+    with (
+        pytest.raises(ConfigError, match=f'--run-dir: .*{LAUNCHER_LOCK} exists already'),
+        folder_lock(tmp_path),
+    ):
         pass
     assert (tmp_path / LAUNCHER_LOCK).read_text() == 'mine'
 
 
-def test_lock_in_a_folder_without_write_permission_is_refused_with_this_reason(tmp_path, monkeypatch):
+def test_lock_in_a_folder_without_write_permission_is_refused_with_this_reason(
+    tmp_path, monkeypatch
+):
     def read_only(path, flags):
         if flags & os.O_ACCMODE != os.O_RDONLY:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
         return os.open(path, flags)
+
     monkeypatch.setattr(locks, 'no_link', read_only)  # root may write into any folder
-    with pytest.raises(ConfigError, match='Permission denied; choose a writable folder'), folder_lock(tmp_path):
+    with (
+        pytest.raises(ConfigError, match='Permission denied; choose a writable folder'),
+        folder_lock(tmp_path),
+    ):
         pass
 
 
@@ -131,9 +154,19 @@ def test_report_can_be_repeated_and_a_trace_is_a_new_file(tmp_path):
     copy = shutil.copytree(tmp_path / 'out', tmp_path / 'copy')
     (copy / 'report.csv').write_text('mine')
     done = call('report', five, '--out', copy)
-    assert (done.returncode, done.stdout) == (2, '') and 'copy/report.csv exists already' in done.stderr
+    assert (done.returncode, done.stdout) == (
+        2,
+        '',
+    ) and 'copy/report.csv exists already' in done.stderr
     (tmp_path / 'trace.json').write_text('mine')
-    done = call('why', shipped_logs() / 'cifar10_five', '--perfetto', tmp_path / 'trace.json', '--out', tmp_path / 'x')
+    done = call(
+        'why',
+        shipped_logs() / 'cifar10_five',
+        '--perfetto',
+        tmp_path / 'trace.json',
+        '--out',
+        tmp_path / 'x',
+    )
     assert (done.returncode, done.stdout) == (2, '') and '--perfetto: ' in done.stderr
     assert (tmp_path / 'trace.json').read_text() == 'mine' and not (tmp_path / 'x').exists()
 
@@ -148,12 +181,20 @@ def test_names_are_refused_in_their_order(tmp_path):
 def test_names_of_folders_do_not_control_the_terminal(tmp_path):
     strange = tmp_path / '\x1b]0;PWNED\x07\x1b[31m'
     logs = shutil.copytree(shipped_logs() / 'digits_five', strange / 'logs')
-    for words in (('report', logs, '--out', strange / 'report'), ('check', logs), ('watch', logs, '--once'),
-                  ('watch', logs, '--html'), ('predict', logs, '--layouts', '1x1', '--out', strange / 'predict'),
-                  ('package', logs, '--org', 'us', '--system', 'x', '--out', strange / 'tree'),
-                  ('package', '--check', strange / 'tree/us'), ('prepare', '--verify', strange),
-                  ('prepare', 'folder', '--source', strange, '--out', strange / 'data'), ('why', strange),
-                  ('recipe', '--compare', strange / 'logs/config.yaml'), ('classify', strange, strange / 'a.png')):
+    for words in (
+        ('report', logs, '--out', strange / 'report'),
+        ('check', logs),
+        ('watch', logs, '--once'),
+        ('watch', logs, '--html'),
+        ('predict', logs, '--layouts', '1x1', '--out', strange / 'predict'),
+        ('package', logs, '--org', 'us', '--system', 'x', '--out', strange / 'tree'),
+        ('package', '--check', strange / 'tree/us'),
+        ('prepare', '--verify', strange),
+        ('prepare', 'folder', '--source', strange, '--out', strange / 'data'),
+        ('why', strange),
+        ('recipe', '--compare', strange / 'logs/config.yaml'),
+        ('classify', strange, strange / 'a.png'),
+    ):
         done = call(*words)
         assert done.returncode in (0, 2), done.stderr
         assert not {'\x1b', '\x07'} & {*done.stdout, *done.stderr}, words

@@ -1,4 +1,5 @@
 """Submission trees: builds from five logs, refusals, and checks of finished trees."""
+
 import json
 import os
 import shutil
@@ -26,11 +27,15 @@ OPEN = 'NOT ready for submission'
 
 
 def build(folder, tmp_path, *options):
-    return call('package', folder, '--org', 'us', '--system', 'box', '--out', tmp_path / 'out', *options)
+    return call(
+        'package', folder, '--org', 'us', '--system', 'box', '--out', tmp_path / 'out', *options
+    )
 
 
 def order(tmp_path, **keys):
-    return submission.Order(**{'org': 'us', 'system': 'box', 'round': 'v4.0', 'out': tmp_path / 'out', **keys})
+    return submission.Order(
+        **{'org': 'us', 'system': 'box', 'round': 'v4.0', 'out': tmp_path / 'out', **keys}
+    )
 
 
 def runs_of(folder):
@@ -39,7 +44,7 @@ def runs_of(folder):
 
 def make_package(folder, order):
     """Build the package of the set in a folder."""
-    run_set, = load_run_sets([folder], Rules([ROUNDS[order.round]]))
+    (run_set,) = load_run_sets([folder], Rules([ROUNDS[order.round]]))
     return submission.make_package(run_set.runs, run_set.judgement, order)
 
 
@@ -60,23 +65,43 @@ def tree(tmp_path, good):
 
 
 def test_five_real_runs_pass_the_official_checkers_and_are_labelled(good):
-    label = ('Trained on digits, not ImageNet; this result tests only the format, and cannot be submitted or '
-             'compared.')
+    label = (
+        'Trained on digits, not ImageNet; this result tests only the format, and cannot be '
+        'submitted or '
+        'compared.'
+    )
     home, score = good.home, load_run_sets([DIGITS])[0].score_minutes
-    assert submission.render_package(good, 'heading', score).startswith('\n'.join([
-        'heading', '  logs                5 of 5 pass the rules of v4.0', '  system description  passed',
-        '  package_checker     found no errors (v4.0)', f'  result_summarizer   {score:.2f} min',
-        f'  report score        {score:.2f} min', '  note: the system description comes from the logs']))
+    assert submission.render_package(good, 'heading', score).startswith(
+        '\n'.join(
+            [
+                'heading',
+                '  logs                5 of 5 pass the rules of v4.0',
+                '  system description  passed',
+                '  package_checker     found no errors (v4.0)',
+                f'  result_summarizer   {score:.2f} min',
+                f'  report score        {score:.2f} min',
+                '  note: the system description comes from the logs',
+            ]
+        )
+    )
     report = submission.package_as_json(good, score)
     assert report['passed'] and report['tree'] == str(home) and report['score_minutes'] == score
     assert {'checker': 'package_checker', 'text': 'found no errors (v4.0)'} in report['findings']
-    assert label in report['notes'] and json.loads((home / 'systems/box.json').read_text())['sw_notes'] == label
+    assert (
+        label in report['notes']
+        and json.loads((home / 'systems/box.json').read_text())['sw_notes'] == label
+    )
     assert any('the system description lacks ' in n and 'cooling' in n for n in report['notes'])
     for k in range(5):
-        assert (home / f'results/box/resnet/result_{k}.txt').read_bytes() == (DIGITS / f'result_{k}.txt').read_bytes()
+        assert (home / f'results/box/resnet/result_{k}.txt').read_bytes() == (
+            DIGITS / f'result_{k}.txt'
+        ).read_bytes()
     assert label in (home / CODE / 'README.md').read_text()
     assert sorted(p.name for p in (home / CODE / 'runs_box').iterdir()) == sorted(
-        f'{stem}_{k}.{suffix}' for k in range(5) for stem, suffix in (('config', 'yaml'), ('env', 'json')))
+        f'{stem}_{k}.{suffix}'
+        for k in range(5)
+        for stem, suffix in (('config', 'yaml'), ('env', 'json'))
+    )
     shellcheck = run([CLI[0].replace('python', 'shellcheck'), *(home / CODE).glob('*.sh')])
     assert shellcheck.returncode == 0, shellcheck.stdout
 
@@ -89,113 +114,238 @@ def rewrite(folder, source, target, old, new):
     result(folder, target).write_text(result(folder, source).read_text().replace(old, new))
 
 
-@pytest.mark.parametrize('keys, damage, rules', [
-    ({'num': 4}, None, ['4 runs, expected 5']),
-    ({'num': 6}, None, ['6 runs, expected 5']),
-    ({'ends': ['aborted', 'failed']}, None,
-     ['got 2 failed runs, expected at most one: result_0.txt (aborted), result_1.txt (failed)']),
-    ({'ends': ['aborted']}, lambda folder: rewrite(folder, 1, 1, '"key": "cache_clear"', '"key": "other"'),
-     ['result_1.txt: cache_clear is missing', 'result_0.txt: did not converge (aborted)']),
-    ({'seeds': [1, 2, 3, 4, 4]}, None, ['some runs have the same seed, expected a different one for each run']),
-    ({'config': closed(replace(SGD, data=DataConfig(dataset='digits', num_train=1437, num_val=360)))}, None,
-     ['the closed division requires ImageNet, but these logs are of a different data set']),
-    ({'pace_ms': 50}, lambda folder: rewrite(folder, 3, 4, '"value": 4,', '"value": 99,'),
-     ['result_4.txt is a duplicate of result_3.txt: all ']),
-    ({'ends': ['aborted']}, lambda folder: append(result(folder, 0), mllog('opt_name', 0, 'adam/../../../tmp/x')),
-     ["result_0.txt: opt_name: got 'adam/../../../tmp/x', expected"]),
-    ({'config': closed(LARS)}, None,
-     ['epochs to converge: fails: 4.00 epochs, at least 3'])])
+@pytest.mark.parametrize(
+    'keys, damage, rules',
+    [
+        ({'num': 4}, None, ['4 runs, expected 5']),
+        ({'num': 6}, None, ['6 runs, expected 5']),
+        (
+            {'ends': ['aborted', 'failed']},
+            None,
+            [
+                'got 2 failed runs, expected at most one: result_0.txt (aborted), result_1.txt '
+                '(failed)'
+            ],
+        ),
+        (
+            {'ends': ['aborted']},
+            lambda folder: rewrite(folder, 1, 1, '"key": "cache_clear"', '"key": "other"'),
+            ['result_1.txt: cache_clear is missing', 'result_0.txt: did not converge (aborted)'],
+        ),
+        (
+            {'seeds': [1, 2, 3, 4, 4]},
+            None,
+            ['some runs have the same seed, expected a different one for each run'],
+        ),
+        (
+            {
+                'config': closed(
+                    replace(SGD, data=DataConfig(dataset='digits', num_train=1437, num_val=360))
+                )
+            },
+            None,
+            ['the closed division requires ImageNet, but these logs are of a different data set'],
+        ),
+        (
+            {'pace_ms': 50},
+            lambda folder: rewrite(folder, 3, 4, '"value": 4,', '"value": 99,'),
+            ['result_4.txt is a duplicate of result_3.txt: all '],
+        ),
+        (
+            {'ends': ['aborted']},
+            lambda folder: append(result(folder, 0), mllog('opt_name', 0, 'adam/../../../tmp/x')),
+            ["result_0.txt: opt_name: got 'adam/../../../tmp/x', expected"],
+        ),
+        ({'config': closed(LARS)}, None, ['epochs to converge: fails: 4.00 epochs, at least 3']),
+    ],
+)
 def test_refused_set_leaves_no_files(tmp_path, keys, damage, rules):
     folder = write_five(tmp_path / 'runs', **keys)
     if damage:
         damage(folder)
     tree = make_package(folder, order(tmp_path))
     assert tree.home is None and not list((tmp_path / 'out').rglob('*'))
-    texts = [text for text in tree.refusals if 'RCP' in text or not text.startswith('package_checker')]
-    assert len(texts) == len(rules) and all(text.startswith(rule) for text, rule in zip(texts, rules)), tree.refusals
+    texts = [
+        text for text in tree.refusals if 'RCP' in text or not text.startswith('package_checker')
+    ]
+    assert len(texts) == len(rules) and all(
+        text.startswith(rule) for text, rule in zip(texts, rules)
+    ), tree.refusals
 
 
 def test_unsuitable_runs_are_refused(tmp_path):
-    run_set, = load_run_sets([DIGITS], Rules(['4.0.0']))
+    (run_set,) = load_run_sets([DIGITS], Rules(['4.0.0']))
     runs = run_set.runs
 
     def refusals(*changed):
         return submission.refusals_of(judge_set(replace(run_set, runs=changed)).judgement, changed)
+
     assert refusals(*runs) == []
-    for change, rule in [({'num_resumes': 1}, 'resumed'), ({'status': 'running'}, 'running'),
-                         ({'division': 'closed'}, 'got the divisions closed, open, expected one')]:
+    for change, rule in [
+        ({'num_resumes': 1}, 'resumed'),
+        ({'status': 'running'}, 'running'),
+        ({'division': 'closed'}, 'got the divisions closed, open, expected one'),
+    ]:
         assert refusals(replace(runs[0], **change), *runs[1:])[:1] == [rule]
-    padded = [replace(r, division='closed', dataset=None, train_samples=1_277_952) for r in runs]  # accepted by MLPerf
+    # accepted by MLPerf
+    padded = [replace(r, division='closed', dataset=None, train_samples=1_277_952) for r in runs]
     assert not any('requires ImageNet' in text for text in refusals(*padded))
     os.mkfifo(tmp_path / 'result_5.txt')
     for k in range(1, 5):
         shutil.copy(result(DIGITS, k), tmp_path)
-    assert build(tmp_path, tmp_path).stdout.splitlines()[1].startswith('  - result_5.txt: cannot read the log')
+    assert (
+        build(tmp_path, tmp_path)
+        .stdout.splitlines()[1]
+        .startswith('  - result_5.txt: cannot read the log')
+    )
 
 
 def test_one_failed_run_is_accepted_and_is_the_first_warning(tmp_path):
     folder = write_five(tmp_path / 'runs', ends=[None])
     append(result(folder, 2), mllog('global_batch_size', 0, 63))
-    run_set, = load_run_sets([folder], Rules(['4.0.0']))
+    (run_set,) = load_run_sets([folder], Rules(['4.0.0']))
     assert submission.refusals_of(run_set.judgement, run_set.runs) == []
     remarks = submission.find_remarks(run_set.runs, run_set.judgement)
-    assert remarks[0] == ('warning', '1 of 5 runs did not converge (result_0.txt: failed) and counts as the slowest')
-    assert any(text.startswith('result_2.txt:') and 'global_batch_size is 63' in text for _, text in remarks)
+    assert remarks[0] == (
+        'warning',
+        '1 of 5 runs did not converge (result_0.txt: failed) and counts as the slowest',
+    )
+    assert any(
+        text.startswith('result_2.txt:') and 'global_batch_size is 63' in text
+        for _, text in remarks
+    )
 
 
 def test_score_is_scaled_by_reference_convergence_points(tmp_path):
     """The runs take 34 epochs at batch 1632, for which the reference has 35."""
-    folder = write_five(tmp_path / 'runs', closed(LARS), accuracies=(0.5,) * 16 + (0.7595,), batch=1632)
+    folder = write_five(
+        tmp_path / 'runs', closed(LARS), accuracies=(0.5,) * 16 + (0.7595,), batch=1632
+    )
     minutes = sum(sorted(r.time_to_train_s for r in runs_of(folder))[1:4]) / 3 / 60
     tree = make_package(folder, order(tmp_path))
-    assert tree.refusals == () and tree.official_score_minutes == pytest.approx(minutes * 35 / 34, rel=1e-6)
-    assert ('scaling', f'{35 / 34:.4f} for box: faster than the reference, within its bounds') in tree.findings
+    assert tree.refusals == () and tree.official_score_minutes == pytest.approx(
+        minutes * 35 / 34, rel=1e-6
+    )
+    assert (
+        'scaling',
+        f'{35 / 34:.4f} for box: faster than the reference, within its bounds',
+    ) in tree.findings
     assert len(list((tree.home / 'results/box/resnet').iterdir())) == 5
 
 
 def test_gaps_in_the_submitted_description_are_filled_from_the_machine(tmp_path):
-    submitted = {'submitter': 'them', 'division': 'closed', 'status': 'onprem', 'system_name': 'node',
-                 'number_of_nodes': 3, 'accelerators_per_node': '4', 'host_processor_model_name': 'EPYC',
-                 'host_memory_capacity': ' N/A', 'cooling': 'water', 'other_software_stack': {'a': '1'}, 'extra': 'x'}
-    folder = write_five(tmp_path / 'results/node/resnet', replace(SGD, train=replace(SGD.train, device='gpu')))
+    submitted = {
+        'submitter': 'them',
+        'division': 'closed',
+        'status': 'onprem',
+        'system_name': 'node',
+        'number_of_nodes': 3,
+        'accelerators_per_node': '4',
+        'host_processor_model_name': 'EPYC',
+        'host_memory_capacity': ' N/A',
+        'cooling': 'water',
+        'other_software_stack': {'a': '1'},
+        'extra': 'x',
+    }
+    folder = write_five(
+        tmp_path / 'results/node/resnet', replace(SGD, train=replace(SGD.train, device='gpu'))
+    )
     (tmp_path / 'systems').mkdir()
     (tmp_path / 'systems/node.json').write_text(json.dumps(submitted))
     runs, base = runs_of(folder), find_base(folder / 'result_0.txt')
     built, logged = (describe_system(runs, env, 'us', 'box', 'v4.0', base) for env in (ENV, {}))
     assert len(built) == 33
-    assert [built[k] for k in ('number_of_nodes', 'accelerators_per_node', 'accelerator_model_name',
-                               'accelerator_memory_capacity', 'host_processors_per_node', 'host_processor_core_count',
-                               'host_processor_vcpu_count', 'host_memory_capacity', 'host_storage_type',
-                               'host_storage_capacity', 'host_networking', 'operating_system', 'framework')] == [
-        '2', '4', 'V100', '32510 MiB', '2', '20', '40', '512 GB', '2x NVMe SSD', '2x 1600 GB', 'mlx5_0 100 Gb/sec',
-        'Debian GNU/Linux 12', 'MXNet 1.9.1 Gluon']
+    assert [
+        built[k]
+        for k in (
+            'number_of_nodes',
+            'accelerators_per_node',
+            'accelerator_model_name',
+            'accelerator_memory_capacity',
+            'host_processors_per_node',
+            'host_processor_core_count',
+            'host_processor_vcpu_count',
+            'host_memory_capacity',
+            'host_storage_type',
+            'host_storage_capacity',
+            'host_networking',
+            'operating_system',
+            'framework',
+        )
+    ] == [
+        '2',
+        '4',
+        'V100',
+        '32510 MiB',
+        '2',
+        '20',
+        '40',
+        '512 GB',
+        '2x NVMe SSD',
+        '2x 1600 GB',
+        'mlx5_0 100 Gb/sec',
+        'Debian GNU/Linux 12',
+        'MXNet 1.9.1 Gluon',
+    ]
     built['sw_notes'] = logged['sw_notes'] = 'a label'
     merged, notes = merge_description(base, built, logged)
-    assert [merged[k] for k in ('host_processor_model_name', 'cooling', 'other_software_stack', 'extra',
-                                'number_of_nodes', 'submitter', 'system_name', 'division', 'status',
-                                'host_memory_capacity')] == [
-        'EPYC', 'water', {'a': '1'}, 'x', '3', 'us', 'box', 'open', built['status'], '512 GB']
+    assert [
+        merged[k]
+        for k in (
+            'host_processor_model_name',
+            'cooling',
+            'other_software_stack',
+            'extra',
+            'number_of_nodes',
+            'submitter',
+            'system_name',
+            'division',
+            'status',
+            'host_memory_capacity',
+        )
+    ] == ['EPYC', 'water', {'a': '1'}, 'x', '3', 'us', 'box', 'open', built['status'], '512 GB']
     env, logs = notes[0].split('; from the logs: ')
     assert env.startswith('the system description is systems/node.json; from env.json: ')
     assert 'host_memory_capacity' in env and 'hw_notes' in logs
-    assert 'cooling' not in notes[0] and 'sw_notes' not in notes[0] and merged['sw_notes'] == 'a label'
+    assert (
+        'cooling' not in notes[0] and 'sw_notes' not in notes[0] and merged['sw_notes'] == 'a label'
+    )
     assert notes[1:] == [
         'number_of_nodes is 3 in systems/node.json, but 2 in the logs; the two must agree',
-        'division is closed in systems/node.json, but open in the logs, which is used']
+        'division is closed in systems/node.json, but open in the logs, which is used',
+    ]
 
 
-@pytest.mark.parametrize('submitted', ['[]', '{"number_of_nodes": {"a": 1}, "other_software_stack": [1]}',
-                                       '{"nodes": 3, "sw_notes": {}, "division": 7}', '[' * 100_000])
-@pytest.mark.parametrize('env', [{'host': 3, 'packages': []}, {'host': {'hardware': {
-    'cpu': [], 'storage': {}, 'gpus': [1], 'networks': 'x'}}}])
+@pytest.mark.parametrize(
+    'submitted',
+    [
+        '[]',
+        '{"number_of_nodes": {"a": 1}, "other_software_stack": [1]}',
+        '{"nodes": 3, "sw_notes": {}, "division": 7}',
+        '[' * 100_000,
+    ],
+)
+@pytest.mark.parametrize(
+    'env',
+    [
+        {'host': 3, 'packages': []},
+        {'host': {'hardware': {'cpu': [], 'storage': {}, 'gpus': [1], 'networks': 'x'}}},
+    ],
+)
 def test_malformed_description_and_env_json_are_tolerated(tmp_path, submitted, env):
     (tmp_path / 'systems').mkdir()
     (tmp_path / 'systems/node.json').write_text(submitted)
     base = find_base(tmp_path / 'results/node/resnet/result_0.txt')
     built = describe_system((), env, 'us', 'box', 'v4.0', base)
     merged = merge_description(base, built, built)[0] if base else built
-    assert all(isinstance(merged[k], type(v)) for k, v in built.items() if k != 'other_software_stack')
-    assert merged['division'] == 'open' and json.dumps(merged) and (base is None) == submitted.startswith('[')
+    assert all(
+        isinstance(merged[k], type(v)) for k, v in built.items() if k != 'other_software_stack'
+    )
+    assert (
+        merged['division'] == 'open'
+        and json.dumps(merged)
+        and (base is None) == submitted.startswith('[')
+    )
 
 
 def test_code_comes_from_the_commit_of_the_runs_or_else_the_checkout(tmp_path):
@@ -205,14 +355,26 @@ def test_code_comes_from_the_commit_of_the_runs_or_else_the_checkout(tmp_path):
         for name in names:
             (home / name).parent.mkdir(parents=True, exist_ok=True)
             (home / name).write_text('old\n')
-        for words in (['init', '-q'], ['add', '-A'], ['commit', '-qm', 'x'], ['config', 'core.autocrlf', 'true']):
+        for words in (
+            ['init', '-q'],
+            ['add', '-A'],
+            ['commit', '-qm', 'x'],
+            ['config', 'core.autocrlf', 'true'],
+        ):
             git(home, *words)
         return git(home, 'rev-parse', 'HEAD')
-    part, whole = commit('launch/setup.sh'), commit(*_CALLED)  # all files that a submission requires
+
+    # all files that a submission requires
+    part, whole = commit('launch/setup.sh'), commit(*_CALLED)
     (home / 'launch/setup.sh').write_text('now')
-    for i, (name, text) in enumerate([(whole, 'old\n'), (part, 'now'), ('HEAD', 'now'), ('$(touch evil)', 'now')]):
+    for i, (name, text) in enumerate(
+        [(whole, 'old\n'), (part, 'now'), ('HEAD', 'now'), ('$(touch evil)', 'now')]
+    ):
         assert copy_code(tmp_path / str(i), {'git_commit': name}, home) == (
-            '' if text == 'old\n' else f'the code is the current checkout, but the runs used commit {name}')
+            ''
+            if text == 'old\n'
+            else f'the code is the current checkout, but the runs used commit {name}'
+        )
         assert (tmp_path / f'{i}/launch/setup.sh').read_bytes() == text.encode()
 
 
@@ -221,13 +383,22 @@ def test_second_system_is_added_and_nothing_is_overwritten(tmp_path, tree):
     with pytest.raises(UserError, match='exists and is not overwritten'):
         make_package(DIGITS, order(tmp_path))
     assert make_package(DIGITS, order(tmp_path, system='box2', round='v1.0')).refusals == ()
-    assert (tree / CODE / 'run_and_time_box2.sh').is_file() and before == {p: p.read_bytes() for p in before}
+    assert (tree / CODE / 'run_and_time_box2.sh').is_file() and before == {
+        p: p.read_bytes() for p in before
+    }
     assert [p.name for p in (tmp_path / 'out').iterdir()] == ['us']
 
 
-@pytest.mark.parametrize('keys, message', [
-    ({'org': ''}, '--org: got'), ({'system': '../x'}, '--system: got'), ({'org': '.x'}, '--org: got'),
-    ({'system': 'x' * 200}, '--system: got'), ({'code': ROOT / 'docs'}, '--code: .*/docs lacks mlperf_rn50/__main__')])
+@pytest.mark.parametrize(
+    'keys, message',
+    [
+        ({'org': ''}, '--org: got'),
+        ({'system': '../x'}, '--system: got'),
+        ({'org': '.x'}, '--org: got'),
+        ({'system': 'x' * 200}, '--system: got'),
+        ({'code': ROOT / 'docs'}, '--code: .*/docs lacks mlperf_rn50/__main__'),
+    ],
+)
 def test_invalid_names_and_incomplete_code_are_refused(tmp_path, keys, message):
     with pytest.raises(UserError, match=message):
         make_package(DIGITS, order(tmp_path, **{'round': 'v4.0', **keys}))
@@ -241,7 +412,10 @@ def test_finished_tree_is_rechecked(tree):
     rows = done.stdout.splitlines()
     assert rows[0] == f'{tree}: v4.0, no errors found'
     assert '  logs                box: 5 of 5 pass the rules of v4.0' in rows
-    assert "  note: box: all 5 logs: submission_org is 'unnamed', but 'us' in box.json; the latter is used" in rows
+    assert (
+        "  note: box: all 5 logs: submission_org is 'unnamed', but 'us' in box.json; the latter "
+        'is used' in rows
+    )
     assert any(row.startswith('  result_summarizer   box: ') for row in rows)
     [gaps] = [row for row in rows if 'box.json lacks' in row]
     assert gaps.startswith('  note: systems/box.json lacks ') and 'cooling' in gaps
@@ -251,30 +425,65 @@ def test_finished_tree_is_rechecked(tree):
 
 def change(tree, **fields):
     path = tree / 'systems/box.json'
-    path.write_text(json.dumps({k: v for k, v in {**json.loads(path.read_text()), **fields}.items() if v is not ...}))
+    path.write_text(
+        json.dumps(
+            {k: v for k, v in {**json.loads(path.read_text()), **fields}.items() if v is not ...}
+        )
+    )
 
 
-@pytest.mark.parametrize('damage, problem', [
-    (lambda t: change(t, host_processors_per_node='1' * 10), "systems/box.json: host_processors_per_node is '111"),
-    (lambda t: change(t, division='closed'), 'systems/box.json: division is closed, expected open as in the logs'),
-    (lambda t: change(t, cooling=...), "['Missing field cooling']"),
-    (lambda t: (t / 'systems/box.json').write_text('{'), 'systems/box.json: Expecting property name'),
-    (lambda t: append(result(t / 'results/box/resnet', 3), mllog('opt_name', 0, '../../x')),
-     "box: result_3.txt: opt_name: got '../../x'"),
-    (lambda t: (t / CODE / 'code/launch/setup.sh').unlink(), f'{CODE}/code lacks launch/setup.sh')])
+@pytest.mark.parametrize(
+    'damage, problem',
+    [
+        (
+            lambda t: change(t, host_processors_per_node='1' * 10),
+            "systems/box.json: host_processors_per_node is '111",
+        ),
+        (
+            lambda t: change(t, division='closed'),
+            'systems/box.json: division is closed, expected open as in the logs',
+        ),
+        (lambda t: change(t, cooling=...), "['Missing field cooling']"),
+        (
+            lambda t: (t / 'systems/box.json').write_text('{'),
+            'systems/box.json: Expecting property name',
+        ),
+        (
+            lambda t: append(result(t / 'results/box/resnet', 3), mllog('opt_name', 0, '../../x')),
+            "box: result_3.txt: opt_name: got '../../x'",
+        ),
+        (
+            lambda t: (t / CODE / 'code/launch/setup.sh').unlink(),
+            f'{CODE}/code lacks launch/setup.sh',
+        ),
+    ],
+)
 def test_errors_in_a_finished_tree_are_reported(tree, damage, problem):
     damage(tree)
     done = call('package', '--check', tree, '--format', 'json')
-    assert done.returncode == 1 and any(problem in t for t in json.loads(done.stdout)['refusals']), done.stdout
+    assert done.returncode == 1 and any(
+        problem in t for t in json.loads(done.stdout)['refusals']
+    ), done.stdout
 
 
 def test_empty_field_prevents_submission_and_a_summarizer_crash_is_reported(tmp_path):
-    """The summarizer expects numbers and crashes on an empty env.json, but both commands succeed."""
+    """The summarizer expects numbers and crashes on an empty env.json, but both commands
+    succeed."""
     done = build(write_five(tmp_path / 'runs', env={}), tmp_path)
-    assert done.returncode == 0 and done.stdout.startswith(f'{tmp_path}/out/us: box, v4.0, {OPEN}\n'), done.stdout
-    assert "  - systems/box.json: host_processors_per_node is '', expected a whole number" in done.stdout.splitlines()
-    assert "  result_summarizer   crashed: ValueError: invalid literal for int() with base 10: ''" in done.stdout
-    assert call('package', '--check', tmp_path / 'out/us').stdout.startswith(f'{tmp_path}/out/us: v4.0, {OPEN}\n')
+    assert done.returncode == 0 and done.stdout.startswith(
+        f'{tmp_path}/out/us: box, v4.0, {OPEN}\n'
+    ), done.stdout
+    assert (
+        "  - systems/box.json: host_processors_per_node is '', expected a whole number"
+        in done.stdout.splitlines()
+    )
+    assert (
+        "  result_summarizer   crashed: ValueError: invalid literal for int() with base 10: ''"
+        in done.stdout
+    )
+    assert call('package', '--check', tmp_path / 'out/us').stdout.startswith(
+        f'{tmp_path}/out/us: v4.0, {OPEN}\n'
+    )
 
 
 def test_hanging_checker_is_stopped(tmp_path, monkeypatch):
@@ -283,12 +492,21 @@ def test_hanging_checker_is_stopped(tmp_path, monkeypatch):
     assert done.returncode == 1 and 'package_checker crashed: no answer after 0.01 s' in done.stdout
 
 
-@pytest.mark.parametrize('official, scored, is_shown', [(0.44, 0.48, True), (0.44, 0.4401, False), (0.44, None, False)])
+@pytest.mark.parametrize(
+    'official, scored, is_shown', [(0.44, 0.48, True), (0.44, 0.4401, False), (0.44, None, False)]
+)
 def test_differing_scores_are_reported(tmp_path, official, scored, is_shown):
-    tree = submission.Package(tmp_path, remarks=[('warning', 'result_0.txt: x')], official_score_minutes=official)
+    tree = submission.Package(
+        tmp_path, remarks=[('warning', 'result_0.txt: x')], official_score_minutes=official
+    )
     text = '  warning: the scores differ: 0.44 min from result_summarizer, 0.48 min from report; '
     rendered = submission.render_package(tree, 'x', scored)
-    assert (text in rendered) == rendered.endswith('see the warnings above') == ('differ' in rendered) == is_shown
+    assert (
+        (text in rendered)
+        == rendered.endswith('see the warnings above')
+        == ('differ' in rendered)
+        == is_shown
+    )
     scaled = replace(tree, findings=(('scaling', '1.1 for box'),))
     assert 'differ' not in submission.render_package(scaled, 'x', scored)
 
@@ -297,13 +515,19 @@ def test_missing_mlperf_logging_is_a_one_line_error(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, 'mlperf_logging', None)
     for name in [n for n in sys.modules if n.startswith('mlperf_logging.')]:
         monkeypatch.delitem(sys.modules, name)
-    for words, code in [(['package', DIGITS, '--org', 'us', '--system', 'box', '--out', tmp_path / 'out'], 2),
-                        (['check', DIGITS], 2), (['check', DIGITS, '--ruleset', 'v0.5'], 0)]:  # v0.5 works without
+    for words, code in [
+        (['package', DIGITS, '--org', 'us', '--system', 'box', '--out', tmp_path / 'out'], 2),
+        # v0.5 works without
+        (['check', DIGITS], 2),
+        (['check', DIGITS, '--ruleset', 'v0.5'], 0),
+    ]:
         done = call(*words)
         assert done.returncode == code and not (tmp_path / 'out').exists()
         if code:
             assert (done.stdout, done.stderr) == (
-                '', "mlperf-rn50: needs mlperf-logging: pip install '.[check]' in the checkout\n")
+                '',
+                "mlperf-rn50: needs mlperf-logging: pip install '.[check]' in the checkout\n",
+            )
 
 
 @pytest.mark.parametrize('name', ['config_2.yaml', 'env_2.json'])
@@ -312,7 +536,9 @@ def test_configuration_that_is_no_file_is_refused(tmp_path, name, make):
     shutil.copytree(DIGITS, tmp_path / 'set')
     (tmp_path / 'set' / name).unlink()
     make(tmp_path / 'set' / name)
-    done = call('package', tmp_path / 'set', '--org', 'a', '--system', 'b', '--out', tmp_path / 'out')
+    done = call(
+        'package', tmp_path / 'set', '--org', 'a', '--system', 'b', '--out', tmp_path / 'out'
+    )
     assert done.returncode == 1 and not (tmp_path / 'out').exists()
     assert f'{name}: got no regular file, expected a file; replace it with a copy' in done.stdout
 

@@ -1,4 +1,5 @@
 """HTML page and plots: self-contained, and safe from hostile log contents."""
+
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,7 +13,12 @@ from mlperf_rn50.analysis.report.detail_tables import runs_table
 from mlperf_rn50.analysis.report.page import dump_report, render_html
 from mlperf_rn50.analysis.report.picture import render_svg
 from mlperf_rn50.analysis.report.plots import draw_report, draw_study
-from mlperf_rn50.analysis.report.tables import answer_table, finding_lines, overview_table, series_table
+from mlperf_rn50.analysis.report.tables import (
+    answer_table,
+    finding_lines,
+    overview_table,
+    series_table,
+)
 from mlperf_rn50.analysis.report.text import MARKDOWN, render_table
 from mlperf_rn50.analysis.sets import rcp
 from mlperf_rn50.analysis.sets.load import load_run_sets
@@ -22,8 +28,15 @@ from mlperf_rn50.errors import UserError
 from mlperf_rn50.runfolder.outputs import LISTING
 
 HOSTILE = '</title><script>alert(1)</script><img src=x onerror=alert(1)>$x^{$ "\'&'
-PICTURES = ['accuracy_epochs', 'accuracy_time', 'epochs', 'sweep_1x4', 'throughput', 'time_parts',
-            'time_to_train']
+PICTURES = [
+    'accuracy_epochs',
+    'accuracy_time',
+    'epochs',
+    'sweep_1x4',
+    'throughput',
+    'time_parts',
+    'time_to_train',
+]
 
 
 def page_of(studies, folder='.'):
@@ -61,13 +74,22 @@ class Elements(HTMLParser):
 def sweep(tmp_path_factory):
     folder = tmp_path_factory.mktemp('logs') / 'sweep'
     write_set(folder / '1x4', 5, epoch_s=60.0)
-    write_set(folder / '2x4', 5, nodes=2, ranks=8, batch=128, epoch_s=35.0,
-              status=lambda k: 'aborted' if k == 3 else 'success')
+    write_set(
+        folder / '2x4',
+        5,
+        nodes=2,
+        ranks=8,
+        batch=128,
+        epoch_s=35.0,
+        status=lambda k: 'aborted' if k == 3 else 'success',
+    )
     return folder
 
 
 def texts_of(table):
-    return {row[0].text: dict(zip(table.head, (cell.text for cell in row))) for row in table.whole_rows}
+    return {
+        row[0].text: dict(zip(table.head, (cell.text for cell in row))) for row in table.whole_rows
+    }
 
 
 def test_official_score_has_a_column_only_if_it_differs(sweep, monkeypatch):
@@ -90,13 +112,17 @@ def test_text_has_three_findings_per_system_without_notes_and_the_page_folds_the
     write_set(tmp_path / 'a', 5, seed=None, accuracies=lambda k: (0.5, 0.6 + k / 100))
     study = study_of(tmp_path)
     text, whole = render_table([study]), render_table([study], has_all_findings=True)
-    lines = text[text.index('Findings'):].splitlines()[1:]
+    lines = text[text.index('Findings') :].splitlines()[1:]
     assert [line.split(': ')[1] for line in lines] == ['error', 'error', 'error', '4 more']
     assert lines[3].endswith('--findings')
     note = 'note: no log contains a seed'
     assert note not in text and note in whole and '4 more' not in whole
     page = bare_page_of([study])
-    assert page.index('4 more: see all findings') < page.index('<details><summary>all findings') < page.index(note)
+    assert (
+        page.index('4 more: see all findings')
+        < page.index('<details><summary>all findings')
+        < page.index(note)
+    )
 
 
 def check_headings(page):
@@ -109,9 +135,20 @@ def check_headings(page):
 
 def test_running_run_shows_its_progress(sweep):
     systems = load_run_sets([sweep])
-    study, = make_studies([changed(systems[0], status='running', epochs_to_converge=None, time_to_train_s=None,
-                                   age_s=200.0)])
-    assert {row[2].text for row in runs_table(study).rows} == {'running, epoch 2, best 76.00 %, written 3 min ago'}
+    (study,) = make_studies(
+        [
+            changed(
+                systems[0],
+                status='running',
+                epochs_to_converge=None,
+                time_to_train_s=None,
+                age_s=200.0,
+            )
+        ]
+    )
+    assert {row[2].text for row in runs_table(study).rows} == {
+        'running, epoch 2, best 76.00 %, written 3 min ago'
+    }
     assert texts_of(answer_table(study))['1x4']['converged'] == '0 / 5, 5 running'
     assert '0 / 5, 5 running' in Elements(bare_page_of([study])).text
 
@@ -119,9 +156,14 @@ def test_running_run_shows_its_progress(sweep):
 def test_table_of_all_systems_precedes_the_studies(sweep, tmp_path):
     write_set(tmp_path / 'other/box', 5, target=0.749)
     studies = studies_of(sweep, tmp_path)  # sorted by path
-    assert [(n, row['organisation'], row['target'], row['study']) for n, row in
-            texts_of(overview_table(studies)).items()] == [
-        ('1x4', 'us', '75.90 %', 'sweep'), ('2x4', 'us', '75.90 %', 'sweep'), ('box', 'us', '74.90 %', 'other')]
+    assert [
+        (n, row['organisation'], row['target'], row['study'])
+        for n, row in texts_of(overview_table(studies)).items()
+    ] == [
+        ('1x4', 'us', '75.90 %', 'sweep'),
+        ('2x4', 'us', '75.90 %', 'sweep'),
+        ('box', 'us', '74.90 %', 'other'),
+    ]
     page = bare_page_of(studies)
     check_headings(page)
     assert page.index('>All systems<') < page.index('id="study-1"')
@@ -130,15 +172,20 @@ def test_table_of_all_systems_precedes_the_studies(sweep, tmp_path):
     assert '\n\n### All systems\n\n| system' in render_table(studies, MARKDOWN)
     single = studies_of(sweep)
     assert overview_table(single) is None
-    assert 'All systems' not in bare_page_of(single) + render_table(single) + render_table(single, MARKDOWN)
+    assert 'All systems' not in bare_page_of(single) + render_table(single) + render_table(
+        single, MARKDOWN
+    )
 
 
 def test_page_begins_with_results_and_numbers_link_to_log_lines(sweep):
     page = page_of(studies_of(sweep), sweep)
     check_headings(page)
     text, elements = Elements(page).text, Elements(page).found
-    assert text.index('1x4 on 1, 2 nodes, 4 accelerators per node') < text.index('Plots') < text.index(
-        '1 of 5 runs did not converge')
+    assert (
+        text.index('1x4 on 1, 2 nodes, 4 accelerators per node')
+        < text.index('Plots')
+        < text.index('1 of 5 runs did not converge')
+    )
     shown = re.findall('<th scope="col" class="([^"]*)">', page.partition('</thead>')[0])
     assert ['minor' in c for c in shown] == [False, True, False, False, False, False] + [True] * 6
     ids = [a['id'] for _, a in elements if 'id' in a]
@@ -147,18 +194,30 @@ def test_page_begins_with_results_and_numbers_link_to_log_lines(sweep):
     assert all(href[1:] in ids for href in links if href.startswith('#'))
     assert sum(href.startswith('#source-') for href in links) > 60
     assert {href for href in links if not href.startswith('#')} == {
-        f'{name}/result_{k}.txt' for name in ('1x4', '2x4') for k in range(5)}
+        f'{name}/result_{k}.txt' for name in ('1x4', '2x4') for k in range(5)
+    }
     assert page.count(' data-key="') > 20  # sort keys of numbers
-    policy = next(a['content'] for _, a in elements if a.get('http-equiv') == 'Content-Security-Policy')
+    policy = next(
+        a['content'] for _, a in elements if a.get('http-equiv') == 'Content-Security-Policy'
+    )
     assert policy.startswith("default-src 'none'") and not [a for _, a in elements if 'src' in a]
-    quoted = re.search(r'<a href="1x4/result_0.txt">1x4/result_0.txt</a>:(\d+) <code>(.*?)</code>', page)
+    quoted = re.search(
+        r'<a href="1x4/result_0.txt">1x4/result_0.txt</a>:(\d+) <code>(.*?)</code>', page
+    )
     line = (sweep / '1x4/result_0.txt').read_text().splitlines()[int(quoted[1]) - 1]
     assert quoted[2][:60] == line.replace('"', '&#34;')[:60]
 
 
 def test_log_and_folder_cannot_inject_html(tmp_path):
-    write_set(tmp_path / HOSTILE.replace('/', '_'), 1, org=HOSTILE, seed=HOSTILE, dataset=HOSTILE,
-              optimizer={'opt_x': HOSTILE}, accuracies=(0.4, 0.5))
+    write_set(
+        tmp_path / HOSTILE.replace('/', '_'),
+        1,
+        org=HOSTILE,
+        seed=HOSTILE,
+        dataset=HOSTILE,
+        optimizer={'opt_x': HOSTILE},
+        accuracies=(0.4, 0.5),
+    )
     elements = Elements(page_of(studies_of(tmp_path)))
     assert not {tag for tag, _ in elements.found} & {'link', 'img', 'iframe', 'object', 'source'}
     assert sum(tag == 'script' for tag, _ in elements.found) == 1
@@ -168,20 +227,39 @@ def test_log_and_folder_cannot_inject_html(tmp_path):
 
 def test_file_names_do_not_come_from_logs_and_reports_are_reproducible(tmp_path):
     for nodes in (1, 2):
-        write_set(tmp_path / f'logs/../logs/{nodes}$(y)', 2, nodes=nodes, ranks=4 * nodes, epoch_s=9.0 / nodes,
-                  platform='../../evil', org='/etc/evil')
+        write_set(
+            tmp_path / f'logs/../logs/{nodes}$(y)',
+            2,
+            nodes=nodes,
+            ranks=4 * nodes,
+            epoch_s=9.0 / nodes,
+            platform='../../evil',
+            org='/etc/evil',
+        )
     for name in ('a', 'b'):
         dump_report(studies_of(tmp_path / 'logs'), tmp_path / name)
     files = {p.name: p.read_bytes() for p in (tmp_path / 'a').iterdir()}
-    assert set(files) == {'report.html', 'report.json', 'report.csv', 'report.md', 'report_evaluations.csv', LISTING,
-                          *(f'{p}.{s}' for p in PICTURES if p != 'sweep_1x4' for s in ('svg', 'png'))}
+    assert set(files) == {
+        'report.html',
+        'report.json',
+        'report.csv',
+        'report.md',
+        'report_evaluations.csv',
+        LISTING,
+        *(f'{p}.{s}' for p in PICTURES if p != 'sweep_1x4' for s in ('svg', 'png')),
+    }
     assert files == {p.name: p.read_bytes() for p in (tmp_path / 'b').iterdir()}
     assert sorted(p.name for p in tmp_path.iterdir()) == ['a', 'b', 'logs']
 
 
 def test_footer_names_the_source(sweep):
-    for studies, source in ((studies_of(sweep), 'the logs named above'), (
-            make_studies(sets_under(Path('published/v2.0/HPE'))), 'the packaged table of published sets')):
+    for studies, source in (
+        (studies_of(sweep), 'the logs named above'),
+        (
+            make_studies(sets_under(Path('published/v2.0/HPE'))),
+            'the packaged table of published sets',
+        ),
+    ):
         assert f'from {source}.</p></footer>' in bare_page_of(studies)
 
 
@@ -194,12 +272,23 @@ def test_unwritable_folder_is_an_error(sweep, tmp_path):
 def test_marks_in_plots_have_titles_with_values(sweep):
     pictures = {p.name: render_svg(p) for p in draw_study(study_of(sweep))}
     assert sorted(pictures) == PICTURES
-    titles = {name: [t.text for t in ElementTree.fromstring(svg).iter('{http://www.w3.org/2000/svg}title')]
-              for name, svg in pictures.items()}
+    titles = {
+        name: [
+            t.text for t in ElementTree.fromstring(svg).iter('{http://www.w3.org/2000/svg}title')
+        ]
+        for name, svg in pictures.items()
+    }
     assert '2x4/result_3.txt: 1.20 minutes, aborted' in titles['time_to_train']
     assert titles['sweep_1x4'] == [
-        '1x4: 2.03 min', '2x4: 1.20 min', '1x4: hardware 100.0%', '2x4: hardware 85.7%', '1x4: efficiency 100.0%',
-        '2x4: efficiency 84.7%', '1x4: 2.0 epochs', '2x4: 2.0 epochs']
+        '1x4: 2.03 min',
+        '2x4: 1.20 min',
+        '1x4: hardware 100.0%',
+        '2x4: hardware 85.7%',
+        '1x4: efficiency 100.0%',
+        '2x4: efficiency 84.7%',
+        '1x4: 2.0 epochs',
+        '2x4: 2.0 epochs',
+    ]
     # 10 runs of two evaluations.
     assert len(titles['accuracy_time']) == len(titles['accuracy_epochs']) == 20
     assert '1x4/result_0.txt: 76.00 % after 2 epochs, 2.03 min' in titles['accuracy_epochs']

@@ -1,4 +1,5 @@
 """DALI pipeline: every sample once over all ranks, correct pixels, and valid memory."""
+
 import os
 import threading
 import weakref
@@ -32,10 +33,15 @@ from mlperf_rn50.model.options import ModelConfig
 @pytest.fixture(scope='module')
 def numbered(tmp_path_factory):
     """Configurations with 21 to 24 numbered images, close to multiples of the batch sizes below."""
-    return {n: make_config(tmp_path_factory.mktemp('numbered') / str(n), ramp(n), num_val=n) for n in (21, 22, 23, 24)}
+    return {
+        n: make_config(tmp_path_factory.mktemp('numbered') / str(n), ramp(n), num_val=n)
+        for n in (21, 22, 23, 24)
+    }
 
 
-# Property tests check that shards partition the data for any number of ranks and images; these tests check DALI.
+# Property tests check that shards partition the data for any number of ranks and images; these
+# tests check DALI.
+
 
 @pytest.mark.parametrize('nodes', [(0,), (0, 0, 1)], ids=['one rank', 'two nodes'])
 def test_epoch_contains_every_sample_once(numbered, nodes):
@@ -47,7 +53,7 @@ def test_epoch_contains_every_sample_once(numbered, nodes):
         for node, shard, stream in zip(nodes, shards, streams):
             for batch in islice(stream, shard.steps_per_epoch):
                 labels = batch.labels.asnumpy().tolist()
-                counted += labels[:batch.num_valid]
+                counted += labels[: batch.num_valid]
                 padded += len(labels) - batch.num_valid
                 read[node] |= set(labels)
         assert sorted(counted) == list(range(22))
@@ -63,7 +69,12 @@ def test_epoch_contains_every_sample_once(numbered, nodes):
 def test_each_evaluation_contains_every_sample_once(numbered):
     passes = [eval_batches(numbered[23], Shard(23, r, 2, 2), None) for r in range(2)]
     for _ in range(2):
-        counted = [label for start in passes for b in start() for label in b.labels.asnumpy()[:b.num_valid]]
+        counted = [
+            label
+            for start in passes
+            for b in start()
+            for label in b.labels.asnumpy()[: b.num_valid]
+        ]
         assert sorted(counted) == list(range(23))
 
 
@@ -92,8 +103,12 @@ def test_wait_for_a_batch_is_split_into_files_dali_and_python(numbered, monkeypa
         def call(*arguments):
             clock.now += seconds
             return function(*arguments)
+
         return call
-    lazy = SimpleNamespace(submit=lambda *call: SimpleNamespace(result=partial(*call)), shutdown=lambda **_: None)
+
+    lazy = SimpleNamespace(
+        submit=lambda *call: SimpleNamespace(result=partial(*call)), shutdown=lambda **_: None
+    )
     monkeypatch.setattr(batches, 'monotonic', clock.monotonic)
     monkeypatch.setattr(batches, 'ThreadPoolExecutor', lambda *_: lazy)
     monkeypatch.setattr(batches, '_fill', slow(batches._fill, 1))
@@ -105,12 +120,30 @@ def test_wait_for_a_batch_is_split_into_files_dali_and_python(numbered, monkeypa
 
 @pytest.mark.parametrize('micro, first_step', [(1, 0), (2, 3)])
 def test_joined_batches_equal_single_ones(numbered, micro, first_step):
-    """Epochs of 22 images have 6 or 3 steps, which 5 joined batches do not divide; the last step has padding."""
+    """Epochs of 22 images have 6 or 3 steps, which 5 joined batches do not divide; the last step
+    has padding."""
     shard, keys = Shard(22, 0, 1, 4, micro), {'crop': 'random_resized', 'mirror_probability': 0.5}
-    single, joined = (list(islice(train_batches(with_data(numbered[22], input_batch_multiplier=n, **keys), shard, 9,
-                                                first_step, None), 14)) for n in (1, 5))
+    single, joined = (
+        list(
+            islice(
+                train_batches(
+                    with_data(numbered[22], input_batch_multiplier=n, **keys),
+                    shard,
+                    9,
+                    first_step,
+                    None,
+                ),
+                14,
+            )
+        )
+        for n in (1, 5)
+    )
     for a, b in zip(single, joined, strict=True):
-        assert (a.num_valid, a.num_bytes, a.num_new_bytes) == (b.num_valid, b.num_bytes, b.num_new_bytes)
+        assert (a.num_valid, a.num_bytes, a.num_new_bytes) == (
+            b.num_valid,
+            b.num_bytes,
+            b.num_new_bytes,
+        )
         np.testing.assert_array_equal(a.images.asnumpy(), b.images.asnumpy())
         np.testing.assert_array_equal(a.labels.asnumpy(), b.labels.asnumpy())
     assert {b.num_valid for b in joined} > {4}
@@ -127,8 +160,11 @@ class Output:
 
 
 @pytest.mark.parametrize('value, num_held', [('1', 4), ('0', 0)])
-def test_asynchronous_engine_gets_copies_that_are_held_for_four_runs(numbered, monkeypatch, value, num_held):
-    """It frees a batch before the network has read it; DALI must not overwrite it, and its memory is busy for long."""
+def test_asynchronous_engine_gets_copies_that_are_held_for_four_runs(
+    numbered, monkeypatch, value, num_held
+):
+    """It frees a batch before the network has read it; DALI must not overwrite it, and its memory
+    is busy for long."""
     monkeypatch.setenv('MXNET_ASYNC_GPU_ENGINE', value)
     assert keeps_outputs(counting_pipe()) == (IS_DALI_2 and value == '0')
     outputs = []
@@ -137,11 +173,14 @@ def test_asynchronous_engine_gets_copies_that_are_held_for_four_runs(numbered, m
         output = Output(to_mxnet(*arguments))
         outputs.append(weakref.ref(output))
         return output
+
     monkeypatch.setattr(pipeline, 'to_mxnet', tracked)
     stream = train_batches(numbered[24], Shard(24, 0, 1, 4), 9, 0, None)
     for _ in range(7):
         next(stream)
-    assert [ref() is not None for ref in outputs] == [False] * 2 * (7 - num_held) + [True] * 2 * num_held
+    assert [ref() is not None for ref in outputs] == [False] * 2 * (7 - num_held) + [
+        True
+    ] * 2 * num_held
 
 
 def test_pixels_are_unchanged_normalised_or_padded_channels_last(numbered):
@@ -153,9 +192,13 @@ def test_pixels_are_unchanged_normalised_or_padded_channels_last(numbered):
     scaled = next(train_batches(config, Shard(21, 0, 1, 5), 1, 0, None)).images.asnumpy()
     mean, std = np.array([10, 20, 30]).reshape(1, 3, 1, 1), np.array([2, 4, 8]).reshape(1, 3, 1, 1)
     np.testing.assert_allclose(scaled, (images - mean) / std, atol=1e-5)
-    config = replace(with_data(numbered[21], pad_to_4_channels=True), model=ModelConfig(layout='NHWC'))
+    config = replace(
+        with_data(numbered[21], pad_to_4_channels=True), model=ModelConfig(layout='NHWC')
+    )
     padded = next(train_batches(config, Shard(21, 0, 1, 5), 1, 0, None)).images.asnumpy()
-    np.testing.assert_array_equal(padded.transpose(0, 3, 1, 2), np.pad(images, ((0, 0), (0, 1), (0, 0), (0, 0))))
+    np.testing.assert_array_equal(
+        padded.transpose(0, 3, 1, 2), np.pad(images, ((0, 0), (0, 1), (0, 0), (0, 0)))
+    )
 
 
 def test_mirrors_alternate_between_epochs(numbered):
@@ -164,8 +207,11 @@ def test_mirrors_alternate_between_epochs(numbered):
     batches, plain = train_batches(config, shard, 3, 0, None), ramp(24)
     epochs = []
     for _ in range(4):
-        images = {int(n): i.transpose(1, 2, 0) for b in islice(batches, 3)
-                  for n, i in zip(b.labels.asnumpy(), b.images.asnumpy())}
+        images = {
+            int(n): i.transpose(1, 2, 0)
+            for b in islice(batches, 3)
+            for n, i in zip(b.labels.asnumpy(), b.images.asnumpy())
+        }
         epochs.append([bool((images[n] != plain[n]).any()) for n in range(24)])
         for n, is_mirrored in enumerate(epochs[-1]):
             np.testing.assert_array_equal(images[n], plain[n][:, ::-1] if is_mirrored else plain[n])
@@ -174,12 +220,20 @@ def test_mirrors_alternate_between_epochs(numbered):
 
 
 def test_padded_crop_is_a_shift_with_black_borders(numbered):
-    batch = next(train_batches(with_data(numbered[24], crop='padded', crop_padding=2), Shard(24, 0, 1, 24), 1, 0, None))
+    batch = next(
+        train_batches(
+            with_data(numbered[24], crop='padded', crop_padding=2), Shard(24, 0, 1, 24), 1, 0, None
+        )
+    )
     shifts = set()
     for image, label in zip(batch.images.asnumpy(), batch.labels.asnumpy()):
         padded = np.pad(ramp(24)[label], ((2, 2), (2, 2), (0, 0)))
-        places = [(y, x) for y in range(5) for x in range(5)
-                  if (padded[y:y + 8, x:x + 8] == image.transpose(1, 2, 0)).all()]
+        places = [
+            (y, x)
+            for y in range(5)
+            for x in range(5)
+            if (padded[y : y + 8, x : x + 8] == image.transpose(1, 2, 0)).all()
+        ]
         assert len(places) == 1
         shifts.update(places)
     assert len(shifts) > 5
@@ -189,9 +243,20 @@ def test_crops_cut_the_drawn_window_and_the_centre(tmp_path):
     # Red is the column and green the row, so that the pixels of a crop show its position.
     y, x = np.mgrid[0:64, 0:64].astype(np.uint8)
     image = np.stack([x, y, np.zeros_like(x)], axis=2)
-    config = make_config(tmp_path, [image] * 2, crop='random_resized', min_area=0.25, max_area=0.25,
-                         min_aspect=1.0, max_aspect=1.0, image_size=32, resize_shorter=64)
-    for red, green, _ in next(train_batches(config, Shard(2, 0, 1, 2), 4, 0, None)).images.asnumpy():
+    config = make_config(
+        tmp_path,
+        [image] * 2,
+        crop='random_resized',
+        min_area=0.25,
+        max_area=0.25,
+        min_aspect=1.0,
+        max_aspect=1.0,
+        image_size=32,
+        resize_shorter=64,
+    )
+    for red, green, _ in next(
+        train_batches(config, Shard(2, 0, 1, 2), 4, 0, None)
+    ).images.asnumpy():
         assert 29 < red.max() - red.min() < 33  # half the side
         assert 29 < green.max() - green.min() < 33
     red = next(eval_batches(config, Shard(1, 0, 1, 1), None)()).images.asnumpy()[0, 0]
@@ -201,9 +266,14 @@ def test_crops_cut_the_drawn_window_and_the_centre(tmp_path):
 @pytest.mark.parametrize('interpolation', ['linear', 'triangular'])
 def test_only_triangular_interpolation_averages_shrunk_pixels(tmp_path, interpolation):
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
-    config = make_config(tmp_path, [pixels], image_size=8, resize_shorter=8, interpolation=interpolation)
-    image = next(eval_batches(config, Shard(1, 0, 1, 1), None)()).images.asnumpy()[0].transpose(1, 2, 0)
-    between = [4 * np.arange(8) + i for i in (1, 2)]  # the pixels next to the centre of each output pixel
+    config = make_config(
+        tmp_path, [pixels], image_size=8, resize_shorter=8, interpolation=interpolation
+    )
+    image = (
+        next(eval_batches(config, Shard(1, 0, 1, 1), None)()).images.asnumpy()[0].transpose(1, 2, 0)
+    )
+    # the pixels next to the centre of each output pixel
+    between = [4 * np.arange(8) + i for i in (1, 2)]
     linear = np.mean([pixels[np.ix_(y, x)].astype(float) for y in between for x in between], axis=0)
     assert (np.abs(image - linear).max() <= 1) == (interpolation == 'linear')
 
@@ -221,10 +291,12 @@ def test_threads_are_pinned_if_each_has_a_cpu(numbered, monkeypatch, num_threads
     def dali_threads():
         threads = set()
         for name in Path('/proc/self/task').glob('*/comm'):
-            with suppress(FileNotFoundError, ProcessLookupError):  # a thread of an earlier test has just ended
+            # a thread of an earlier test has just ended
+            with suppress(FileNotFoundError, ProcessLookupError):
                 if name.read_text().startswith('[DALI][TP'):
                     threads.add(int(name.parent.name))
         return threads
+
     cpus = os.sched_getaffinity(0)
     monkeypatch.setenv('DALI_AFFINITY_MASK', f'{max(cpus)}')
     config = with_data(numbered[21], num_threads=num_threads)
@@ -241,13 +313,20 @@ def test_missing_or_truncated_file_is_found_before_the_first_batch(tmp_path, mis
     config, shard = make_config(tmp_path, ramp(4), num_val=4), Shard(4, 0, 1, 2)
     for path in tmp_path.glob('*.index.npy'):
         path.unlink()
-    for name, build in (('train', lambda: train_batches(config, shard, 1, 0, None)),
-                        ('validation', lambda: eval_batches(config, shard, None))):
+    for name, build in (
+        ('train', lambda: train_batches(config, shard, 1, 0, None)),
+        ('validation', lambda: eval_batches(config, shard, None)),
+    ):
         os.truncate(tmp_path / f'{name}.rec', 3)
-        with pytest.raises(DataError, match=rf'{name}.rec: got 3 bytes, expected \d+ as in manifest.json; prepare'):
+        with pytest.raises(
+            DataError, match=rf'{name}.rec: got 3 bytes, expected \d+ as in manifest.json; prepare'
+        ):
             build()
         (tmp_path / f'{name}{missing}').unlink()
-        with pytest.raises(DataError, match=f'{name}{missing}: No such file or directory; copy it again, or create it'):
+        with pytest.raises(
+            DataError,
+            match=f'{name}{missing}: No such file or directory; copy it again, or create it',
+        ):
             build()
 
 
@@ -255,26 +334,44 @@ def test_missing_or_truncated_file_is_found_before_the_first_batch(tmp_path, mis
 def test_label_out_of_range_is_named(label):
     record = Record(np.zeros(1, np.uint8), label, 0)
     with pytest.raises(DataError, match=f'record 7: got a label of {label}, expected 0 to 1'):
-        batches._fill([record], Request(np.array([7]), np.zeros(1)), DataConfig(num_classes=2), 'record {}'.format)
+        batches._fill(
+            [record],
+            Request(np.array([7]), np.zeros(1)),
+            DataConfig(num_classes=2),
+            'record {}'.format,
+        )
 
 
 # --- transfer from DALI to MXNet ------------------------------------------------------------------
 
 IS_DALI_2 = hasattr(TensorCPU, '__dlpack__')
 # The executors of the installed DALI; DALI 2 includes the older one.
-EXECUTORS = [pytest.param({}, id='default'),
-             *([pytest.param({'exec_dynamic': False}, id='older')] if IS_DALI_2 else [])]
+EXECUTORS = [
+    pytest.param({}, id='default'),
+    *([pytest.param({'exec_dynamic': False}, id='older')] if IS_DALI_2 else []),
+]
 SIDE, SIZE = 32, 8
 
 
 def counting_pipe(depth=2, **keys):
     """Build a pipeline whose i-th batch, from 0, has images and labels that are all i."""
-    batches = (([np.full((SIDE, SIDE, 3), i, np.uint8)] * SIZE, np.full((SIZE, 1), i, np.int32)) for i in count())
+    batches = (
+        ([np.full((SIDE, SIDE, 3), i, np.uint8)] * SIZE, np.full((SIZE, 1), i, np.int32))
+        for i in count()
+    )
     pipe = Pipeline(SIZE, 2, None, prefetch_queue_depth=depth, **keys)
     with pipe:
-        images, labels = fn.external_source(source=batches, num_outputs=2, batch=True, no_copy=True, ndim=[3, 1],
-                                            dtype=[dali_types.UINT8, dali_types.INT32])
-        images = fn.crop_mirror_normalize(images, dtype=dali_types.FLOAT16, mean=[0.0] * 3, std=[1.0] * 3)
+        images, labels = fn.external_source(
+            source=batches,
+            num_outputs=2,
+            batch=True,
+            no_copy=True,
+            ndim=[3, 1],
+            dtype=[dali_types.UINT8, dali_types.INT32],
+        )
+        images = fn.crop_mirror_normalize(
+            images, dtype=dali_types.FLOAT16, mean=[0.0] * 3, std=[1.0] * 3
+        )
         pipe.set_outputs(images, labels + 0)  # in memory of DALI, not of the source
     pipe.build()
     return pipe
@@ -307,12 +404,18 @@ def test_batch_is_not_overwritten_while_the_network_reads_it(keys, depth):
         late, sums = mx.nd.Custom(mx.nd.zeros(1), op_type='gate_of_test_pipeline'), []
         for _ in range(12):
             images, labels = (to_mxnet(output, is_kept, mx.cpu()) for output in pipe.run())
-            sums.append([mx.nd.broadcast_add(images.reshape((-1,)), late.astype('float16')),
-                         mx.nd.broadcast_add(labels.reshape((-1,)), late.astype('int32'))])
+            sums.append(
+                [
+                    mx.nd.broadcast_add(images.reshape((-1,)), late.astype('float16')),
+                    mx.nd.broadcast_add(labels.reshape((-1,)), late.astype('int32')),
+                ]
+            )
             del images, labels
     finally:
         Gate.is_open.set()
-    assert [[set(a.asnumpy().tolist()) for a in pair] for pair in sums] == [[{i}, {i}] for i in range(12)]
+    assert [[set(a.asnumpy().tolist()) for a in pair] for pair in sums] == [
+        [{i}, {i}] for i in range(12)
+    ]
 
 
 @pytest.mark.parametrize('keys', EXECUTORS)

@@ -1,4 +1,5 @@
 """DALI keys for GPUs, the record cache of a rank, and the warm-up before the clock starts."""
+
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -20,15 +21,26 @@ from mlperf_rn50.data.shards import Shard
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.train.options import TrainConfig
 
-NVJPEG = {'hw_decoder_load': 0.7, 'hybrid_huffman_threshold': 500_000, 'preallocate_width_hint': 5980,
-          'preallocate_height_hint': 6430, 'device_memory_padding_mib': 256, 'host_memory_padding_mib': 128,
-          'decoded_bytes_hint': 1_315_942}
+NVJPEG = {
+    'hw_decoder_load': 0.7,
+    'hybrid_huffman_threshold': 500_000,
+    'preallocate_width_hint': 5980,
+    'preallocate_height_hint': 6430,
+    'device_memory_padding_mib': 256,
+    'host_memory_padding_mib': 128,
+    'decoded_bytes_hint': 1_315_942,
+}
 
 
 @pytest.fixture(scope='module')
 def numbered(tmp_path_factory):
-    return make_config(tmp_path_factory.mktemp('keys'), ramp(24), num_val=24, crop='random_resized',
-                       mirror_probability=0.5)
+    return make_config(
+        tmp_path_factory.mktemp('keys'),
+        ramp(24),
+        num_val=24,
+        crop='random_resized',
+        mirror_probability=0.5,
+    )
 
 
 @pytest.fixture
@@ -38,28 +50,47 @@ def given(monkeypatch):
     monkeypatch.setattr(Pipeline, 'build', lambda self: None)  # a build would require a GPU
     for name in ('image', 'image_slice'):
         make = getattr(fn.decoders, name)
-        monkeypatch.setattr(fn.decoders, name, lambda *a, make=make, **k: (given.append(k), make(*a, **k))[1])
+        monkeypatch.setattr(
+            fn.decoders, name, lambda *a, make=make, **k: (given.append(k), make(*a, **k))[1]
+        )
     return given
 
 
-@pytest.mark.parametrize('decoder, crop', [('mixed', 'random_resized'), ('mixed', 'padded'), ('cpu', 'random_resized')])
+@pytest.mark.parametrize(
+    'decoder, crop', [('mixed', 'random_resized'), ('mixed', 'padded'), ('cpu', 'random_resized')]
+)
 def test_keys_configure_nvjpeg_and_no_other_decoder(numbered, given, decoder, crop):
-    pipeline.build_pipeline(iter(()), 4, with_data(numbered, crop=crop, decoder=decoder, **NVJPEG), True, 0)
-    expected = {'hw_decoder_load': 0.7, 'hybrid_huffman_threshold': 500_000, 'preallocate_width_hint': 5980,
-                'preallocate_height_hint': 6430, 'bytes_per_sample_hint': 1_315_942,
-                'device_memory_padding': 256 * 2**20, 'host_memory_padding': 128 * 2**20, 'affine': False}
+    pipeline.build_pipeline(
+        iter(()), 4, with_data(numbered, crop=crop, decoder=decoder, **NVJPEG), True, 0
+    )
+    expected = {
+        'hw_decoder_load': 0.7,
+        'hybrid_huffman_threshold': 500_000,
+        'preallocate_width_hint': 5980,
+        'preallocate_height_hint': 6430,
+        'bytes_per_sample_hint': 1_315_942,
+        'device_memory_padding': 256 * 2**20,
+        'host_memory_padding': 128 * 2**20,
+        'affine': False,
+    }
     got = {k: v for k, v in given[-1].items() if k not in ('axis_names', 'output_type')}
     assert got == {'device': decoder, **(expected if decoder == 'mixed' else {})}
 
 
-@pytest.mark.parametrize('crop, is_training, load', [
-    ('random_resized', True, 0.0), ('random_resized', False, 0.65), ('padded', True, 0.65)])
+@pytest.mark.parametrize(
+    'crop, is_training, load',
+    [('random_resized', True, 0.0), ('random_resized', False, 0.65), ('padded', True, 0.65)],
+)
 def test_hardware_decodes_whole_images_but_no_crops(numbered, given, crop, is_training, load):
-    pipeline.build_pipeline(iter(()), 4, with_data(numbered, crop=crop, decoder='mixed'), is_training, 0)
+    pipeline.build_pipeline(
+        iter(()), 4, with_data(numbered, crop=crop, decoder='mixed'), is_training, 0
+    )
     assert given[-1]['hw_decoder_load'] == load
 
 
-@pytest.mark.parametrize('key, value', [('hw_decoder_load', 1.01), ('host_memory_padding_mib', 65_536)])
+@pytest.mark.parametrize(
+    'key, value', [('hw_decoder_load', 1.01), ('host_memory_padding_mib', 65_536)]
+)
 def test_values_out_of_range_for_dali_are_refused(key, value):
     config = Config(train=TrainConfig(local_batch_size=8))
     check_values(with_data(config, **NVJPEG))
@@ -76,7 +107,8 @@ def test_records_are_cached_until_memory_is_full():
     cache = RecordCache(lambda p: (reads.append(p), record(p, [200, 500, 100, 50][p]))[1], 300)
     first, again = ([cache.read(p) for p in range(4)] for _ in range(2))
     assert [is_read for _, is_read in first] == [True] * 4
-    assert [is_read for _, is_read in again] == [False, True, False, True]  # 100 bytes fit after 500 did not
+    # 100 bytes fit after 500 did not
+    assert [is_read for _, is_read in again] == [False, True, False, True]
     assert reads == [0, 1, 2, 3, 1, 3]
     assert first[0][0] is again[0][0] and [r.sample_id for r, _ in again] == [0, 1, 2, 3]
 
@@ -89,6 +121,7 @@ def test_concurrent_reads_of_a_record_count_once():
         if position == 0:
             together.wait(HANG_LIMIT_S)  # all four read it before any of them has cached it
         return record(position)
+
     cache = RecordCache(read, 300)
     with ThreadPoolExecutor(4) as pool:
         assert [is_read for _, is_read in pool.map(cache.read, [0] * 4)] == [True] * 4
@@ -116,12 +149,16 @@ def test_batches_from_the_cache_are_identical(numbered, monkeypatch, split, node
             return train_batches(config, shard, 9, 0, None)
         start = eval_batches(config, shard, None)
         return (b for _ in range(4) for b in start())
+
     expected = pixels(stream(numbered), 12)
     reads, read = Counter(), RecordFile.read
     monkeypatch.setattr(RecordFile, 'read', lambda self, p: (reads.update([p]), read(self, p))[1])
     for threads in (8, 1):  # with 8, a record may be read twice at the same time
         reads.clear()
-        assert_same(pixels(stream(with_data(numbered, record_cache_mib=1, read_threads=threads)), 12), expected)
+        assert_same(
+            pixels(stream(with_data(numbered, record_cache_mib=1, read_threads=threads)), 12),
+            expected,
+        )
     assert max(reads.values()) == 1
 
 
@@ -140,12 +177,15 @@ def test_batches_after_a_warm_up_are_identical(numbered, monkeypatch, crop, dept
     def passes():
         start = eval_batches(config, shard, None)
         return [batch for _ in range(2) for batch in pixels(start(), 5)]
+
     streams = list(islice(train_batches(config, shard, 9, 2, None), 7))
     expected, expected_eval = pixels(iter(streams), 7), passes()
     monkeypatch.setattr(pipeline, 'build_warm', lambda *a, is_warm: build_warm(*a, is_warm=True))
     warm = list(islice(train_batches(config, shard, 9, 2, None), 7))
     assert_same(pixels(iter(warm), 7), expected)
-    assert [(b.num_bytes, b.num_new_bytes) for b in warm] == [(b.num_bytes, b.num_new_bytes) for b in streams]
+    assert [(b.num_bytes, b.num_new_bytes) for b in warm] == [
+        (b.num_bytes, b.num_new_bytes) for b in streams
+    ]
     assert_same(passes(), expected_eval)
 
 
@@ -158,6 +198,7 @@ def test_warm_up_runs_the_pipeline_and_reads_nothing(numbered, monkeypatch, dept
         while True:
             taken.append(0)
             yield synthetic_inputs(4)
+
     pipe, left_over = build_warm(source(), 4, config, True, None, is_warm=True)
     assert (len(runs), taken, len(list(left_over))) == (1, [], depth - 1)
     pipe.run()

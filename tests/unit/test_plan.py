@@ -1,4 +1,5 @@
 """Plan of a configuration for a number of ranks, and learning rates at known steps."""
+
 from dataclasses import replace
 
 import pytest
@@ -19,14 +20,20 @@ def test_plans_match_published_runs():
     plan = make_plan(config(local_batch_size=208), 8)  # v0.5 DGX-1
     assert (plan.global_batch_size, plan.steps_per_epoch) == (1664, 770)
     assert plan.train_shard().num_padded == 770 * 1664 - 1_281_167
-    # v0.6 DGX-1: lars, 72 epochs of 770 steps, 5 of warm-up: lars_opt_learning_rate_decay_steps 51590.
-    c = replace(config(local_batch_size=208), schedule=ScheduleConfig(warmup_epochs=5, decay_epochs=72))
+    # v0.6 DGX-1: lars, 72 epochs of 770 steps, 5 of warm-up: lars_opt_learning_rate_decay_steps
+    # 51590.
+    c = replace(
+        config(local_batch_size=208), schedule=ScheduleConfig(warmup_epochs=5, decay_epochs=72)
+    )
     assert make_plan(c, 8).decay_steps == 51590
 
 
 def test_global_batch_is_shared_evenly_or_refused_with_a_fix():
     assert make_plan(config(global_batch_size=64), 2).local_batch_size == 32
-    assert make_plan(config(global_batch_size=64, gradient_accumulation_steps=4), 2).local_batch_size == 8
+    assert (
+        make_plan(config(global_batch_size=64, gradient_accumulation_steps=4), 2).local_batch_size
+        == 8
+    )
     with pytest.raises(ConfigError, match=r'got 64, expected a multiple of 3 .* such as 63'):
         make_plan(config(global_batch_size=64), 3)
     with pytest.raises(ConfigError, match='such as 8'):
@@ -41,61 +48,102 @@ def test_started_ranks_must_match_the_configuration():
 
 
 def test_closed_division_trains_the_epochs_after_its_last_evaluation():
-    c = replace(config(local_batch_size=208, max_epochs=42), run=RunConfig(submission_division='closed'))
+    c = replace(
+        config(local_batch_size=208, max_epochs=42), run=RunConfig(submission_division='closed')
+    )
     plan = make_plan(c, 8)
     text = render_plan(plan)
-    assert 'evaluated epochs      1, 5, 9, 13, 17 and 6 more (' in text and 'aborts after          42 epochs' in text
+    assert (
+        'evaluated epochs      1, 5, 9, 13, 17 and 6 more (' in text
+        and 'aborts after          42 epochs' in text
+    )
     assert (plan.block_epochs(37), plan.block_epochs(41)) == (4, 1)
     assert '17 and 7 more (counted' in render_plan(make_plan(replace(c, run=RunConfig()), 8))
     with pytest.raises(ConfigError, match='train.max_epochs: got 3, expected at least 4'):
-        make_plan(replace(c, train=TrainConfig(local_batch_size=208, max_epochs=3, eval_offset=3)), 8)
+        make_plan(
+            replace(c, train=TrainConfig(local_batch_size=208, max_epochs=3, eval_offset=3)), 8
+        )
 
 
 def test_evaluation_batch_is_at_most_the_images_of_a_rank():
     data = DataConfig(num_train=1000, num_val=50_000)
-    for train, world_size, batch in [({'local_batch_size': 64}, 1024, 49), ({'local_batch_size': 64}, 8, 64),
-                                     ({'local_batch_size': 8, 'eval_batch_size': 500}, 128, 391),
-                                     ({'local_batch_size': 8, 'eval_batch_size': 500}, 100, 500),
-                                     ({'local_batch_size': 8}, 60_000, 1)]:
+    for train, world_size, batch in [
+        ({'local_batch_size': 64}, 1024, 49),
+        ({'local_batch_size': 64}, 8, 64),
+        ({'local_batch_size': 8, 'eval_batch_size': 500}, 128, 391),
+        ({'local_batch_size': 8, 'eval_batch_size': 500}, 100, 500),
+        ({'local_batch_size': 8}, 60_000, 1),
+    ]:
         shard = make_plan(Config(data=data, train=TrainConfig(**train)), world_size).eval_shard()
         assert shard.local_batch_size == batch
         assert shard.steps_per_epoch > 1 or shard.num_padded < world_size
 
 
 def test_shuffle_by_node_is_in_the_shards_and_the_text():
-    c = replace(config(global_batch_size=60), data=DataConfig(shuffle='node', node_rotation_epochs=3))
+    c = replace(
+        config(global_batch_size=60), data=DataConfig(shuffle='node', node_rotation_epochs=3)
+    )
     plan = replace(make_plan(c, 4), nodes=(0, 0, 1, 1))
-    assert 'node: each node reads a part of the images, another one every 3 epochs' in render_plan(plan)
+    assert 'node: each node reads a part of the images, another one every 3 epochs' in render_plan(
+        plan
+    )
     assert (plan.train_shard(3).nodes, plan.train_shard(3).rotation_epochs) == ((0, 0, 1, 1), 3)
     assert make_plan(config(global_batch_size=60), 4).train_shard().rotation_epochs is None
 
 
-@pytest.mark.parametrize('schedule, max_epochs, text', [
-    ({'decay': 'step', 'step_epochs': (3.0, 5.0)}, 6, '1 to 2: 0.0025 .. 0.1; 3: 0.1; 4 to 5: 0.01; 6: 0.001'),
-    ({'decay': 'poly', 'poly_power': 1.0, 'end_lr': 0.0, 'decay_epochs': 4.0}, 4,
-     '1 to 2: 0.0025 .. 0.1; 3 to 4: 0.0975 .. 0'),
-    ({'decay': 'step', 'step_epochs': (2.5,), 'warmup_epochs': 0.0}, 3, '1 to 2: 0.1; 3: 0.1 .. 0.01')])
+@pytest.mark.parametrize(
+    'schedule, max_epochs, text',
+    [
+        (
+            {'decay': 'step', 'step_epochs': (3.0, 5.0)},
+            6,
+            '1 to 2: 0.0025 .. 0.1; 3: 0.1; 4 to 5: 0.01; 6: 0.001',
+        ),
+        (
+            {'decay': 'poly', 'poly_power': 1.0, 'end_lr': 0.0, 'decay_epochs': 4.0},
+            4,
+            '1 to 2: 0.0025 .. 0.1; 3 to 4: 0.0975 .. 0',
+        ),
+        (
+            {'decay': 'step', 'step_epochs': (2.5,), 'warmup_epochs': 0.0},
+            3,
+            '1 to 2: 0.1; 3: 0.1 .. 0.01',
+        ),
+    ],
+)
 def test_learning_rate_is_given_for_runs_of_epochs(schedule, max_epochs, text):
     schedule = ScheduleConfig(**{'warmup_epochs': 2.0, **schedule})
-    c = Config(data=DataConfig(num_train=200), schedule=schedule,
-               train=TrainConfig(local_batch_size=10, max_epochs=max_epochs))
+    c = Config(
+        data=DataConfig(num_train=200),
+        schedule=schedule,
+        train=TrainConfig(local_batch_size=10, max_epochs=max_epochs),
+    )
     assert f'learning rate         {text} (epochs' in render_plan(make_plan(c, 1))
 
 
-# --- resume with a different number of ranks ----------------------------------------------------------
+# --- resume with a different number of ranks
+# ----------------------------------------------------------
 
-@pytest.mark.parametrize('train, world_size, batch, scale', [
-    ({'global_batch_size': 64}, 2, 64, 1.0),
-    ({'global_batch_size': 64}, 3, 63, 63 / 64),
-    ({'global_batch_size': 64, 'gradient_accumulation_steps': 2}, 3, 60, 60 / 64),
-    ({'local_batch_size': 16}, 3, 48, 48 / 64),         # 4 ranks of 16 before
-])
-def test_elastic_plan_keeps_the_batch_if_possible_and_scales_the_rate(train, world_size, batch, scale):
+
+@pytest.mark.parametrize(
+    'train, world_size, batch, scale',
+    [
+        ({'global_batch_size': 64}, 2, 64, 1.0),
+        ({'global_batch_size': 64}, 3, 63, 63 / 64),
+        ({'global_batch_size': 64, 'gradient_accumulation_steps': 2}, 3, 60, 60 / 64),
+        ({'local_batch_size': 16}, 3, 48, 48 / 64),  # 4 ranks of 16 before
+    ],
+)
+def test_elastic_plan_keeps_the_batch_if_possible_and_scales_the_rate(
+    train, world_size, batch, scale
+):
     c = replace(config(**train), run=RunConfig(num_nodes=4, ranks_per_node=1))
     plan = make_elastic_plan(c, world_size, 64)
     assert (plan.global_batch_size, plan.lr_scale, plan.config) == (batch, pytest.approx(scale), c)
     steady = plan.steps_per_epoch * 20
-    assert plan.learning_rate(steady) == pytest.approx(scale * replace(plan, lr_scale=1.0).learning_rate(steady))
+    assert plan.learning_rate(steady) == pytest.approx(
+        scale * replace(plan, lr_scale=1.0).learning_rate(steady)
+    )
 
 
 def test_elastic_plan_without_an_image_per_rank_is_refused():
@@ -115,41 +163,64 @@ def test_resumed_step_skips_no_image_and_repeats_less_than_a_batch(before, now):
         assert 0 <= seen - got % plan.steps_per_epoch * now < now
 
 
-@pytest.mark.parametrize('num_train, ranks, local, passes', [(100, 3, 4, 2), (96, 2, 4, 1), (5, 4, 2, 1)])
+@pytest.mark.parametrize(
+    'num_train, ranks, local, passes', [(100, 3, 4, 2), (96, 2, 4, 1), (5, 4, 2, 1)]
+)
 @pytest.mark.parametrize('last_batch', ['weight', 'wrap'])
 def test_every_image_of_an_epoch_has_the_same_weight(num_train, ranks, local, passes, last_batch):
     train = TrainConfig(local_batch_size=local, gradient_accumulation_steps=passes)
-    plan = make_plan(Config(data=DataConfig(num_train=num_train, last_batch=last_batch), train=train), ranks)
-    filled = sum(plan.fraction(s) for s in range(plan.steps_per_epoch))  # also the factor on the learning rate
+    plan = make_plan(
+        Config(data=DataConfig(num_train=num_train, last_batch=last_batch), train=train), ranks
+    )
+    # also the factor on the learning rate
+    filled = sum(plan.fraction(s) for s in range(plan.steps_per_epoch))
     counted = num_train if last_batch == 'weight' else plan.global_batch_size * plan.steps_per_epoch
-    assert filled * plan.global_batch_size == pytest.approx(counted) and plan.train_shard().num_counted == counted
+    assert (
+        filled * plan.global_batch_size == pytest.approx(counted)
+        and plan.train_shard().num_counted == counted
+    )
     assert plan.loss_weight == 1 / (local * passes)  # for any number of ranks
 
 
-@pytest.mark.parametrize('last_batch, factor, text', [('weight', 1551 / 1664, '0.9321'), ('wrap', 1, '1')])
+@pytest.mark.parametrize(
+    'last_batch, factor, text', [('weight', 1551 / 1664, '0.9321'), ('wrap', 1, '1')]
+)
 def test_plan_gives_the_filled_part_of_the_last_step(last_batch, factor, text):
-    plan = make_plan(replace(config(local_batch_size=208), data=DataConfig(last_batch=last_batch)), 8)
+    plan = make_plan(
+        replace(config(local_batch_size=208), data=DataConfig(last_batch=last_batch)), 8
+    )
     assert [plan.fraction(step) for step in (768, 769)] == pytest.approx([1, factor])
     assert f'last step             learning rate x {text}, its filled part\n' in render_plan(plan)
 
 
 def test_warmup_reaches_base_lr_at_its_last_step():
-    s = ScheduleConfig(base_lr=1.0, warmup_epochs=2, decay='step', decay_epochs=90, step_epochs=(30.0,))
+    s = ScheduleConfig(
+        base_lr=1.0, warmup_epochs=2, decay='step', decay_epochs=90, step_epochs=(30.0,)
+    )
     assert [learning_rate(s, step, 5) for step in range(11)] == pytest.approx(
-        [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.0])
+        [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.0]
+    )
 
 
 def test_step_decay_drops_at_the_first_step_of_its_epochs():
-    s = ScheduleConfig(base_lr=0.4, warmup_epochs=0, decay='step', decay_epochs=90, step_epochs=(10.0, 60.0))
+    s = ScheduleConfig(
+        base_lr=0.4, warmup_epochs=0, decay='step', decay_epochs=90, step_epochs=(10.0, 60.0)
+    )
     per_epoch = 7
     rates = [learning_rate(s, e * per_epoch + d, per_epoch) for e in (10, 60) for d in (-1, 0)]
     assert rates == pytest.approx([0.4, 0.04, 0.04, 0.004])
 
 
 def test_poly_and_cosine_decay_to_end_lr():
-    poly = ScheduleConfig(base_lr=2.0, warmup_epochs=1, decay='poly', decay_epochs=5, end_lr=0.0, poly_power=2)
-    assert [learning_rate(poly, step, 4) for step in (3, 11, 19, 100)] == pytest.approx([2.0, 0.5, 0.0, 0.0])
-    cosine = ScheduleConfig(base_lr=1.0, warmup_epochs=0, decay='cosine', decay_epochs=2, end_lr=0.0)
+    poly = ScheduleConfig(
+        base_lr=2.0, warmup_epochs=1, decay='poly', decay_epochs=5, end_lr=0.0, poly_power=2
+    )
+    assert [learning_rate(poly, step, 4) for step in (3, 11, 19, 100)] == pytest.approx(
+        [2.0, 0.5, 0.0, 0.0]
+    )
+    cosine = ScheduleConfig(
+        base_lr=1.0, warmup_epochs=0, decay='cosine', decay_epochs=2, end_lr=0.0
+    )
     assert [learning_rate(cosine, step, 2) for step in (1, 3)] == pytest.approx([0.5, 0.0])
     kept = ScheduleConfig(base_lr=1.0, warmup_epochs=0, decay='poly', decay_epochs=2, end_lr=1e-4)
     assert learning_rate(kept, 1000, 2) == pytest.approx(1e-4)

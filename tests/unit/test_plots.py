@@ -1,4 +1,5 @@
 """Plots: consistent colours, axes, and limits on the number of marks."""
+
 import re
 from dataclasses import replace
 from xml.etree import ElementTree
@@ -35,9 +36,15 @@ def sweep(tmp_path_factory):
     """Systems of 1, 2 and 40 nodes whose times differ more than tenfold; one run aborted."""
     tmp_path = tmp_path_factory.mktemp('sweep')
     for nodes in (1, 2, 40):
-        write_set(tmp_path / f'sweep/{nodes}x4', 3, nodes=nodes, ranks=4 * nodes, batch=64 * nodes,
-                  epoch_s=lambda k, nodes=nodes: (600.0 + k) / nodes,
-                  status=lambda k, nodes=nodes: 'aborted' if (nodes, k) == (2, 0) else 'success')
+        write_set(
+            tmp_path / f'sweep/{nodes}x4',
+            3,
+            nodes=nodes,
+            ranks=4 * nodes,
+            batch=64 * nodes,
+            epoch_s=lambda k, nodes=nodes: (600.0 + k) / nodes,
+            status=lambda k, nodes=nodes: 'aborted' if (nodes, k) == (2, 0) else 'success',
+        )
     return tmp_path / 'sweep'
 
 
@@ -51,8 +58,12 @@ def test_system_has_one_exclusive_colour_in_all_plots(pictures):
     assert not others & set(COLOURS)
     colours = {}
     for picture in pictures.values():
-        for title, drawn in marks_of(picture) if picture.name not in ('time_parts', 'sweep_1x4') else []:
-            system = re.sub('^(1|2|40)x4/.*|:.*', r'\1', title).removesuffix('s').removesuffix(' node')
+        for title, drawn in (
+            marks_of(picture) if picture.name not in ('time_parts', 'sweep_1x4') else []
+        ):
+            system = (
+                re.sub('^(1|2|40)x4/.*|:.*', r'\1', title).removesuffix('s').removesuffix(' node')
+            )
             if drawn:  # an ideal line has the colour of the grid
                 colours.setdefault(system, set()).update(drawn)
     assert len(pictures) == 7
@@ -61,8 +72,11 @@ def test_system_has_one_exclusive_colour_in_all_plots(pictures):
 
 def test_values_that_differ_tenfold_have_a_logarithmic_axis(sweep, pictures):
     near = pictures_of(sweep / '1x4', sweep / '2x4')
-    for picture, name in [('time_to_train', 'minutes'), ('accuracy_time', 'minutes since run_start'),
-                          ('throughput', 'images/s')]:
+    for picture, name in [
+        ('time_to_train', 'minutes'),
+        ('accuracy_time', 'minutes since run_start'),
+        ('throughput', 'images/s'),
+    ]:
         assert f'>{name} (logarithmic)<' in render_svg(pictures[picture])
         assert f'>{name}<' in render_svg(near[picture])
     ticks = set(re.findall('>([^<>]+)</text>', render_svg(pictures['time_to_train'])))
@@ -73,7 +87,8 @@ def test_curve_that_starts_at_zero_has_a_logarithmic_axis(tmp_path):
     for name, epoch_s in (('a', 1.0), ('b', 100.0)):
         write_set(tmp_path / name, 1, epoch_s=epoch_s, first_s=0.0, eval_s=0.0)
     titles = [t for t, _ in marks_of(pictures_of(tmp_path)['accuracy_time'])]
-    assert len(titles) == 2 and all(t.endswith('2 epochs') for t in titles)  # the first evaluation is at 0 min
+    # the first evaluation is at 0 min
+    assert len(titles) == 2 and all(t.endswith('2 epochs') for t in titles)
 
 
 def test_heading_is_in_the_file_but_not_in_the_page(pictures):
@@ -99,7 +114,10 @@ def test_status_of_a_run_is_marked(sweep, pictures):
     svg = render_svg(pictures['epochs'])
     assert '>did not converge<' in svg and '>converged<' in svg and '>still running<' not in svg
     system = study_of(sweep / '1x4').baseline
-    running = replace(system, runs=(replace(system.runs[0], status='running', time_to_train_s=None), *system.runs[1:]))
+    running = replace(
+        system,
+        runs=(replace(system.runs[0], status='running', time_to_train_s=None), *system.runs[1:]),
+    )
     drawn = pictures_of(sweep / '1x4', run_sets=(running,), baseline=running)
     single = {name: render_svg(p) for name, p in drawn.items()}
     for name in ('epochs', 'accuracy_time'):
@@ -109,25 +127,34 @@ def test_status_of_a_run_is_marked(sweep, pictures):
 
 
 def test_number_of_drawn_runs_is_limited_and_noted(tmp_path):
-    write_set(tmp_path / '1x4', 300, epoch_s=lambda k: 60.0 + k / 7, accuracies=(0.2, 0.5, 0.6, 0.7, 0.76))
+    write_set(
+        tmp_path / '1x4', 300, epoch_s=lambda k: 60.0 + k / 7, accuracies=(0.2, 0.5, 0.6, 0.7, 0.76)
+    )
     pictures = pictures_of(tmp_path)
     assert max(len(p.tips) for p in pictures.values()) < 10  # more runs do not add artists
     times = [t for t, _ in marks_of(pictures['time_to_train'])]
     assert len(times) == 1 + bars._MAX_RUNS < 300
-    assert {'1x4/result_0.txt', '1x4/result_299.txt'} <= {t.partition(':')[0] for t in times}  # fastest and slowest
-    assert (f'At most {bars._MAX_RUNS} runs of each system are drawn, evenly spaced from fastest to slowest'
-            in pictures['time_to_train'].caption)
+    # fastest and slowest
+    assert {'1x4/result_0.txt', '1x4/result_299.txt'} <= {t.partition(':')[0] for t in times}
+    assert (
+        f'At most {bars._MAX_RUNS} runs of each system are drawn, evenly spaced from fastest to '
+        'slowest' in pictures['time_to_train'].caption
+    )
     assert len(marks_of(pictures['accuracy_epochs'])) == 5 * curves._MAX_CURVES
 
 
 def test_number_of_drawn_systems_is_limited_and_noted(tmp_path):
     for i in range(30):
-        write_set(tmp_path / f'box{i:02d}', 1, epoch_s=600.0 - i, seed=i, accuracies=(*[0.5] * 44, 0.76))
+        write_set(
+            tmp_path / f'box{i:02d}', 1, epoch_s=600.0 - i, seed=i, accuracies=(*[0.5] * 44, 0.76)
+        )
     pictures = pictures_of(tmp_path)
     names = {t.partition('/')[0] for t, _ in marks_of(pictures['epochs']) if '/' in t}
     assert len(names) == scene._MAX_SYSTEMS and {'box00', 'box29'} <= names
     for picture in pictures.values():
-        assert '24 of 30 systems are drawn, evenly spaced from fastest to slowest' in picture.caption
+        assert (
+            '24 of 30 systems are drawn, evenly spaced from fastest to slowest' in picture.caption
+        )
     # Only the last of 45 evaluations of each run is marked.
     assert len(marks_of(pictures['accuracy_time'])) == 24
     assert 'Only the last point of each curve is marked' in pictures['accuracy_time'].caption
@@ -137,25 +164,39 @@ def test_number_of_drawn_systems_is_limited_and_noted(tmp_path):
 def test_long_texts_are_shortened(tmp_path):
     write_set(tmp_path / ('a' * 200), 1, platform='b' * 900)
     pictures = pictures_of(tmp_path)
-    assert f'{"a" * 99}…/result_0.txt: 2.00 epochs, converged' in [t for t, _ in marks_of(pictures['epochs'])]
+    assert f'{"a" * 99}…/result_0.txt: 2.00 epochs, converged' in [
+        t for t, _ in marks_of(pictures['epochs'])
+    ]
     for picture in pictures.values():
-        assert all(len(t.text or '') < 80 for t in ElementTree.fromstring(render_svg(picture)).iter(f'{SVG}text'))
+        assert all(
+            len(t.text or '') < 80
+            for t in ElementTree.fromstring(render_svg(picture)).iter(f'{SVG}text')
+        )
         assert len(picture.above) <= 8
 
 
 def test_unlogged_initialisation_has_no_bar(tmp_path):
-    write_lines(tmp_path / 'result_0.txt', [text for text in run_lines(target=0.759) if '"init_' not in text])
+    write_lines(
+        tmp_path / 'result_0.txt',
+        [text for text in run_lines(target=0.759) if '"init_' not in text],
+    )
     svg = render_svg(pictures_of(tmp_path)['time_parts'])
     assert 'before the clock 0.0 s' not in svg and 'later epochs 10.0 s' in svg
 
 
 def test_settings_of_matplotlib_in_the_current_folder_change_nothing(tmp_path):
     mine, other = tmp_path / 'mine', tmp_path / 'other'
-    settings = 'text.usetex: True\naxes.facecolor: red\nlines.linewidth: 9\nsavefig.format: pdf\nfigure.dpi: 20\n'
+    settings = (
+        'text.usetex: True\naxes.facecolor: red\nlines.linewidth: 9\nsavefig.format: '
+        'pdf\nfigure.dpi: 20\n'
+    )
     write_files(mine, {'matplotlibrc': settings})
     write_files(other, {'empty': ''})
     for folder in (mine, other):
         done = run([*CLI, 'report', shipped_logs() / 'digits_2ranks', '--out', 'out'], cwd=folder)
         assert done.returncode == 0, done.stderr
-    files = [{p.name: p.read_bytes() for p in (folder / 'out').rglob('*.svg')} for folder in (mine, other)]
+    files = [
+        {p.name: p.read_bytes() for p in (folder / 'out').rglob('*.svg')}
+        for folder in (mine, other)
+    ]
     assert files[0] == files[1] != {}

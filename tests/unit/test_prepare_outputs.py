@@ -1,4 +1,6 @@
-"""Files that prepare finds in --out, and what counts as prepared: nothing of the user is replaced or stays old."""
+"""Files that prepare finds in --out, and what counts as prepared: nothing of the user is replaced
+or stays old."""
+
 import io
 import json
 import os
@@ -33,8 +35,10 @@ def prepare(*arguments) -> int:
 def greys(folder, split='train'):
     """Return label and grey of each record."""
     records = RecordFile(folder / f'{split}.rec')
-    return [(r.label, int(np.asarray(Image.open(io.BytesIO(r.image.tobytes())))[0, 0]))
-            for r in map(records.read, range(len(records)))]
+    return [
+        (r.label, int(np.asarray(Image.open(io.BytesIO(r.image.tobytes())))[0, 0]))
+        for r in map(records.read, range(len(records)))
+    ]
 
 
 @pytest.fixture
@@ -56,7 +60,8 @@ def words(source, tmp_path):
 
 @pytest.fixture
 def interrupted(words, tmp_path, monkeypatch):
-    """Interrupt a preparation after the first two of its parts of two images. Return a function that resumes it."""
+    """Interrupt a preparation after the first two of its parts of two images. Return a function
+    that resumes it."""
     monkeypatch.setattr(packing, 'PART_SIZE', 2)
     make_record, calls = packing.make_record, []
 
@@ -71,13 +76,27 @@ def interrupted(words, tmp_path, monkeypatch):
             patch.setattr(packing, 'make_record', stop_at_fifth)
             prepare(*(arguments or words))
         assert [*tmp_path.glob('out/.parts/*/train_00001.json')]
+
     return start
 
 
-# --- files of the user -------------------------------------------------------------------------------------------
+# --- files of the user
+# -------------------------------------------------------------------------------------------
 
-FOREIGN = ['train.rec', 'validation.idx', 'train.index.npy', 'validation.crc.npy', 'train.names.txt', 'manifest.json',
-           'damaged.txt', 'train.yaml', '.parts', '.parts/notes.txt', '.parts/' + 'a' * 64 + '/mine.rec', OUTPUT_LOCK]
+FOREIGN = [
+    'train.rec',
+    'validation.idx',
+    'train.index.npy',
+    'validation.crc.npy',
+    'train.names.txt',
+    'manifest.json',
+    'damaged.txt',
+    'train.yaml',
+    '.parts',
+    '.parts/notes.txt',
+    '.parts/' + 'a' * 64 + '/mine.rec',
+    OUTPUT_LOCK,
+]
 
 
 @pytest.mark.parametrize('is_link', [False, True], ids=['file', 'dangling link'])
@@ -100,7 +119,9 @@ def test_file_that_prepare_did_not_write_is_refused(words, tmp_path, name, is_li
 def test_complete_and_damaged_data_of_prepare_are_not_replaced(words, tmp_path):
     assert prepare(*words) == 0
     os.truncate(tmp_path / 'out/train.rec', 100)
-    with pytest.raises(UserError, match='train.rec: got 100 bytes, expected .*; copy the folder from an'):
+    with pytest.raises(
+        UserError, match='train.rec: got 100 bytes, expected .*; copy the folder from an'
+    ):
         prepare(*words)
     assert (tmp_path / 'out/train.rec').stat().st_size == 100
 
@@ -114,6 +135,7 @@ def test_stop_between_any_two_files_is_resumed(words, tmp_path, monkeypatch):
             if next(left, None) is None:
                 raise KeyboardInterrupt
             link(*paths)
+
         with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
             patch.setattr(os, 'link', stop)
             prepare(*words)
@@ -127,6 +149,7 @@ def test_stop_between_any_two_files_is_resumed(words, tmp_path, monkeypatch):
 def test_disk_without_hard_links_is_used(words, tmp_path, monkeypatch):
     def refuse(*_):
         raise PermissionError(1, 'Operation not permitted')
+
     monkeypatch.setattr(os, 'link', refuse)
     assert prepare(*words) == prepare(*words) == 0 and verify(tmp_path / 'out', 1)[1] == []
 
@@ -146,16 +169,22 @@ def test_second_preparation_of_a_folder_and_its_verification_are_refused_meanwhi
     out = tmp_path / 'out'
     with folder_lock(out, '--out', OUTPUT_LOCK):
         for others in (words, ('digits', '--out', out)):
-            with pytest.raises(UserError, match=rf'out is in use by process {os.getpid()} on .*; wait for it'):
+            with pytest.raises(
+                UserError, match=rf'out is in use by process {os.getpid()} on .*; wait for it'
+            ):
                 prepare(*others)
         (out / 'manifest.json').touch()
-        with pytest.raises(UserError, match=rf'--verify: .*out is in use by process {os.getpid()} on '):
+        with pytest.raises(
+            UserError, match=rf'--verify: .*out is in use by process {os.getpid()} on '
+        ):
             verify(out, 1)
         (out / 'manifest.json').unlink()
     assert not out.exists() and prepare(*words) == 0 and not (out / OUTPUT_LOCK).exists()
 
 
-# --- images of a resumed preparation -----------------------------------------------------------------------------
+# --- images of a resumed preparation
+# -----------------------------------------------------------------------------
+
 
 def test_replaced_images_of_equal_size_are_packed_again(words, source, interrupted, tmp_path):
     interrupted()
@@ -167,8 +196,14 @@ def test_replaced_images_of_equal_size_are_packed_again(words, source, interrupt
 
 def write_tars(folder, grey):
     folder.mkdir(exist_ok=True)
-    (folder / 'ILSVRC2012_img_train.tar').write_bytes(tar_of({
-        f'n{k}.tar': tar_of({f'n{k}_{i}.JPEG': bitmap(grey + 10 * k + i) for i in range(3)}) for k in range(2)}))
+    (folder / 'ILSVRC2012_img_train.tar').write_bytes(
+        tar_of(
+            {
+                f'n{k}.tar': tar_of({f'n{k}_{i}.JPEG': bitmap(grey + 10 * k + i) for i in range(3)})
+                for k in range(2)
+            }
+        )
+    )
     (folder / 'ILSVRC2012_img_val.tar').write_bytes(tar_of({'v.JPEG': bitmap(9)}))
     (folder / 'truth.txt').write_text('n1\n')
 
@@ -176,8 +211,16 @@ def write_tars(folder, grey):
 @pytest.mark.parametrize('is_complete', [False, True])
 def test_replaced_images_in_a_tar_of_equal_size_are_noticed(tmp_path, interrupted, is_complete):
     write_tars(tmp_path / 'tars', 0)
-    words = ('imagenet', '--source', tmp_path / 'tars', '--out', tmp_path / 'out', '--allow-partial',
-             '--ground-truth', tmp_path / 'tars/truth.txt')
+    words = (
+        'imagenet',
+        '--source',
+        tmp_path / 'tars',
+        '--out',
+        tmp_path / 'out',
+        '--allow-partial',
+        '--ground-truth',
+        tmp_path / 'tars/truth.txt',
+    )
     if is_complete:
         assert prepare(*words) == prepare(*words) == 0
     else:
@@ -190,7 +233,9 @@ def test_replaced_images_in_a_tar_of_equal_size_are_noticed(tmp_path, interrupte
         assert prepare(*words) == 0 and min(grey for _, grey in greys(tmp_path / 'out')) == 100
 
 
-# --- what is already prepared ------------------------------------------------------------------------------------
+# --- what is already prepared
+# ------------------------------------------------------------------------------------
+
 
 def swap_classes(source):
     for split in ('train', 'val'):
@@ -206,12 +251,22 @@ def change_image(source):
     os.utime(path, ns=times)
 
 
-@pytest.mark.parametrize('change', [swap_classes, change_image, lambda source: (source / 'train/b/2.bmp').rename(
-    source / 'train/b/9.bmp')], ids=['classes', 'image', 'name'])
+@pytest.mark.parametrize(
+    'change',
+    [
+        swap_classes,
+        change_image,
+        lambda source: (source / 'train/b/2.bmp').rename(source / 'train/b/9.bmp'),
+    ],
+    ids=['classes', 'image', 'name'],
+)
 def test_changed_source_is_not_already_prepared(words, source, change):
     assert prepare(*words) == 0
     change(source)
-    with pytest.raises(DataError, match='--source: got other images, names, labels or --resize-shorter than those in'):
+    with pytest.raises(
+        DataError,
+        match='--source: got other images, names, labels or --resize-shorter than those in',
+    ):
         prepare(*words)
 
 
@@ -233,7 +288,9 @@ def test_images_are_read_again_only_if_a_file_has_changed(words, source, tmp_pat
 
 def test_manifest_of_an_earlier_version_is_compared_by_numbers(words, source, tmp_path):
     assert prepare(*words) == 0
-    manifest = {k: v for k, v in load_manifest(tmp_path / 'out').items() if not k.startswith('source_')}
+    manifest = {
+        k: v for k, v in load_manifest(tmp_path / 'out').items() if not k.startswith('source_')
+    }
     packing.dump_manifest(tmp_path / 'out', manifest)
     change_image(source)
     assert prepare(*words) == 0
@@ -256,7 +313,9 @@ def test_records_of_im2rec_are_not_read_again_in_their_own_folder(words, tmp_pat
         assert prepare(*again) == 0
     (tmp_path / 'records/val.idx').touch()
     assert prepare(*again) == 0  # a link to val.rec is not another file of records
-    (tmp_path / 'records/val.rec').write_bytes(before[tmp_path / 'records/val.rec'][:-64] + bytes(64))
+    (tmp_path / 'records/val.rec').write_bytes(
+        before[tmp_path / 'records/val.rec'][:-64] + bytes(64)
+    )
     with pytest.raises(DataError):
         prepare(*again)
 
@@ -266,7 +325,9 @@ def test_names_do_not_control_the_terminal(source, tmp_path):
         (source / split / 'b').rename(source / split / '\x1b]0;PWNED\x07\x1b[31mred')
         (source / split / 'x\x9b1m.txt').touch()
     for word in ('?]0;PWNED??[31mred', 'x?[1m is already prepared'):
-        done = call('prepare', 'folder', '--source', source, '--out', tmp_path / 'out', '--name', 'x\x1b[1m')
+        done = call(
+            'prepare', 'folder', '--source', source, '--out', tmp_path / 'out', '--name', 'x\x1b[1m'
+        )
         assert done.returncode == 0 and word in done.stdout
         assert not {'\x1b', '\x07', '\x9b'} & {*done.stdout, *done.stderr}
 
@@ -282,11 +343,15 @@ def test_copies_of_a_source_give_the_same_data(words, source, tmp_path):
     """The doctor compares the data of hosts, each of which may have prepared its own copy."""
     copy = shutil.copytree(source, tmp_path / 'copy/source')
     assert prepare(*words) == prepare('folder', '--source', copy, '--out', tmp_path / 'other') == 0
-    assert len({data_digest(DataConfig(dir=str(tmp_path / name))) for name in ('out', 'other')}) == 1
+    assert (
+        len({data_digest(DataConfig(dir=str(tmp_path / name))) for name in ('out', 'other')}) == 1
+    )
     assert len({(tmp_path / name / 'manifest.json').read_bytes() for name in ('out', 'other')}) == 2
 
 
-@pytest.mark.parametrize('name', ['train.rec', 'train.idx', 'validation.crc.npy', 'train.names.txt'])
+@pytest.mark.parametrize(
+    'name', ['train.rec', 'train.idx', 'validation.crc.npy', 'train.names.txt']
+)
 def test_prepared_data_without_one_of_its_files_is_not_called_prepared(source, tmp_path, name):
     words = 'folder', '--source', source, '--out', tmp_path / 'out'
     assert prepare(*words) == 0
@@ -295,29 +360,46 @@ def test_prepared_data_without_one_of_its_files_is_not_called_prepared(source, t
         prepare(*words)
 
 
-@pytest.mark.parametrize('path, damage', [
-    ('train.rec', lambda content: content.replace(bitmap(1), bitmap(7))),
-    ('train.rec', lambda content: content[:-1]), ('train_00000.json', lambda content: b''),
-    ('train_00000.json', lambda content: content.replace(b'"sizes":[', b'"old":['))],
-    ids=['image', 'cut', 'no-list', 'no-sizes'])
+@pytest.mark.parametrize(
+    'path, damage',
+    [
+        ('train.rec', lambda content: content.replace(bitmap(1), bitmap(7))),
+        ('train.rec', lambda content: content[:-1]),
+        ('train_00000.json', lambda content: b''),
+        ('train_00000.json', lambda content: content.replace(b'"sizes":[', b'"old":[')),
+    ],
+    ids=['image', 'cut', 'no-list', 'no-sizes'],
+)
 def test_parts_that_have_changed_since_are_packed_again(words, tmp_path, interrupted, path, damage):
     interrupted()
-    part, = tmp_path.glob(f'out/.parts/*/{path}')
+    (part,) = tmp_path.glob(f'out/.parts/*/{path}')
     content = part.read_bytes()
     part.write_bytes(damage(content))
     assert part.read_bytes() != content
-    assert prepare(*words) == 0 and greys(tmp_path / 'out') == [(0, 0), (0, 1), (0, 2), (1, 10), (1, 11), (1, 12)]
+    assert prepare(*words) == 0 and greys(tmp_path / 'out') == [
+        (0, 0),
+        (0, 1),
+        (0, 2),
+        (1, 10),
+        (1, 11),
+        (1, 12),
+    ]
     assert verify(tmp_path / 'out', 1)[1] == []
 
 
-@pytest.mark.parametrize('edit', [lambda m: m['classes'].reverse(), lambda m: m.update(skipped=7)],
-                         ids=['classes', 'skipped'])
+@pytest.mark.parametrize(
+    'edit',
+    [lambda m: m['classes'].reverse(), lambda m: m.update(skipped=7)],
+    ids=['classes', 'skipped'],
+)
 def test_edited_manifest_is_not_called_prepared(words, tmp_path, edit):
     assert prepare(*words) == 0
     manifest = load_manifest(tmp_path / 'out')
     edit(manifest)
     (tmp_path / 'out/manifest.json').write_text(json.dumps(manifest))
-    with pytest.raises(DataError, match='manifest.json: (does not match its own SHA-256|not a manifest)'):
+    with pytest.raises(
+        DataError, match='manifest.json: (does not match its own SHA-256|not a manifest)'
+    ):
         prepare(*words)
 
 

@@ -1,4 +1,5 @@
 """Order of reading, changed images and the command `why --probe`, on made-up figures."""
+
 import json
 
 import mxnet as mx
@@ -45,15 +46,23 @@ def test_bytes_read_in_the_planned_order():
 
 
 def test_ranks_that_read_equal_images():
-    assert set(order_causes(lambda e: np.repeat(epoch_order(SHARD, 7, e)[::2], 2))) == {'equal_shards'}
+    assert set(order_causes(lambda e: np.repeat(epoch_order(SHARD, 7, e)[::2], 2))) == {
+        'equal_shards'
+    }
 
 
 def test_ranks_that_read_images_in_stored_order():
-    assert set(order_causes(lambda e: np.resize(np.arange(401), SHARD.num_positions))) == {'shuffle'}
+    assert set(order_causes(lambda e: np.resize(np.arange(401), SHARD.num_positions))) == {
+        'shuffle'
+    }
 
 
 def test_sorted_images_that_are_not_shuffled(monkeypatch):
-    monkeypatch.setattr(probe, 'epoch_order', lambda shard, seed, epoch: np.resize(np.arange(401), shard.num_positions))
+    monkeypatch.setattr(
+        probe,
+        'epoch_order',
+        lambda shard, seed, epoch: np.resize(np.arange(401), shard.num_positions),
+    )
     assert accused(probe.judge_order({}, SHARD, 7, Records(), SORTED)) == ['shuffle']
 
 
@@ -62,24 +71,42 @@ def test_changed_images():
     data = DataConfig(mean=(100.0, 110.0, 120.0), std=(50.0, 60.0, 70.0))
     mean, std = np.reshape(data.mean, (3, 1, 1)), np.reshape(data.std, (3, 1, 1))
     train = np.random.default_rng(6).standard_normal((2, 3, 4, 4))
-    changed = {text: images for (_, text), images in probe.change_images((pixels - mean) / std, train, data).items()}
+    changed = {
+        text: images
+        for (_, text), images in probe.change_images((pixels - mean) / std, train, data).items()
+    }
     np.testing.assert_allclose(changed['values from 0 to 255'], pixels, atol=1e-4)
-    np.testing.assert_allclose(changed['blue before red'], (pixels[:, ::-1] - mean) / std, atol=1e-4)
+    np.testing.assert_allclose(
+        changed['blue before red'], (pixels[:, ::-1] - mean) / std, atol=1e-4
+    )
     for k in (1, 2, 3):
-        np.testing.assert_array_equal(np.rot90(changed[f'images turned by {90 * k} degrees'], -k, (2, 3)),
-                                      changed['half the values'] * 2)
+        np.testing.assert_array_equal(
+            np.rot90(changed[f'images turned by {90 * k} degrees'], -k, (2, 3)),
+            changed['half the values'] * 2,
+        )
     matched = changed['mean and deviation of training images']
     np.testing.assert_allclose(matched.mean((0, 2, 3)), train.mean((0, 2, 3)), atol=1e-4)
     np.testing.assert_allclose(matched.std((0, 2, 3)), train.std((0, 2, 3)), rtol=1e-4)
 
 
 @pytest.mark.parametrize('epochs', [12, 80])
-def test_command_probes_a_network_that_was_not_trained(tmp_path, digits, thin_resnets, monkeypatch, capsys, epochs):
+def test_command_probes_a_network_that_was_not_trained(
+    tmp_path, digits, thin_resnets, monkeypatch, capsys, epochs
+):
     monkeypatch.setattr(probe, '_MOST', 60)
-    data = DataConfig(str(digits), 'digits', 1437, 360, 10, image_size=32, resize_shorter=32, crop='none')
-    config = Config(RunConfig(seed=5), data, ModelConfig('resnet18'), train=TrainConfig(global_batch_size=64),
-                    schedule=ScheduleConfig(decay_epochs=epochs))
-    arrays = {n: p.data().asnumpy() for n, p in build_model(config, mx.cpu(), 5).collect_params().items()}
+    data = DataConfig(
+        str(digits), 'digits', 1437, 360, 10, image_size=32, resize_shorter=32, crop='none'
+    )
+    config = Config(
+        RunConfig(seed=5),
+        data,
+        ModelConfig('resnet18'),
+        train=TrainConfig(global_batch_size=64),
+        schedule=ScheduleConfig(decay_epochs=epochs),
+    )
+    arrays = {
+        n: p.data().asnumpy() for n, p in build_model(config, mx.cpu(), 5).collect_params().items()
+    }
     names = [str(k) for k in range(10)]
     description = describe_weights(config, names, 60, 4, 5, is_best=True, is_last=True)
     save_weights(tmp_path / 'weights', 'best', description, arrays)
@@ -88,7 +115,7 @@ def test_command_probes_a_network_that_was_not_trained(tmp_path, digits, thin_re
     assert run([str(tmp_path), '--probe', '--format', 'json']) == 0
     found = json.loads(capsys.readouterr().out)['accuracy']
     assert ('frozen' in [c['cause'] for c in found['causes']]) == (epochs == 12)
-    frozen, = (row for row in found['evidence'] if row['cause'] == 'frozen')
+    (frozen,) = (row for row in found['evidence'] if row['cause'] == 'frozen')
     assert frozen['measured'] == '21 of 21, such as conv0_weight' and 'turned' in frozen['figure']
     assert frozen['verdict'] == ('cause' if epochs == 12 else 'too early')
     assert f'weights of epoch 4 of {epochs}' in ' '.join(found['notes'])

@@ -20,24 +20,45 @@ def processor(flags, **environment_variables):
     return parse_processor(cpuinfo(flags), environment_variables)
 
 
-@pytest.mark.parametrize('flags, has', [
-    ('fpu sse2', 'no SSE4.1'), (AVX2, 'AVX2'),
-    # The parts of AVX-512 in Knights Landing do not suffice for bfloat16 in oneDNN.
-    (f'{AVX2} avx512f avx512cd avx512er avx512pf', 'AVX2'),
-    (AVX512, 'AVX-512'), (BF16, 'AVX-512 BF16'), (f'{BF16} amx_tile amx_int8 amx_bf16', 'AMX')])
+@pytest.mark.parametrize(
+    'flags, has',
+    [
+        ('fpu sse2', 'no SSE4.1'),
+        (AVX2, 'AVX2'),
+        # The parts of AVX-512 in Knights Landing do not suffice for bfloat16 in oneDNN.
+        (f'{AVX2} avx512f avx512cd avx512er avx512pf', 'AVX2'),
+        (AVX512, 'AVX-512'),
+        (BF16, 'AVX-512 BF16'),
+        (f'{BF16} amx_tile amx_int8 amx_bf16', 'AMX'),
+    ],
+)
 def test_instruction_sets(flags, has):
     cpu = processor(flags)
-    assert (cpu.vendor, cpu.family, cpu.model, cpu.has, cpu.uses) == ('AuthenticAMD', 25, 1, has, has)
+    assert (cpu.vendor, cpu.family, cpu.model, cpu.has, cpu.uses) == (
+        'AuthenticAMD',
+        25,
+        1,
+        has,
+        has,
+    )
     assert cpu.has_avx512 == has.startswith(('AVX-512', 'AMX'))
 
 
-@pytest.mark.parametrize('limit, uses', [
-    ('AVX512_MIC', 'AVX2'), ('AVX512_CORE', 'AVX-512'), ('AVX512_CORE_AMX', 'AVX-512 BF16'), ('ALL', 'AVX-512 BF16'),
-    ('avx2', 'AVX-512 BF16')])  # oneDNN ignores lower case
+@pytest.mark.parametrize(
+    'limit, uses',
+    [
+        ('AVX512_MIC', 'AVX2'),
+        ('AVX512_CORE', 'AVX-512'),
+        ('AVX512_CORE_AMX', 'AVX-512 BF16'),
+        ('ALL', 'AVX-512 BF16'),
+        ('avx2', 'AVX-512 BF16'),
+    ],
+)  # oneDNN ignores lower case
 def test_limit_of_onednn(limit, uses):
     cpu = processor(BF16, DNNL_MAX_CPU_ISA=limit)
     assert (cpu.has, cpu.uses) == ('AVX-512 BF16', uses)
-    assert processor(AVX2, DNNL_MAX_CPU_ISA=limit).uses == 'AVX2'  # a limit does not add instruction sets
+    # a limit does not add instruction sets
+    assert processor(AVX2, DNNL_MAX_CPU_ISA=limit).uses == 'AVX2'
 
 
 def test_processor_and_limit_of_this_process(fake_processor):
@@ -56,27 +77,54 @@ def test_other_architectures_have_no_instruction_set():
 def test_bfloat16_without_avx512_is_refused_with_advice():
     for precision, flags in [('float32', AVX2), ('float16', AVX2), ('bfloat16', AVX512)]:
         check_precision('train.precision', precision, processor(flags))
-    with pytest.raises(ConfigError, match='^train.precision: got bfloat16 on a processor with AVX2, expected AVX-512; '
-                                          'use float32$'):
+    with pytest.raises(
+        ConfigError,
+        match='^train.precision: got bfloat16 on a processor with AVX2, expected AVX-512; '
+        'use float32$',
+    ):
         check_precision('train.precision', 'bfloat16', processor(AVX2))
-    with pytest.raises(ConfigError, match=r'^--precisions: got bfloat16 with AVX2 \(DNNL_MAX_CPU_ISA=AVX2 limits a '
-                                          r'processor with AVX-512 BF16\), expected AVX-512; unset the variable, or '):
+    with pytest.raises(
+        ConfigError,
+        match=r'^--precisions: got bfloat16 with AVX2 \(DNNL_MAX_CPU_ISA=AVX2 limits a '
+        r'processor with AVX-512 BF16\), expected AVX-512; unset the variable, or ',
+    ):
         check_precision('--precisions', 'bfloat16', processor(BF16, DNNL_MAX_CPU_ISA='AVX2'))
 
 
-@pytest.mark.parametrize('text, threads', [('4', 4), (' 3 , 2,1', 3), ('', None), ('0', None), (',2', None),
-                                           ('100000', None), ('²', None), ('9' * 5000, None)])
+@pytest.mark.parametrize(
+    'text, threads',
+    [
+        ('4', 4),
+        (' 3 , 2,1', 3),
+        ('', None),
+        ('0', None),
+        (',2', None),
+        ('100000', None),
+        ('²', None),
+        ('9' * 5000, None),
+    ],
+)
 def test_first_level_of_nested_threads_counts(text, threads):
     assert omp_threads(text) == threads
 
 
-@pytest.mark.parametrize('quota, local_size, threads', [(None, 2, 8), (0.5, 1, 1), (5.9, 2, 2), (64.0, 2, 8)])
+@pytest.mark.parametrize(
+    'quota, local_size, threads', [(None, 2, 8), (0.5, 1, 1), (5.9, 2, 2), (64.0, 2, 8)]
+)
 def test_threads_follow_share_of_cpu_quota(quota, local_size, threads):
     assert quota_threads(8, local_size, Limits(quota_cpus=quota)) == threads
 
 
-@pytest.mark.parametrize('num_cpus, local_size, limits, threads', [
-    (64, 4, Limits(), 16), (64, 4, Limits(quota_cpus=6.0), 1), (16, 4, Limits(), 16),  # bound by a different program
-    (4, 2, Limits(cpuset=(0, 1, 2, 3)), 2), (2, 4, Limits(cpuset=(0, 1)), 1)])
+@pytest.mark.parametrize(
+    'num_cpus, local_size, limits, threads',
+    [
+        # bound by a different program
+        (64, 4, Limits(), 16),
+        (64, 4, Limits(quota_cpus=6.0), 1),
+        (16, 4, Limits(), 16),
+        (4, 2, Limits(cpuset=(0, 1, 2, 3)), 2),
+        (2, 4, Limits(cpuset=(0, 1)), 1),
+    ],
+)
 def test_threads_of_unbound_rank(num_cpus, local_size, limits, threads):
     assert unbound_threads(range(num_cpus), 64, local_size, limits) == threads

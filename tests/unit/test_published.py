@@ -1,4 +1,5 @@
 """Known run sets: recipes from logs of any round, and the table of published systems."""
+
 import csv
 import json
 import re
@@ -20,13 +21,30 @@ from mlperf_rn50.mllog.run import IMAGENET_TRAIN
 sys.path.insert(0, str(ROOT / 'docs'))
 import make_published  # noqa: E402
 
-V06 = {'opt_name': 'lars', 'lars_opt_base_learning_rate': 5.0, 'lars_opt_learning_rate_warmup_epochs': 5,
-       'lars_opt_learning_rate_decay_steps': 51_657, 'lars_opt_end_learning_rate': 1e-4, 'lars_opt_weight_decay': 2e-4}
-V07 = {'opt_name': 'sgd', 'sgd_opt_base_learning_rate': 6, 'opt_learning_rate_warmup_epochs': 5,
-       'sgd_opt_learning_rate_decay_steps': 42, 'sgd_opt_learning_rate_decay_poly_power': 2, 'sgd_opt_momentum': 0.9}
+V06 = {
+    'opt_name': 'lars',
+    'lars_opt_base_learning_rate': 5.0,
+    'lars_opt_learning_rate_warmup_epochs': 5,
+    'lars_opt_learning_rate_decay_steps': 51_657,
+    'lars_opt_end_learning_rate': 1e-4,
+    'lars_opt_weight_decay': 2e-4,
+}
+V07 = {
+    'opt_name': 'sgd',
+    'sgd_opt_base_learning_rate': 6,
+    'opt_learning_rate_warmup_epochs': 5,
+    'sgd_opt_learning_rate_decay_steps': 42,
+    'sgd_opt_learning_rate_decay_poly_power': 2,
+    'sgd_opt_momentum': 0.9,
+}
 CURVE = ((4, 0.3), (8, 0.5), (12, 0.76))
-LOGGED = {'sgd_opt_base_learning_rate': 0.6, 'opt_learning_rate_warmup_epochs': 5, 'sgd_opt_weight_decay': 1e-4,
-          'sgd_opt_learning_rate_decay_steps': 42, 'sgd_opt_momentum': 0.9}
+LOGGED = {
+    'sgd_opt_base_learning_rate': 0.6,
+    'opt_learning_rate_warmup_epochs': 5,
+    'sgd_opt_weight_decay': 1e-4,
+    'sgd_opt_learning_rate_decay_steps': 42,
+    'sgd_opt_momentum': 0.9,
+}
 
 
 def recipe(optimizer, batch=1664, curves=(CURVE,)):
@@ -35,24 +53,53 @@ def recipe(optimizer, batch=1664, curves=(CURVE,)):
 
 def test_end_of_a_schedule_is_in_epochs_or_in_steps_after_the_warm_up():
     assert recipe(V07).decay_epochs == 42
-    for steps, epochs in ((51_657, 51_657 / 770 + 5), (200, 200), (201, 201 / 770 + 5)):  # 769.9 steps are an epoch
+    # 769.9 steps are an epoch
+    for steps, epochs in ((51_657, 51_657 / 770 + 5), (200, 200), (201, 201 / 770 + 5)):
         end = recipe({**V06, 'lars_opt_learning_rate_decay_steps': steps}).decay_epochs
         assert end == pytest.approx(epochs, abs=0.01)
     assert recipe({'opt_name': 'sgd'}).decay_epochs is None
-    assert recipe({**V07, 'sgd_opt_learning_rate_decay_steps': 1e9}).decay_epochs is None  # implausibly long
-    # For data other than ImageNet the value is in steps; an epoch of digits has 12 steps of batch 128.
-    assert make_recipe(V07 | {'sgd_opt_learning_rate_decay_steps': 132}, 128, 1437, None, []).decay_epochs == 11 + 5
+    # implausibly long
+    assert recipe({**V07, 'sgd_opt_learning_rate_decay_steps': 1e9}).decay_epochs is None
+    # For data other than ImageNet the value is in steps; an epoch of digits has 12 steps of batch
+    # 128.
+    assert (
+        make_recipe(
+            V07 | {'sgd_opt_learning_rate_decay_steps': 132}, 128, 1437, None, []
+        ).decay_epochs
+        == 11 + 5
+    )
 
 
 def test_recipe_uses_the_keys_of_the_optimizer():
     r = recipe({**V06, 'sgd_opt_base_learning_rate': 9, 'opt_momentum': 0.8})
-    assert (r.opt_name, r.base_lr, r.warmup_epochs, r.decay, r.end_lr, r.weight_decay, r.momentum) == (
-        'lars', 5, 5, 'poly', 1e-4, 2e-4, 0.8)
-    r = recipe({'opt_name': 'sgd', 'opt_learning_rate': 0.6, 'model_l2_regularization': 1e-4,
-                'opt_learning_rate_decay_boundary_epochs': [30, 60, 80], 'label_smoothing': 0.1})
+    assert (
+        r.opt_name,
+        r.base_lr,
+        r.warmup_epochs,
+        r.decay,
+        r.end_lr,
+        r.weight_decay,
+        r.momentum,
+    ) == ('lars', 5, 5, 'poly', 1e-4, 2e-4, 0.8)
+    r = recipe(
+        {
+            'opt_name': 'sgd',
+            'opt_learning_rate': 0.6,
+            'model_l2_regularization': 1e-4,
+            'opt_learning_rate_decay_boundary_epochs': [30, 60, 80],
+            'label_smoothing': 0.1,
+        }
+    )
     assert (r.base_lr, r.decay, r.step_epochs, r.weight_decay, r.label_smoothing) == (
-        0.6, 'step', (30.0, 60.0, 80.0), 1e-4, 0.1)
-    assert recipe({}) == Recipe(None, 1664, target_accuracy=0.759, eval_period=4, first_eval_epoch=4)
+        0.6,
+        'step',
+        (30.0, 60.0, 80.0),
+        1e-4,
+        0.1,
+    )
+    assert recipe({}) == Recipe(
+        None, 1664, target_accuracy=0.759, eval_period=4, first_eval_epoch=4
+    )
 
 
 def test_grid_is_the_most_frequent_gap_and_the_first_epoch():
@@ -60,11 +107,26 @@ def test_grid_is_the_most_frequent_gap_and_the_first_epoch():
     assert eval_grid([[(3, 0.1), (7, 0.2), (11, 0.3)], [(7, 0.2), (8, 0.3)]]) == (4, 3)
 
 
-@pytest.mark.parametrize('end, first, period, last', [
-    (37, 3, 4, 35), (35, 3, 4, 35), (34.8, 3, 4, 31), (34.95, 3, 4, 35), (3, 4, 4, None), (None, 3, 4, None),
-    (37, None, 4, None), (37, 3, None, None)])
+@pytest.mark.parametrize(
+    'end, first, period, last',
+    [
+        (37, 3, 4, 35),
+        (35, 3, 4, 35),
+        (34.8, 3, 4, 31),
+        (34.95, 3, 4, 35),
+        (3, 4, 4, None),
+        (None, 3, 4, None),
+        (37, None, 4, None),
+        (37, 3, None, None),
+    ],
+)
 def test_last_evaluation_within_a_schedule(end, first, period, last):
-    assert Recipe('sgd', 1, decay_epochs=end, first_eval_epoch=first, eval_period=period).last_eval_epoch == last
+    assert (
+        Recipe(
+            'sgd', 1, decay_epochs=end, first_eval_epoch=first, eval_period=period
+        ).last_eval_epoch
+        == last
+    )
 
 
 def test_times_of_a_set_are_means_of_its_runs():
@@ -74,8 +136,16 @@ def test_times_of_a_set_are_means_of_its_runs():
 
 
 def test_known_set_has_recipe_and_curves(tmp_path):
-    write_set(tmp_path / 'box', accuracies=(0.5, 0.7, 0.76), batch=1664, optimizer=LOGGED, target=0.759, period=4,
-              ranks=8, epoch_s=lambda k: 10.0 + k)
+    write_set(
+        tmp_path / 'box',
+        accuracies=(0.5, 0.7, 0.76),
+        batch=1664,
+        optimizer=LOGGED,
+        target=0.759,
+        period=4,
+        ranks=8,
+        epoch_s=lambda k: 10.0 + k,
+    )
     [known] = load_run_sets([tmp_path])
     assert known.recipe == replace(recipe(V07), base_lr=0.6, weight_decay=1e-4, poly_power=None)
     assert list(known.epochs) == [12] * 5
@@ -92,33 +162,52 @@ def test_published_table_is_complete():
     folders = [str(f).casefold() for s in load_table() for f in s.folders]
     assert len(load_table()) == 318 and len(set(folders)) == len(folders) == 361
     assert {s.division for s in sets} == {'closed'} < {s.division for s in load_published('open')}
-    assert not any(s.is_duplicate or s.refusal or 'tpu' in s.name for s in sets) and len(sets) == 228
+    assert (
+        not any(s.is_duplicate or s.refusal or 'tpu' in s.name for s in sets) and len(sets) == 228
+    )
     assert not any(s.is_duplicate or s.parts_text for s in load_table())
     for s in sets:
         base = base_of(s)
         assert base and base.num_units % base.num_nodes == 0, s.name
         unknown = {f.name for f in fields(Recipe) if getattr(s.recipe, f.name) is None}
-        ends = {'decay_epochs', 'end_lr', 'poly_power'} if s.recipe.decay == 'step' else {'step_epochs'}
+        ends = (
+            {'decay_epochs', 'end_lr', 'poly_power'}
+            if s.recipe.decay == 'step'
+            else {'step_epochs'}
+        )
         known_by_kind = {'nesterov'} if s.recipe.opt_name == 'lars' else set()
-        assert unknown - known_by_kind - ({'decay_epochs'} if s.org == 'Intel' else set()) == ends, s.name
+        assert (
+            unknown - known_by_kind - ({'decay_epochs'} if s.org == 'Intel' else set()) == ends
+        ), s.name
         assert not set(s.unlogged) & {'base_lr', 'weight_decay', 'opt_name'}
         assert s.converged, s.name
-        assert all(r.epochs_to_converge == (r.curve[-1][0] if r.status == 'converged' else None)
-                   for r in s.runs), s.name
-        assert all(((r.final_accuracy or 0) >= s.recipe.target_accuracy) == (r.status == 'converged')
-                   for r in s.runs), s.name
+        assert all(
+            r.epochs_to_converge == (r.curve[-1][0] if r.status == 'converged' else None)
+            for r in s.runs
+        ), s.name
+        assert all(
+            ((r.final_accuracy or 0) >= s.recipe.target_accuracy) == (r.status == 'converged')
+            for r in s.runs
+        ), s.name
         assert 0 < s.times.evaluation_s < s.time_s and 0 < s.times.epoch_s * s.epochs[0] <= s.time_s
 
 
 def test_set_of_several_rounds_is_one(tmp_path):
-    """No two sets have the same times of runs; each is found under the names of all its submissions."""
+    """No two sets have the same times of runs; each is found under the names of all its
+    submissions."""
     times = [tuple(r.time_to_train_s for r in s.runs) for s in load_table()]
     assert len(set(times)) == len(times)
     name = 'Dell/2xXE8545x4A100-SXM-40GB'
-    found = {s for round_ in ('v2.0', 'v2.1', 'v3.0') for s in sets_under(Path('published', round_, name))}
+    found = {
+        s
+        for round_ in ('v2.0', 'v2.1', 'v3.0')
+        for s in sets_under(Path('published', round_, name))
+    }
     assert [s.rounds for s in found] == [('v2.0', 'v2.1', 'v3.0')]
-    predicted, again = (call('predict', f'{round_}/{name}', '--layouts', '2', '--format', 'json').stdout
-                        for round_ in ('v2.0', 'v3.0'))
+    predicted, again = (
+        call('predict', f'{round_}/{name}', '--layouts', '2', '--format', 'json').stdout
+        for round_ in ('v2.0', 'v3.0')
+    )
     assert predicted == again and json.loads(again)['source']['source'] == 'published v2.0'
     entries = json.loads(make_published.FILE.read_text(encoding='utf-8'))['sets']
     # Logs of later rounds alone, read again, do not add an entry.
@@ -128,7 +217,9 @@ def test_set_of_several_rounds_is_one(tmp_path):
 
 def test_report_shows_published_sets_without_logs(tmp_path, monkeypatch):
     assert {s.org for s in sets_under(Path('published/v2.0/Dell'))} == {'Dell'}
-    assert sets_under(Path('published')) and sets_under(Path('published/2.0')) == sets_under(Path('published/v2.0'))
+    assert sets_under(Path('published')) and sets_under(Path('published/2.0')) == sets_under(
+        Path('published/v2.0')
+    )
     shown = call('report', 'published/v0.6/NVIDIA', '--format', 'json')
     assert shown.returncode == 0, shown.stderr
     systems = {s['system']: s for s in json.loads(shown.stdout)['systems']}
@@ -147,11 +238,20 @@ def test_published_table_matches_the_logs():
         [table] = [s for s in load_published() if (s.round, s.name) == (logged.round, logged.name)]
         for f in fields(Recipe):
             if f.name not in table.unlogged and getattr(logged.recipe, f.name) is not None:
-                assert getattr(table.recipe, f.name) == pytest.approx(getattr(logged.recipe, f.name)), f.name
-        for name in ('num_nodes', 'num_accelerators', 'num_units', 'other_dataset', 'train_samples'):
+                assert getattr(table.recipe, f.name) == pytest.approx(
+                    getattr(logged.recipe, f.name)
+                ), f.name
+        for name in (
+            'num_nodes',
+            'num_accelerators',
+            'num_units',
+            'other_dataset',
+            'train_samples',
+        ):
             assert getattr(table, name) == getattr(logged, name), name
         assert [(r.status, r.epochs_to_converge, [e for e, _ in r.curve]) for r in table.runs] == [
-            (r.status, r.epochs_to_converge, [e for e, _ in r.curve]) for r in logged.runs], logged.name
+            (r.status, r.epochs_to_converge, [e for e, _ in r.curve]) for r in logged.runs
+        ], logged.name
         times = [[r.time_to_train_s for r in s.runs] for s in (table, logged)]
         assert times[0] == pytest.approx(times[1], rel=1e-3)
         assert table.time_s == pytest.approx(logged.time_s, rel=1e-3)
@@ -161,13 +261,23 @@ def test_published_table_matches_the_logs():
 def test_pods_have_no_nodes_and_no_cost_in_sentences():
     pods = [s for s in load_table() if s.stated_nodes != s.num_nodes]
     assert {(s.org, s.name) for s in pods} >= {
-        ('Google', 'tpu-v3-2048'), ('Google', 'tpu-v4-512-TF'), ('Graphcore', 'ipu-pod64-TF1')}
-    assert all(s.num_nodes is None and s.node_hours is None and s.num_accelerators > 16 for s in pods)
-    assert not any(s.num_accelerators > 16 * s.num_nodes for s in load_table() if s.num_nodes and s.num_accelerators
-                   and s.num_ranks != s.num_accelerators)
+        ('Google', 'tpu-v3-2048'),
+        ('Google', 'tpu-v4-512-TF'),
+        ('Graphcore', 'ipu-pod64-TF1'),
+    }
+    assert all(
+        s.num_nodes is None and s.node_hours is None and s.num_accelerators > 16 for s in pods
+    )
+    assert not any(
+        s.num_accelerators > 16 * s.num_nodes
+        for s in load_table()
+        if s.num_nodes and s.num_accelerators and s.num_ranks != s.num_accelerators
+    )
     done = call('report', 'published', '--price-per-node-hour', 20)
-    sentence, = re.findall('- At 20 per node-hour.*', done.stdout)
-    assert 'costs least on v4.0/NVIDIA/h200_ngc24.04_mxnet, 4.01 (1 node of 8 accelerators' in sentence
+    (sentence,) = re.findall('- At 20 per node-hour.*', done.stdout)
+    assert (
+        'costs least on v4.0/NVIDIA/h200_ngc24.04_mxnet, 4.01 (1 node of 8 accelerators' in sentence
+    )
 
 
 def test_systems_on_a_number_of_nodes_have_a_row_each():
@@ -185,10 +295,15 @@ def test_systems_on_a_number_of_nodes_have_a_row_each():
 
 @pytest.mark.needs_history
 def test_published_table_agrees_with_another_reader():
-    known = {tuple(name.casefold() for name in f.parts[1:]): s for s in load_table() for f in s.folders}
+    known = {
+        tuple(name.casefold() for name in f.parts[1:]): s for s in load_table() for f in s.folders
+    }
     with (HISTORY / 'truth.csv').open(encoding='utf-8') as file:
-        rows = [row for row in csv.DictReader(file) if row['system'] != 'SYS-420GP-TNAR+']  # has one run twice
+        # has one run twice
+        rows = [row for row in csv.DictReader(file) if row['system'] != 'SYS-420GP-TNAR+']
     for row in rows:
         run_set = known[row['round'], row['org'].casefold(), row['system'].casefold()]
-        assert (run_set.score_minutes or 0.0) == pytest.approx(float(row['score_minutes'] or 0.0), abs=0.0101), row
+        assert (run_set.score_minutes or 0.0) == pytest.approx(
+            float(row['score_minutes'] or 0.0), abs=0.0101
+        ), row
     assert len(rows) > 330

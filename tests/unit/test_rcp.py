@@ -1,4 +1,6 @@
-"""Reference convergence points: verdicts match the official checker, scores match result_summarizer."""
+"""Reference convergence points: verdicts match the official checker, scores match
+result_summarizer."""
+
 import json
 import re
 import shutil
@@ -23,58 +25,98 @@ from mlperf_rn50.mllog.run import TARGET
 
 
 def summarize(home, system, ruleset):
-    """Return the scores of the summarizer's first run, which computes the factor, and second run, which applies it."""
+    """Return the scores of the summarizer's first run, which computes the factor, and second run,
+    which applies it."""
     return [_summarize(home, ruleset, home.parent / 'summary.csv')[0].get(system) for _ in range(2)]
 
 
 @pytest.fixture
 def tree_of(tmp_path):
-    """Function that writes a submission of 34 epochs at batch 1632, for which the reference has 35."""
+    """Function that writes a submission of 34 epochs at batch 1632, for which the reference has
+    35."""
+
     def make(round_name, division='closed'):
         home = tmp_path / round_name / 'us'
         config = closed(LARS) if division == 'closed' else LARS
-        write_five(home / 'results/box/resnet', config, pace_ms=50, accuracies=(0.5,) * 16 + (0.7595,), batch=1632)
-        system, = load_run_sets([home])
+        write_five(
+            home / 'results/box/resnet',
+            config,
+            pace_ms=50,
+            accuracies=(0.5,) * 16 + (0.7595,),
+            batch=1632,
+        )
+        (system,) = load_run_sets([home])
         (home / 'systems').mkdir()
-        (home / 'systems/box.json').write_text(json.dumps(
-            describe_system(system.runs, ENV, 'us', 'box', round_name, None)))
+        (home / 'systems/box.json').write_text(
+            json.dumps(describe_system(system.runs, ENV, 'us', 'box', round_name, None))
+        )
         return home, system
+
     return make
 
 
-@pytest.mark.parametrize('round_name, division, factor', [
-    ('v4.0', 'closed', 35 / 34), ('v0.7', 'closed', 1),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in [('v1.0', 'closed', 35 / 34), ('v4.0', 'open', 1)])])
+@pytest.mark.parametrize(
+    'round_name, division, factor',
+    [
+        ('v4.0', 'closed', 35 / 34),
+        ('v0.7', 'closed', 1),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [('v1.0', 'closed', 35 / 34), ('v4.0', 'open', 1)]
+        ),
+    ],
+)
 def test_score_matches_the_official_summarizer(tree_of, round_name, division, factor):
     home, system = tree_of(round_name, division)
     unscaled, official = summarize(home, 'box', f'{round_name[1:]}.0')
     assert system.score_minutes == pytest.approx(unscaled, rel=1e-4)
     assert official_score_minutes(system) == pytest.approx(official, rel=1e-4)
-    assert official / unscaled == pytest.approx(factor) == official_score_minutes(system) / system.score_minutes
+    assert (
+        official / unscaled
+        == pytest.approx(factor)
+        == official_score_minutes(system) / system.score_minutes
+    )
 
 
 def test_score_of_logs_that_count_epochs_from_0_matches_the_official_summarizer(tmp_path):
     home = tmp_path / 'v4.0/us'
-    write_five(home / 'results/box/resnet', closed(LARS), pace_ms=50, accuracies=(0.5,) * 17 + (0.7595,), batch=3264)
+    write_five(
+        home / 'results/box/resnet',
+        closed(LARS),
+        pace_ms=50,
+        accuracies=(0.5,) * 17 + (0.7595,),
+        batch=3264,
+    )
     (home / 'systems').mkdir()
-    right, = load_run_sets([home])
-    (home / 'systems/box.json').write_text(json.dumps(describe_system(right.runs, ENV, 'us', 'box', 'v4.0', None)))
+    (right,) = load_run_sets([home])
+    (home / 'systems/box.json').write_text(
+        json.dumps(describe_system(right.runs, ENV, 'us', 'box', 'v4.0', None))
+    )
     assert right.epochs == (36,) * 5 and official_score_minutes(right) == right.score_minutes
     for path in home.glob('results/box/resnet/*.txt'):
-        path.write_text(re.sub(r'(epoch_num": )(\d+)', lambda m: f'{m[1]}{int(m[2]) - 1}', path.read_text()))
-    system, = load_run_sets([home])
+        path.write_text(
+            re.sub(r'(epoch_num": )(\d+)', lambda m: f'{m[1]}{int(m[2]) - 1}', path.read_text())
+        )
+    (system,) = load_run_sets([home])
     unscaled, official = summarize(home, 'box', '4.0.0')
-    assert system.epochs == right.epochs and official == pytest.approx(unscaled * 35.1538 / 35, rel=1e-4)
+    assert system.epochs == right.epochs and official == pytest.approx(
+        unscaled * 35.1538 / 35, rel=1e-4
+    )
     assert official_score_minutes(system) == pytest.approx(official, rel=1e-4)
     found = make_studies([system])[0].findings[system][-1]
     assert found.kind == 'score_scaled' and found.text.endswith('count from 0')
 
 
-@pytest.mark.parametrize('name, minutes', [
-    ('1-node-8s-8380H-tensorflow', 948.12), ('2-nodes-16s-8376H-tensorflow', 593.65),
-    ('8-nodes-64s-8376H-tensorflow', 213.92)])
+@pytest.mark.parametrize(
+    'name, minutes',
+    [
+        ('1-node-8s-8380H-tensorflow', 948.12),
+        ('2-nodes-16s-8376H-tensorflow', 593.65),
+        ('8-nodes-64s-8376H-tensorflow', 213.92),
+    ],
+)
 def test_score_of_published_sets_that_count_epochs_from_0_is_the_official_one(name, minutes):
-    system, = sets_under(Path('published/v1.0/Intel', name))
+    (system,) = sets_under(Path('published/v1.0/Intel', name))
     assert official_score_minutes(system) == pytest.approx(minutes, abs=0.005)
 
 
@@ -85,7 +127,8 @@ def test_score_matches_the_official_summarizer_on_published_logs(tmp_path):
     assert len(systems) == 2
     for system in systems:
         assert [official_score_minutes(system), system.score_minutes] == pytest.approx(
-            summarize(home, system.name, '0.7.0'))
+            summarize(home, system.name, '0.7.0')
+        )
 
 
 def test_official_score_is_shown_with_the_score(tree_of):
@@ -109,6 +152,7 @@ def test_unscaled_round_reports_the_factor_that_would_apply(tree_of):
 
 def test_without_mlperf_logging_the_score_is_unscaled_with_a_note(tree_of, monkeypatch):
     from mlperf_rn50.analysis.sets import rcp
+
     home, system = tree_of('v4.0')
     for cached in (rcp._verdict, rcp._checker):
         cached.cache_clear()
@@ -118,24 +162,37 @@ def test_without_mlperf_logging_the_score_is_unscaled_with_a_note(tree_of, monke
     assert is_applicable(system) and check_rcp(system) is None
     assert official_score_minutes(system) == system.score_minutes
     done = call('report', home, '--findings')
-    note = "reference convergence points were not checked; run pip install '.[check]' in the checkout"
-    assert done.returncode == 0 and done.stdout.count(note) == 1 and 'Epochs against the reference' not in done.stdout
+    note = (
+        "reference convergence points were not checked; run pip install '.[check]' in the checkout"
+    )
+    assert (
+        done.returncode == 0
+        and done.stdout.count(note) == 1
+        and 'Epochs against the reference' not in done.stdout
+    )
 
 
 def system_of(folder, batch, epochs, round_name='v4.0', **keys):
-    write_set(folder / round_name / 'us/results/box/resnet', batch=batch, accuracies=(0.76,),
-              period=lambda k: epochs[k], **keys)
+    write_set(
+        folder / round_name / 'us/results/box/resnet',
+        batch=batch,
+        accuracies=(0.76,),
+        period=lambda k: epochs[k],
+        **keys,
+    )
     return load_run_sets([folder])[0]
 
 
 @pytest.mark.parametrize('batch', [512, 1632, 3264, 4096, 5000, 13056, 60000, 67840, 80000])
-@pytest.mark.parametrize('epochs', [[33, 34, 34, 34, 35], [35] * 5, [40, 44, 45, 46, 60], [78, 78, 80, 80, 85],
-                                    [90] * 5])
+@pytest.mark.parametrize(
+    'epochs', [[33, 34, 34, 34, 35], [35] * 5, [40, 44, 45, 46, 60], [78, 78, 80, 80, 85], [90] * 5]
+)
 def test_verdict_matches_the_official_checker(tmp_path, batch, epochs):
     system = system_of(tmp_path, batch, epochs)
     verdict = check_rcp(system)
-    passed, message, scale = check_directory(str(system.folder), 'training', '4.0.0', False, False,
-                                             rcp_pass='pruned_rcps')
+    passed, message, scale = check_directory(
+        str(system.folder), 'training', '4.0.0', False, False, rcp_pass='pruned_rcps'
+    )
     assert verdict.passed == passed, message
     if passed and scale != 1:
         assert f'scaled by {scale:.4f}' in verdict.text
@@ -146,10 +203,17 @@ def test_points_of_the_round_are_preferred_and_an_unconverged_run_is_the_slowest
     assert check_rcp(system_of(tmp_path / 'a', 3264, [35] * 5, 'v1.0')).ruleset == '1.0.0'
     old = check_rcp(system_of(tmp_path / 'b', 3264, [35] * 5, 'v0.7'))
     assert (old.ruleset, old.is_of_round) == ('4.0.0', False)
-    system = system_of(tmp_path / 'c', 3264, [30, 35, 36, 37, 31], status=lambda k: 'aborted' if k == 4 else 'success')
+    system = system_of(
+        tmp_path / 'c',
+        3264,
+        [30, 35, 36, 37, 31],
+        status=lambda k: 'aborted' if k == 4 else 'success',
+    )
     assert is_applicable(system) and check_rcp(system).epochs == 36
 
 
 @pytest.mark.parametrize('keys', [{'target': 0.749}, {'train_samples': 1437}, {'num_runs': 4}])
 def test_other_targets_data_sets_and_run_counts_have_no_points(tmp_path, keys):
-    assert not is_applicable(load_run_sets([write_set(tmp_path, **{'accuracies': (0.76,), **keys})])[0])
+    assert not is_applicable(
+        load_run_sets([write_set(tmp_path, **{'accuracies': (0.76,), **keys})])[0]
+    )

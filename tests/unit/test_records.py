@@ -1,4 +1,5 @@
 """Reads of intact and damaged RecordIO files."""
+
 import io
 import json
 import os
@@ -28,7 +29,9 @@ from mlperf_rn50.errors import DataError
 
 def write(folder: Path, payloads, labels=None) -> Path:
     numbers = range(len(payloads))
-    return write_records(folder / 'train.rec', payloads, labels or numbers, numbers, [100 + i for i in numbers])
+    return write_records(
+        folder / 'train.rec', payloads, labels or numbers, numbers, [100 + i for i in numbers]
+    )
 
 
 def read_all(path: Path):
@@ -40,25 +43,50 @@ def test_split_payload_is_joined_and_the_first_of_several_labels_counts(tmp_path
     payload = b'abcd' + MAGIC + b'efgh' + MAGIC + b'ij'
     path = write(tmp_path, [b'x', payload, b'y'], labels=[0, 1, np.array([7.0, 1.0, 2.0])])
     assert path.read_bytes().count(MAGIC) > 3  # written in parts
-    assert [(r.label, r.image.tobytes()) for r in read_all(path)] == [(0, b'x'), (1, payload), (7, b'y')]
+    assert [(r.label, r.image.tobytes()) for r in read_all(path)] == [
+        (0, b'x'),
+        (1, payload),
+        (7, b'y'),
+    ]
 
 
 def test_packed_record_has_the_bytes_of_mxnet(tmp_path):
-    payloads = [b'', b'x', MAGIC, MAGIC * 3, b'abcd' + MAGIC + b'ij', b'ab' + MAGIC, MAGIC[:3], b'abcd' * 9 + MAGIC]
+    payloads = [
+        b'',
+        b'x',
+        MAGIC,
+        MAGIC * 3,
+        b'abcd' + MAGIC + b'ij',
+        b'ab' + MAGIC,
+        MAGIC[:3],
+        b'abcd' * 9 + MAGIC,
+    ]
     path = write(tmp_path, payloads)
-    assert path.read_bytes() == b''.join(pack_record(i, 100 + i, payload) for i, payload in enumerate(payloads))
+    assert path.read_bytes() == b''.join(
+        pack_record(i, 100 + i, payload) for i, payload in enumerate(payloads)
+    )
 
 
-@pytest.mark.parametrize('damage, message', [
-    (lambda rec, idx: rec.write_bytes(rec.read_bytes()[:-8]), 'not a RecordIO record|truncated|do not match'),
-    (lambda rec, idx: rec.write_bytes(b'\0' * rec.stat().st_size), 'not a RecordIO record'),
-    (lambda rec, idx: idx.write_text('0\t0\n1\t7\n2\t80\n'), 'not a RecordIO record|truncated'),
-    (lambda rec, idx: idx.write_text('0\t0\n1\t999999\n'), 'do not match'),
-    (lambda rec, idx: idx.write_text('0\t0\n1\n'), 'expected two numbers per image'),
-    (lambda rec, idx: idx.unlink(), 'create it with'),
-    (lambda rec, idx: rec.write_bytes(rec.read_bytes()[:8] + b'\xff' * 4 + rec.read_bytes()[12:]),
-     'got a header of 4294967295 labels'),
-])
+@pytest.mark.parametrize(
+    'damage, message',
+    [
+        (
+            lambda rec, idx: rec.write_bytes(rec.read_bytes()[:-8]),
+            'not a RecordIO record|truncated|do not match',
+        ),
+        (lambda rec, idx: rec.write_bytes(b'\0' * rec.stat().st_size), 'not a RecordIO record'),
+        (lambda rec, idx: idx.write_text('0\t0\n1\t7\n2\t80\n'), 'not a RecordIO record|truncated'),
+        (lambda rec, idx: idx.write_text('0\t0\n1\t999999\n'), 'do not match'),
+        (lambda rec, idx: idx.write_text('0\t0\n1\n'), 'expected two numbers per image'),
+        (lambda rec, idx: idx.unlink(), 'create it with'),
+        (
+            lambda rec, idx: rec.write_bytes(
+                rec.read_bytes()[:8] + b'\xff' * 4 + rec.read_bytes()[12:]
+            ),
+            'got a header of 4294967295 labels',
+        ),
+    ],
+)
 def test_damage_is_named(tmp_path, damage, message):
     path = write(tmp_path, [b'a' * 40, b'b' * 40, b'c' * 40])
     damage(path, path.with_suffix('.idx'))
@@ -73,7 +101,9 @@ def test_named_pipe_in_place_of_a_file_is_refused(tmp_path, name):
         (tmp_path / 'train.index.npy').unlink()
     (tmp_path / name).unlink()
     os.mkfifo(tmp_path / name)
-    with pytest.raises(DataError, match=rf'^\S+/{name}: .*got a named pipe, expected a file.*; \S+ [^\n]*$'):
+    with pytest.raises(
+        DataError, match=rf'^\S+/{name}: .*got a named pipe, expected a file.*; \S+ [^\n]*$'
+    ):
         find_split(data, 'train')()
 
 
@@ -104,22 +134,30 @@ def changed(index, value):
         content = np.load(path)
         content[index] = value
         np.save(path, content)
+
     return damage
 
 
-@pytest.mark.parametrize('damage, message', [
-    (lambda p: p.write_bytes(b''), 'not an index .*remove it to use the .idx'),
-    (lambda p: p.write_bytes(p.read_bytes().replace(b'(2, 3)', b'(2, ((')), 'not an index'),
-    (lambda p: np.save(p, np.load(p).astype(np.int32)), 'not an index .got int32, expected int64'),
-    (lambda p: np.save(p, np.load(p)[:1]), 'does not match'),
-    (changed((0, 0), 4), 'does not match'),
-    (changed((1, 2), 4), 'does not match'),
-    (changed((0, 1), -4), 'does not match'),
-    (changed((1, 1), 1 << 62), 'does not match'),
-    (changed((0, 1), 4), 'does not match'),
-    (changed((1, 1), 3), 'does not match'),
-    (lambda p: np.save(p, np.load(p)[:, [0, 0, 2]]), 'does not match'),  # a record twice
-    (lambda p: np.save(p, np.load(p)[:, [0, 2]]), 'does not match')])
+@pytest.mark.parametrize(
+    'damage, message',
+    [
+        (lambda p: p.write_bytes(b''), 'not an index .*remove it to use the .idx'),
+        (lambda p: p.write_bytes(p.read_bytes().replace(b'(2, 3)', b'(2, ((')), 'not an index'),
+        (
+            lambda p: np.save(p, np.load(p).astype(np.int32)),
+            'not an index .got int32, expected int64',
+        ),
+        (lambda p: np.save(p, np.load(p)[:1]), 'does not match'),
+        (changed((0, 0), 4), 'does not match'),
+        (changed((1, 2), 4), 'does not match'),
+        (changed((0, 1), -4), 'does not match'),
+        (changed((1, 1), 1 << 62), 'does not match'),
+        (changed((0, 1), 4), 'does not match'),
+        (changed((1, 1), 3), 'does not match'),
+        (lambda p: np.save(p, np.load(p)[:, [0, 0, 2]]), 'does not match'),  # a record twice
+        (lambda p: np.save(p, np.load(p)[:, [0, 2]]), 'does not match'),
+    ],
+)
 def test_damaged_index_is_a_one_line_error(tmp_path, damage, message):
     path = write(tmp_path, [b'a' * 40, b'b' * 40, b'c' * 40])
     damage(write_index(path))
@@ -134,7 +172,7 @@ def test_index_with_any_byte_changed_is_read_or_refused(tmp_path):
     whole = write_index(path).read_bytes()
     random, num_named = np.random.default_rng(0), 0
     for place in range(len(whole)):
-        path.with_suffix(INDEX).write_bytes(whole[:place] + random.bytes(1) + whole[place + 1:])
+        path.with_suffix(INDEX).write_bytes(whole[:place] + random.bytes(1) + whole[place + 1 :])
         try:
             read_all(path)
         except DataError:
@@ -151,9 +189,15 @@ def test_manifest_and_configuration_must_agree(tmp_path):
         find_split(replace(data, dataset='imagenet'), 'train')()
 
 
-@pytest.mark.parametrize('dataset, command', [
-    ('cifar10', 'cifar10'), ('digits', 'digits'), ('imagenet', 'imagenet --source DIR'),
-    ('flowers', 'folder --source DIR')])
+@pytest.mark.parametrize(
+    'dataset, command',
+    [
+        ('cifar10', 'cifar10'),
+        ('digits', 'digits'),
+        ('imagenet', 'imagenet --source DIR'),
+        ('flowers', 'folder --source DIR'),
+    ],
+)
 def test_command_that_creates_missing_data_is_complete(tmp_path, dataset, command):
     data = DataConfig(dir=f'{tmp_path}/my data', dataset=dataset)
     for read in (lambda: find_split(data, 'train'), lambda: data_digest(data)):
@@ -164,17 +208,25 @@ def test_command_that_creates_missing_data_is_complete(tmp_path, dataset, comman
 
 @pytest.mark.parametrize('label', [-float('inf'), 1.5])
 def test_fractional_or_infinite_label_is_named(tmp_path, label):
-    with pytest.raises(DataError, match=rf'train.rec, record 1: got the label {label}, expected a whole'):
+    with pytest.raises(
+        DataError, match=rf'train.rec, record 1: got the label {label}, expected a whole'
+    ):
         read_all(write(tmp_path, [b'a', b'b'], labels=[0, label]))
 
 
-GOOD = {'format': 1, 'dataset': 'd', 'classes': ['a', 'b'],
-        'splits': {name: {'num_images': 1, 'rec_bytes': 1} for name in ('train', 'validation')}}
+GOOD = {
+    'format': 1,
+    'dataset': 'd',
+    'classes': ['a', 'b'],
+    'splits': {name: {'num_images': 1, 'rec_bytes': 1} for name in ('train', 'validation')},
+}
 
 
 def test_digest_depends_on_contents_and_not_on_the_place(tmp_path):
-    data = {name: make_config(tmp_path / name, images).data
-            for name, images in (('a', ramp(4)), ('b', ramp(4)), ('c', ramp(4)[::-1]))}
+    data = {
+        name: make_config(tmp_path / name, images).data
+        for name, images in (('a', ramp(4)), ('b', ramp(4)), ('c', ramp(4)[::-1]))
+    }
     digests = {name: data_digest(d) for name, d in data.items()}
     assert digests['a'] == digests['b'] != digests['c'] and len(digests['a']) == 64
     path = tmp_path / 'b/manifest.json'
@@ -200,7 +252,10 @@ def test_edited_records_are_found_as_they_are_read(tmp_path):
         for position in range(len(records)):
             records.read(position)
     (tmp_path / 'train.crc.npy').unlink()
-    with pytest.raises(DataError, match='train.crc.npy: No such file or directory; copy it again, or create it with'):
+    with pytest.raises(
+        DataError,
+        match='train.crc.npy: No such file or directory; copy it again, or create it with',
+    ):
         find_split(data, 'train')
     manifest = load_manifest(tmp_path)
     del manifest['splits']['train']['crc_sha256']  # as in an older folder
@@ -208,22 +263,39 @@ def test_edited_records_are_found_as_they_are_read(tmp_path):
     assert find_split(data, 'train')().read(0).label == 1
 
 
-@pytest.mark.parametrize('damage', [
-    lambda good: b'', lambda good: b'\0' * 6000, lambda good: good[:40], lambda good: good[:-4],
-    lambda good: good + b'\0', lambda good: good.replace(b'(12,), }', b'(1%s,), }' % (b'0' * 15)),
-    lambda good: good.replace(b'(12,), }', b'(-5,), }'), lambda good: good.replace(b'(12,), }', b'(12, , }'),
-    lambda good: good[:10] + b'(' * (len(good) - 10), lambda good: b'cos\nsystem\n(S"touch x"\ntR.',
-    lambda good: b'PK\3\4' + b'\0' * 100, lambda good: stored(np.zeros((12, 1), np.uint32)),
-    lambda good: stored(np.zeros(11, np.uint32)), lambda good: stored(np.uint32(5)),
-    lambda good: stored(np.zeros(12, [('a', '<u4')])), lambda good: stored(np.zeros(12)),
-    lambda good: stored(np.zeros(12, '>u4')), lambda good: stored(np.zeros(12, 'U12')),
-    lambda good: stored(np.array([None] * 12, object)), lambda good: stored(np.zeros(12), np.savez)])
+@pytest.mark.parametrize(
+    'damage',
+    [
+        lambda good: b'',
+        lambda good: b'\0' * 6000,
+        lambda good: good[:40],
+        lambda good: good[:-4],
+        lambda good: good + b'\0',
+        lambda good: good.replace(b'(12,), }', b'(1%s,), }' % (b'0' * 15)),
+        lambda good: good.replace(b'(12,), }', b'(-5,), }'),
+        lambda good: good.replace(b'(12,), }', b'(12, , }'),
+        lambda good: good[:10] + b'(' * (len(good) - 10),
+        lambda good: b'cos\nsystem\n(S"touch x"\ntR.',
+        lambda good: b'PK\3\4' + b'\0' * 100,
+        lambda good: stored(np.zeros((12, 1), np.uint32)),
+        lambda good: stored(np.zeros(11, np.uint32)),
+        lambda good: stored(np.uint32(5)),
+        lambda good: stored(np.zeros(12, [('a', '<u4')])),
+        lambda good: stored(np.zeros(12)),
+        lambda good: stored(np.zeros(12, '>u4')),
+        lambda good: stored(np.zeros(12, 'U12')),
+        lambda good: stored(np.array([None] * 12, object)),
+        lambda good: stored(np.zeros(12), np.savez),
+    ],
+)
 def test_checksums_that_do_not_fit_are_never_taken_as_missing(tmp_path, damage):
     data, path = make_config(tmp_path, ramp(12)).data, tmp_path / 'train.crc.npy'
     changed = damage(path.read_bytes())
     assert changed != path.read_bytes()
     path.write_bytes(changed)
-    with pytest.raises(DataError, match=rf'^{path}: not the checksums of the records \(.*prepare the data again$') as e:
+    with pytest.raises(
+        DataError, match=rf'^{path}: not the checksums of the records \(.*prepare the data again$'
+    ) as e:
         find_split(data, 'train')()
     assert len(str(e.value)) < 500 and '\n' not in str(e.value)
     assert any(f'{path}: does not match its SHA-256' in line for line in verify(tmp_path, 1)[1])
@@ -241,23 +313,45 @@ def test_classes_have_names_or_numbers(tmp_path):
     (tmp_path / 'manifest.json').write_text(json.dumps(GOOD))
     assert class_names(data) == ['a', 'b']
     assert class_names(replace(data, synthetic=True)) == ['0', '1']
-    with pytest.raises(DataError, match='got 3, expected 2 from .*; set data.num_classes or data.dir'):
+    with pytest.raises(
+        DataError, match='got 3, expected 2 from .*; set data.num_classes or data.dir'
+    ):
         class_names(replace(data, num_classes=3))
 
 
-@pytest.mark.parametrize('content, message', [
-    ('[' * 100_000, 'nested too deeply'), ('[]', 'Expected `object`'), ({'format': 2}, '2 - at `$.format`'),
-    ({'dataset': None}, '$.dataset'), ({'classes': [1]}, '$.classes[0]'),
-    ({'splits': {'train': GOOD['splits']['train']}}, 'missing required field `validation`'),
-    ({'splits': {**GOOD['splits'], 'train': {'num_images': 1.0, 'rec_bytes': 1}}}, '$.splits.train.num_images'),
-    ({'splits': {**GOOD['splits'], 'validation': {'num_images': 1}}}, 'missing required field `rec_bytes`'),
-])
+@pytest.mark.parametrize(
+    'content, message',
+    [
+        ('[' * 100_000, 'nested too deeply'),
+        ('[]', 'Expected `object`'),
+        ({'format': 2}, '2 - at `$.format`'),
+        ({'dataset': None}, '$.dataset'),
+        ({'classes': [1]}, '$.classes[0]'),
+        ({'splits': {'train': GOOD['splits']['train']}}, 'missing required field `validation`'),
+        (
+            {'splits': {**GOOD['splits'], 'train': {'num_images': 1.0, 'rec_bytes': 1}}},
+            '$.splits.train.num_images',
+        ),
+        (
+            {'splits': {**GOOD['splits'], 'validation': {'num_images': 1}}},
+            'missing required field `rec_bytes`',
+        ),
+    ],
+)
 def test_damaged_manifest_is_a_one_line_error_in_every_reader(tmp_path, content, message):
     text = content if isinstance(content, str) else json.dumps({**GOOD, **content})
     (tmp_path / 'manifest.json').write_text(text)
     data = DataConfig(dir=str(tmp_path), dataset='d', num_train=1, num_val=1, num_classes=2)
-    for read in (lambda: load_manifest(tmp_path), lambda: class_names(data), lambda: find_split(data, 'train')(),
-                 lambda: is_prepared(tmp_path, 'd')):
+    for read in (
+        lambda: load_manifest(tmp_path),
+        lambda: class_names(data),
+        lambda: find_split(data, 'train')(),
+        lambda: is_prepared(tmp_path, 'd'),
+    ):
         with pytest.raises(DataError) as e:
             read()
-        assert message in str(e.value) and 'prepare the data again' in str(e.value) and '\n' not in str(e.value)
+        assert (
+            message in str(e.value)
+            and 'prepare the data again' in str(e.value)
+            and '\n' not in str(e.value)
+        )

@@ -1,4 +1,5 @@
 """Reports as text, JSON and CSV: exact output, and no injection from logs."""
+
 import csv
 import json
 import re
@@ -21,8 +22,17 @@ def studies(tmp_path):
     """Two systems; the first run of the second system was killed after an evaluation."""
     keys = {'target': 0.759, 'eval_s': 0.0, 'is_complete': True}
     write_set(tmp_path / 'sweep/1x4', 2, epoch_s=lambda k: 60.0 + 6 * k, **keys)
-    write_set(tmp_path / 'sweep/2x4', 2, nodes=2, ranks=8, batch=128, epoch_s=40.0, **keys,
-              status=lambda k: 'success' if k else None, accuracies=lambda k: (0.5, 0.76) if k else (0.25,))
+    write_set(
+        tmp_path / 'sweep/2x4',
+        2,
+        nodes=2,
+        ranks=8,
+        batch=128,
+        epoch_s=40.0,
+        **keys,
+        status=lambda k: 'success' if k else None,
+        accuracies=lambda k: (0.5, 0.76) if k else (0.25,),
+    )
     return studies_of(tmp_path)
 
 
@@ -42,13 +52,22 @@ def test_keys_match_the_documentation(studies):
     section = page.partition('## JSON report')[2].partition('\n## ')[0]
     named = re.findall(r'^\| (`\w+`.*?) \| (.*) \|$', section, re.MULTILINE)
     assert set(first) == {key for keys, _ in named for key in re.findall(r'`(\w+)`', keys)}
-    assert set(first['runs'][0]) == set(re.findall(r'`(\w+)`', next(text for keys, text in named if '`runs`' in keys)))
+    assert set(first['runs'][0]) == set(
+        re.findall(r'`(\w+)`', next(text for keys, text in named if '`runs`' in keys))
+    )
     for render in (render_csv, render_evaluations_csv):
         assert set(rows_of(render(studies))[0]) <= set(re.findall(r'`(\w+)`', page))
     assert (second['num_runs'], second['num_converged'], second['score_minutes']) == (2, 1, None)
-    assert second['runs'][0]['epochs_to_converge'] is None and second['runs'][0]['status'] == 'failed'
-    assert first['time_parts_s'] == {'init': 4.0, 'first_epoch': 63.0, 'later_epochs': 63.0, 'evaluation': 0.0,
-                                     'other': 0.0}
+    assert (
+        second['runs'][0]['epochs_to_converge'] is None and second['runs'][0]['status'] == 'failed'
+    )
+    assert first['time_parts_s'] == {
+        'init': 4.0,
+        'first_epoch': 63.0,
+        'later_epochs': 63.0,
+        'evaluation': 0.0,
+        'other': 0.0,
+    }
 
 
 def test_json_is_indented_as_a_whole(studies):
@@ -69,10 +88,22 @@ def test_memory_of_a_report_does_not_grow_with_its_text(tmp_path):
 
 def test_csv_has_a_row_per_run_with_system_fields(studies):
     rows = rows_of(render_csv(studies))
-    assert [(r['system'], r['num_nodes'], r['file'][-12:], r['status'], r['epochs_to_converge'], r['num_evaluations'])
-            for r in rows] == [
-        ('1x4', '1', 'result_0.txt', 'converged', '2', '2'), ('1x4', '1', 'result_1.txt', 'converged', '2', '2'),
-        ('2x4', '2', 'result_0.txt', 'failed', '', '1'), ('2x4', '2', 'result_1.txt', 'converged', '2', '2')]
+    assert [
+        (
+            r['system'],
+            r['num_nodes'],
+            r['file'][-12:],
+            r['status'],
+            r['epochs_to_converge'],
+            r['num_evaluations'],
+        )
+        for r in rows
+    ] == [
+        ('1x4', '1', 'result_0.txt', 'converged', '2', '2'),
+        ('1x4', '1', 'result_1.txt', 'converged', '2', '2'),
+        ('2x4', '2', 'result_0.txt', 'failed', '', '1'),
+        ('2x4', '2', 'result_1.txt', 'converged', '2', '2'),
+    ]
     assert rows[2]['time_to_train_s'] == ''
     assert not {'None', 'null', '[]', '{}'} & {value for row in rows for value in row.values()}
 
@@ -80,9 +111,14 @@ def test_csv_has_a_row_per_run_with_system_fields(studies):
 def test_evaluations_csv_has_a_row_per_evaluation(studies):
     rows = rows_of(render_evaluations_csv(studies))
     assert [(r['system'], r['seed'], r['epoch'], r['accuracy'], r['time_s']) for r in rows] == [
-        ('1x4', '1', '1', '0.5', '60.0'), ('1x4', '1', '2', '0.76', '120.0'), ('1x4', '2', '1', '0.5', '66.0'),
-        ('1x4', '2', '2', '0.76', '132.0'), ('2x4', '1', '1', '0.25', '40.0'), ('2x4', '2', '1', '0.5', '40.0'),
-        ('2x4', '2', '2', '0.76', '80.0')]
+        ('1x4', '1', '1', '0.5', '60.0'),
+        ('1x4', '1', '2', '0.76', '120.0'),
+        ('1x4', '2', '1', '0.5', '66.0'),
+        ('1x4', '2', '2', '0.76', '132.0'),
+        ('2x4', '1', '1', '0.25', '40.0'),
+        ('2x4', '2', '1', '0.5', '40.0'),
+        ('2x4', '2', '2', '0.76', '80.0'),
+    ]
 
 
 @pytest.mark.parametrize('name', ['=cmd|x', '@SUM'])
@@ -99,19 +135,42 @@ def test_log_cannot_inject_into_terminal_markdown_or_spreadsheet(tmp_path, name)
 
 def test_command_prints_only_the_report(tmp_path, studies):
     folder = tmp_path / 'sweep'
-    for form, start in [('table', 'sweep: '), ('markdown', '## '), ('json', '{'), ('html', '<!DOCTYPE html>')]:
+    for form, start in [
+        ('table', 'sweep: '),
+        ('markdown', '## '),
+        ('json', '{'),
+        ('html', '<!DOCTYPE html>'),
+    ]:
         done = call('report', folder, '--format', form)
-        assert (done.returncode, done.stderr) == (1, '') and done.stdout.startswith(start)  # a run was killed
+        # a run was killed
+        assert (done.returncode, done.stderr) == (1, '') and done.stdout.startswith(start)
     runs = call('report', folder, '--format', 'csv', '--out', tmp_path / 'out')
     evaluations = call('report', folder, '--format', 'csv', '--rows', 'evaluations')
-    assert (tmp_path / 'out/report.csv').read_text() == runs.stdout and len(runs.stdout.splitlines()) == 5
-    assert (tmp_path / 'out/report_evaluations.csv').read_text() == evaluations.stdout != runs.stdout
+    assert (tmp_path / 'out/report.csv').read_text() == runs.stdout and len(
+        runs.stdout.splitlines()
+    ) == 5
+    assert (
+        (tmp_path / 'out/report_evaluations.csv').read_text() == evaluations.stdout != runs.stdout
+    )
 
 
 @pytest.mark.parametrize('name', ['prepare', 'report'])
 def test_help_has_no_heavy_imports(name):
     done = run([CLI[0], '-X', 'importtime', *CLI[1:], name, '--help'])
-    imported = {line.rpartition('|')[2].strip().partition('.')[0] for line in done.stderr.splitlines()}
+    imported = {
+        line.rpartition('|')[2].strip().partition('.')[0] for line in done.stderr.splitlines()
+    }
     assert 'mlperf_rn50' in imported and 'examples:' in done.stdout
-    assert not imported & {'mxnet', 'nvidia', 'horovod', 'pandas', 'scipy', 'matplotlib', 'jinja2', 'numpy',
-                           'jsonargparse', 'yaml', 'mlperf_logging'}
+    assert not imported & {
+        'mxnet',
+        'nvidia',
+        'horovod',
+        'pandas',
+        'scipy',
+        'matplotlib',
+        'jinja2',
+        'numpy',
+        'jsonargparse',
+        'yaml',
+        'mlperf_logging',
+    }

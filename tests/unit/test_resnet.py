@@ -1,4 +1,6 @@
-"""ResNets: parameter names, forward pass against NumPy, maps of one pixel, and the evaluation network."""
+"""ResNets: parameter names, forward pass against NumPy, maps of one pixel, and the evaluation
+network."""
+
 import re
 from pathlib import Path
 
@@ -37,19 +39,28 @@ def set_trained_norms(net):
 
 
 def test_names_match_the_rules_and_values_the_initialisation():
-    rules = Path(mlperf_logging.__file__).parent / 'compliance_checker/training_2.1.0/closed_resnet.yaml'
+    rules = (
+        Path(mlperf_logging.__file__).parent
+        / 'compliance_checker/training_2.1.0/closed_resnet.yaml'
+    )
     params = net_of(1000, zero_gamma=True).collect_params()
     values = {n: p.data().asnumpy() for n, p in params.items() if p.grad_req != 'null'}
     assert set(values) == set(re.findall(r'"(\w+)"', rules.read_text()))
-    assert values['fc1_weight'].std() == pytest.approx(0.01, rel=0.02) and not values['fc1_bias'].any()
+    assert (
+        values['fc1_weight'].std() == pytest.approx(0.01, rel=0.02) and not values['fc1_bias'].any()
+    )
     # Xavier, fan-in, magnitude 2
-    assert values['stage4_unit1_conv2_weight'].std() == pytest.approx(np.sqrt(2 / (128 * 9)), rel=0.01)
+    assert values['stage4_unit1_conv2_weight'].std() == pytest.approx(
+        np.sqrt(2 / (128 * 9)), rel=0.01
+    )
     gammas = {n: set(v) for n, v in values.items() if n.endswith('gamma')}
     assert gammas == {n: {0 if n.endswith('_bn3_gamma') else 1} for n in gammas}
     assert (net_of().collect_params()['stage1_unit1_bn3_gamma'].data().asnumpy() == 1).all()
 
 
-@pytest.mark.parametrize('name, side, fused', [('resnet18', 4, False), ('resnet18', 17, True), ('resnet50', 32, False)])
+@pytest.mark.parametrize(
+    'name, side, fused', [('resnet18', 4, False), ('resnet18', 17, True), ('resnet50', 32, False)]
+)
 def test_maps_of_one_pixel_as_a_row_give_the_same_results(name, side, fused):
     results = []
     fusion = Fusion(mx.gluon.nn.BatchNormReLU if fused else None)
@@ -60,40 +71,61 @@ def test_maps_of_one_pixel_as_a_row_give_the_same_results(name, side, fused):
         with mx.autograd.record():
             logits = net(images)
         logits.backward(mx.nd.arange(160).reshape((16, 10)) / 160)
-        results.append([logits.asnumpy(), *(p.grad().asnumpy() if p.grad_req != 'null' else p.data().asnumpy()
-                                            for p in net.collect_params().values())])
+        results.append(
+            [
+                logits.asnumpy(),
+                *(
+                    p.grad().asnumpy() if p.grad_req != 'null' else p.data().asnumpy()
+                    for p in net.collect_params().values()
+                ),
+            ]
+        )
     for plain, row in zip(*results):
         np.testing.assert_allclose(row, plain, rtol=1e-3, atol=1e-3 * abs(plain).max())
 
 
 def test_network_of_fixed_image_size_matches_plain_network():
-    config = Config(model=ModelConfig(name='resnet18'), data=DataConfig(num_classes=4, image_size=32))
+    config = Config(
+        model=ModelConfig(name='resnet18'), data=DataConfig(num_classes=4, image_size=32)
+    )
     fixed, plain = build_model(config, mx.cpu(), 1), build_model(config, mx.cpu(), 1, is_plain=True)
     images = mx.nd.random.normal(shape=(2, 3, 32, 32))
-    np.testing.assert_allclose(fixed(images).asnumpy(), plain(images).asnumpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        fixed(images).asnumpy(), plain(images).asnumpy(), rtol=1e-4, atol=1e-5
+    )
     assert plain(mx.nd.ones((2, 3, 64, 64))).shape == (2, 4)
-    # Taps of the last stage that see no pixel; the 3x3 kernel sees 4 pixels of 2x2 maps and 1 of 1x1 maps.
+    # Taps of the last stage that see no pixel; the 3x3 kernel sees 4 pixels of 2x2 maps and 1 of
+    # 1x1 maps.
     unseen = 5 * 64 * 128 + 3 * 8 * 128 * 128
     assert count_flops(plain, (3, 32, 32)) - count_flops(fixed, (3, 32, 32)) == 2 * unseen
 
 
-# --- forward pass in NumPy -------------------------------------------------------------------------
+# --- forward pass in NumPy
+# -------------------------------------------------------------------------
+
 
 def conv(x, w, stride):
     """Cross-correlate (n, c, h, w) with (o, c, k, k), with padding k // 2, by sliding windows."""
     pad = w.shape[2] // 2
     x = np.pad(x, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
-    windows = np.lib.stride_tricks.sliding_window_view(x, w.shape[2:], axis=(2, 3))[:, :, ::stride, ::stride]
+    windows = np.lib.stride_tricks.sliding_window_view(x, w.shape[2:], axis=(2, 3))[
+        :, :, ::stride, ::stride
+    ]
     return np.einsum('ncyxij,ocij->noyx', windows, w)
 
 
 def norm(x, p, name):
-    g, b, m, v = (p[f'{name}_{k}'].reshape(1, -1, 1, 1) for k in ('gamma', 'beta', 'running_mean', 'running_var'))
+    g, b, m, v = (
+        p[f'{name}_{k}'].reshape(1, -1, 1, 1)
+        for k in ('gamma', 'beta', 'running_mean', 'running_var')
+    )
     return (x - m) / np.sqrt(v + 1e-5) * g + b
 
 
 def unit_forward(x, p, unit):
-    layers = [(1, 1), (2, unit.stride), (3, 1)] if unit.is_bottleneck else [(1, unit.stride), (2, 1)]
+    layers = (
+        [(1, 1), (2, unit.stride), (3, 1)] if unit.is_bottleneck else [(1, unit.stride), (2, 1)]
+    )
     y = x
     for i, stride in layers:
         y = norm(conv(y, p[f'{unit.name}_conv{i}_weight'], stride), p, f'{unit.name}_bn{i}')
@@ -106,7 +138,9 @@ def unit_forward(x, p, unit):
 def resnet_forward(x, p, depth):
     x = np.maximum(norm(conv(x, p['conv0_weight'], 2), p, 'bn0'), 0)
     x = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=-np.inf)
-    x = np.lib.stride_tricks.sliding_window_view(x, (3, 3), axis=(2, 3))[:, :, ::2, ::2].max(axis=(4, 5))
+    x = np.lib.stride_tricks.sliding_window_view(x, (3, 3), axis=(2, 3))[:, :, ::2, ::2].max(
+        axis=(4, 5)
+    )
     for unit in units(depth):
         x = unit_forward(x, p, unit)
     return x.mean(axis=(2, 3)) @ p['fc1_weight'].T + p['fc1_bias']
@@ -120,7 +154,9 @@ def test_forward_pass_matches_numpy(depth):
     params = {n: p.data().asnumpy().astype(np.float64) for n, p in net.collect_params().items()}
     expected = resnet_forward(x.astype(np.float64), params, depth)
     net.hybridize(static_alloc=True, static_shape=True)
-    np.testing.assert_allclose(net(mx.nd.array(x)).asnumpy(), expected, rtol=1e-3, atol=1e-4 * abs(expected).max())
+    np.testing.assert_allclose(
+        net(mx.nd.array(x)).asnumpy(), expected, rtol=1e-3, atol=1e-4 * abs(expected).max()
+    )
 
 
 def test_description_for_the_v05_log_has_every_layer():
@@ -135,9 +171,12 @@ def test_description_for_the_v05_log_has_every_layer():
 
 # --- the evaluation network ----------------------------------------------------------------------
 
+
 def trained_net(name='resnet18', side=32, channels=3, **model):
     """Return a network with trained norms and its evaluation network."""
-    data = DataConfig(num_classes=10, image_size=side, resize_shorter=side, pad_to_4_channels=channels == 4)
+    data = DataConfig(
+        num_classes=10, image_size=side, resize_shorter=side, pad_to_4_channels=channels == 4
+    )
     config = Config(data=data, model=ModelConfig(name=name, **model))
     net = build_model(config, mx.cpu(), 0)
     set_trained_norms(net)
@@ -146,14 +185,18 @@ def trained_net(name='resnet18', side=32, channels=3, **model):
     return net, folded
 
 
-@pytest.mark.parametrize('name, side, channels, fused', [('resnet18', 64, 4, True), ('resnet50', 32, 3, False)])
+@pytest.mark.parametrize(
+    'name, side, channels, fused', [('resnet18', 64, 4, True), ('resnet50', 32, 3, False)]
+)
 def test_folded_network_follows_the_trained_one(name, side, channels, fused):
     net, folded = trained_net(name, side, channels, fused_bn_relu=fused)
     images, outputs = mx.nd.random.normal(shape=(4, channels, side, side)), []
     for _ in range(2):
         expected = net(images).asnumpy()
         outputs.append(folded.net(images).asnumpy())
-        np.testing.assert_allclose(outputs[-1], expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
+        np.testing.assert_allclose(
+            outputs[-1], expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max()
+        )
         net.collect_params()['bn0_running_mean'].set_data(mx.nd.ones((16,)))
         folded.copy_weights(net)
     assert (outputs[0] != outputs[1]).any()
@@ -162,7 +205,11 @@ def test_folded_network_follows_the_trained_one(name, side, channels, fused):
 
 
 def test_channels_last_is_folded_like_channels_first():
-    first, last = (trained_net(layout=layout)[1].net.collect_params() for layout in ('NCHW', 'NHWC'))
+    first, last = (
+        trained_net(layout=layout)[1].net.collect_params() for layout in ('NCHW', 'NHWC')
+    )
     for name, param in first.items():
         got, array = last[name].data().asnumpy(), param.data().asnumpy()
-        np.testing.assert_array_equal(got.transpose(0, 3, 1, 2) if got.ndim == 4 else got, array, err_msg=name)
+        np.testing.assert_array_equal(
+            got.transpose(0, 3, 1, 2) if got.ndim == 4 else got, array, err_msg=name
+        )

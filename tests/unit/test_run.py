@@ -1,4 +1,5 @@
 """Start and resumption of a run: plan, checkpoint, configuration changes and lock."""
+
 import fcntl
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -34,9 +35,12 @@ from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
 
 def make_config(folder, **train) -> Config:
-    return Config(run=RunConfig(dir=str(folder)), data=DataConfig(num_train=640, synthetic=True),
-                  schedule=ScheduleConfig(base_lr=0.4, warmup_epochs=0, decay_epochs=100),
-                  train=TrainConfig(**{'local_batch_size': 8, **train}))
+    return Config(
+        run=RunConfig(dir=str(folder)),
+        data=DataConfig(num_train=640, synthetic=True),
+        schedule=ScheduleConfig(base_lr=0.4, warmup_epochs=0, decay_epochs=100),
+        train=TrainConfig(**{'local_batch_size': 8, **train}),
+    )
 
 
 def progress_of(config, num_ranks, step):
@@ -76,12 +80,16 @@ def test_all_ranks_of_a_new_run_have_the_layout_of_rank_0(tmp_path, monkeypatch)
 
 
 def loaded_from(before, **trainer):
-    return checkpoint.LoadedCheckpoint(Path('none/step_00000010'), before, TrainerState({}, **trainer))
+    return checkpoint.LoadedCheckpoint(
+        Path('none/step_00000010'), before, TrainerState({}, **trainer)
+    )
 
 
 def resume(before, now, num_ranks, *, is_elastic=False, allowed=(), nodes=None):
     """Return plan and progress of a run resumed with a configuration."""
-    return plan_resumed(now, num_ranks, nodes or [0] * num_ranks, loaded_from(before), is_elastic, allowed)
+    return plan_resumed(
+        now, num_ranks, nodes or [0] * num_ranks, loaded_from(before), is_elastic, allowed
+    )
 
 
 def test_resume_accepts_the_same_images_in_any_folder_and_no_others(tmp_path):
@@ -90,12 +98,19 @@ def test_resume_accepts_the_same_images_in_any_folder_and_no_others(tmp_path):
 
     def resumed(before, digest, folder='elsewhere', **keys):
         now = replace(config, data=replace(config.data, dir=folder))
-        return plan_resumed(now, 2, [0, 0], loaded_from(before), digest=digest, **keys)[1].data_sha256
+        return plan_resumed(now, 2, [0, 0], loaded_from(before), digest=digest, **keys)[
+            1
+        ].data_sha256
+
     assert resumed(before, 'a' * 64, is_elastic=False) == 'a' * 64
-    assert resumed(replace(before, data_sha256=''), 'b' * 64, is_elastic=False) == 'b' * 64  # an older checkpoint
+    # an older checkpoint
+    assert resumed(replace(before, data_sha256=''), 'b' * 64, is_elastic=False) == 'b' * 64
     for is_elastic in (False, True):
-        with pytest.raises(UserError, match='^[^\n]*images and classes in elsewhere: got SHA-256 bbbbbbbbbbbb…, the '
-                                            'checkpoint has SHA-256 aaaaaaaaaaaa…; use the same data$'):
+        with pytest.raises(
+            UserError,
+            match='^[^\n]*images and classes in elsewhere: got SHA-256 bbbbbbbbbbbb…, the '
+            'checkpoint has SHA-256 aaaaaaaaaaaa…; use the same data$',
+        ):
             resumed(before, 'b' * 64, is_elastic=is_elastic, allowed=['data.dir'])
 
 
@@ -103,9 +118,16 @@ def restored(loaded, progress, optimizer='sgd', policy='dynamic'):
     """Return the trainer of a run restored from a checkpoint."""
     shapes = {n: a.shape for n, a in loaded.trainer.arrays.items()}
     plan = SimpleNamespace(config=Config(train=TrainConfig(loss_scale_policy=policy)))
-    trainer = SimpleNamespace(_plan=plan, _comm=Comm(), settle=Mock(), broadcast=Mock(), _set=Mock(),
-                              array_shapes=lambda: shapes, loss_scale=LossScale(1.0),
-                              optimizer=SimpleNamespace(_config=OptimizerConfig(optimizer)))
+    trainer = SimpleNamespace(
+        _plan=plan,
+        _comm=Comm(),
+        settle=Mock(),
+        broadcast=Mock(),
+        _set=Mock(),
+        array_shapes=lambda: shapes,
+        loss_scale=LossScale(1.0),
+        optimizer=SimpleNamespace(_config=OptimizerConfig(optimizer)),
+    )
     trainer.load_state = partial(Trainer.load_state, trainer)
     restore(SimpleNamespace(comm=Comm(), progress=progress, trainer=trainer), loaded)
     return trainer
@@ -121,12 +143,15 @@ def test_momentum_with_half_the_ranks_follows_the_last_applied_rate(tmp_path, na
     last_lr = make_plan(config, 4).learning_rate(9)
     optimizer = restored(loaded_from(before, last_lr=last_lr), progress, name).optimizer
     factor = Optimizer._correction(optimizer, plan.learning_rate(progress.step))
-    assert factor == pytest.approx(0.5, abs=2e-3) and factor != 0.5  # the schedule is also one step further
+    # the schedule is also one step further
+    assert factor == pytest.approx(0.5, abs=2e-3) and factor != 0.5
 
 
 def test_sgd_with_the_same_ranks_resumes_unchanged(tmp_path):
     config = make_config(tmp_path)
-    loaded = loaded_from(progress_of(config, 4, 10), last_lr=0.2, loss_scale=512.0, num_finite_steps=7)
+    loaded = loaded_from(
+        progress_of(config, 4, 10), last_lr=0.2, loss_scale=512.0, num_finite_steps=7
+    )
     progress = resume(loaded.progress, config, 4)[1]
     trainer = restored(loaded, progress)
     assert Optimizer._correction(trainer.optimizer, 0.1) == 1
@@ -139,7 +164,10 @@ def test_epoch_restarts_if_the_nodes_of_a_shuffle_by_node_change(tmp_path):
     config = make_config(tmp_path)
     config = replace(config, data=replace(config.data, shuffle='node'))
     before = replace(progress_of(config, 4, 30), nodes=[0, 0, 1, 1])
-    assert [resume(before, config, 4, nodes=n)[1].step for n in ([0, 0, 1, 1], [0, 1, 0, 1])] == [30, 20]
+    assert [resume(before, config, 4, nodes=n)[1].step for n in ([0, 0, 1, 1], [0, 1, 0, 1])] == [
+        30,
+        20,
+    ]
 
 
 class OtherRank(Comm):
@@ -160,8 +188,12 @@ def run(tmp_path):
     folder = new_run(tmp_path)
     folder.result.touch()
     for step in (3, 6):
-        checkpoint.save(folder.checkpoints, progress_of(make_config(tmp_path), 1, step),
-                        TrainerState({'a': np.ones(2)}, 0.4), 2)
+        checkpoint.save(
+            folder.checkpoints,
+            progress_of(make_config(tmp_path), 1, step),
+            TrainerState({'a': np.ones(2)}, 0.4),
+            2,
+        )
     return folder
 
 
@@ -172,7 +204,11 @@ def test_only_rank_0_reads_a_checkpoint_and_shares_it(run, monkeypatch):
     monkeypatch.setattr(checkpoint, '_load', None)  # a rank that reads fails
     shared = [str(older), dump_state(read.progress, read.trainer)]
     other = load_resumption(OtherRank(None, shared), run, run.checkpoints)
-    assert (other.path, other.progress, other.trainer) == (older, read.progress, replace(read.trainer, arrays={}))
+    assert (other.path, other.progress, other.trainer) == (
+        older,
+        read.progress,
+        replace(read.trainer, arrays={}),
+    )
     with pytest.raises(UserError, match='it is damaged'):
         load_resumption(OtherRank('it is damaged'), run, run.checkpoints)
 
@@ -180,12 +216,16 @@ def test_only_rank_0_reads_a_checkpoint_and_shares_it(run, monkeypatch):
 def test_converged_run_is_not_resumed_and_its_log_is_unchanged(run):
     RunLog(run.result, None, is_resumed=True).run_stop('converged')
     log = run.result.read_bytes()
-    with pytest.raises(UserError, match='a run that reached its target; there is nothing to resume$'):
+    with pytest.raises(
+        UserError, match='a run that reached its target; there is nothing to resume$'
+    ):
         load_resumption(Comm(), run, run.checkpoints)
     assert run.result.read_bytes() == log
     older = run.checkpoints.rename(run.dir / 'checkpoints_1')
     RunFolder(run.dir, 1).result.touch()
-    with pytest.raises(UserError, match=f'nothing to resume; run 1 has not: mlperf-rn50 train --resume {older}$'):
+    with pytest.raises(
+        UserError, match=f'nothing to resume; run 1 has not: mlperf-rn50 train --resume {older}$'
+    ):
         load_resumption(Comm(), run, run.checkpoints)
 
 
@@ -204,18 +244,27 @@ def test_damaged_checkpoint_is_put_aside_only_when_an_older_one_is_restored(run)
 def test_changed_configuration_is_refused_unless_allowed(tmp_path):
     config = make_config(tmp_path)
     before = replace(progress_of(config, 4, 10), config=to_tree(config))
-    other = replace(config, schedule=replace(config.schedule, base_lr=0.5), data=replace(config.data, crop='none'),
-                    train=replace(config.train, target_accuracy=0.5, max_epochs=9))
+    other = replace(
+        config,
+        schedule=replace(config.schedule, base_lr=0.5),
+        data=replace(config.data, crop='none'),
+        train=replace(config.train, target_accuracy=0.5, max_epochs=9),
+    )
     with pytest.raises(UserError) as e:
         resume(before, other, 4, allowed=['data.crop'])
     assert str(e.value).endswith(
-        'the configuration differs from the earlier one: schedule.base_lr 0.4 -> 0.5; restore it, or accept these '
-        'changes with --allow-changed data.crop,schedule.base_lr')
+        'the configuration differs from the earlier one: schedule.base_lr 0.4 -> 0.5; restore it, '
+        'or accept these '
+        'changes with --allow-changed data.crop,schedule.base_lr'
+    )
     plan, progress = resume(before, other, 4, allowed=['schedule.base_lr', 'data.crop'])
     assert progress.config == to_tree(plan.config) and progress.config['schedule']['base_lr'] == 0.5
     assert [str(c) for c in find_changes(before.config, plan.config)] == [
-        'data.crop random_resized -> none', 'schedule.base_lr 0.4 -> 0.5', 'train.target_accuracy 0.749 -> 0.5',
-        'train.max_epochs null -> 9']
+        'data.crop random_resized -> none',
+        'schedule.base_lr 0.4 -> 0.5',
+        'train.target_accuracy 0.749 -> 0.5',
+        'train.max_epochs null -> 9',
+    ]
 
 
 def test_resumed_run_keeps_seed_data_ranks_and_batch(tmp_path):
@@ -223,10 +272,17 @@ def test_resumed_run_keeps_seed_data_ranks_and_batch(tmp_path):
     before = replace(progress_of(config, 4, 10), config=to_tree(config))  # seed 5 was drawn
     assert resume(before, config, 4)[0].config.run.seed == 5
     for section, key, value, num_ranks, message in (
-            ('run', 'seed', 6, 4, 'run.seed: got 6, the checkpoint has 5'),
-            ('data', 'num_train', 320, 4, 'data.num_train: got 320, the checkpoint has 640'),
-            ('run', 'seed', 5, 2, 'ranks: got 2, the checkpoint has 4; start 4 ranks'),
-            ('train', 'local_batch_size', 4, 4, 'train.global_batch_size: got 16, the checkpoint has 32')):
+        ('run', 'seed', 6, 4, 'run.seed: got 6, the checkpoint has 5'),
+        ('data', 'num_train', 320, 4, 'data.num_train: got 320, the checkpoint has 640'),
+        ('run', 'seed', 5, 2, 'ranks: got 2, the checkpoint has 4; start 4 ranks'),
+        (
+            'train',
+            'local_batch_size',
+            4,
+            4,
+            'train.global_batch_size: got 16, the checkpoint has 32',
+        ),
+    ):
         other = replace(config, **{section: replace(getattr(config, section), **{key: value})})
         with pytest.raises(UserError, match=message):
             resume(before, other, num_ranks, allowed=[f'{section}.{key}'])
@@ -234,9 +290,21 @@ def test_resumed_run_keeps_seed_data_ranks_and_batch(tmp_path):
 
 def test_keys_that_may_change_must_exist():
     known = {f'{name}.{key}' for name, keys in to_tree(Config()).items() for key in keys}
-    assert {'run.seed', 'checkpoint.keep', 'data.dir', 'comm.num_buckets', 'train.max_epochs'} < free_keys() < known
-    assert not free_keys() & {'data.crop', 'optimizer.momentum', 'schedule.base_lr', 'train.precision'}
-    assert parse_allowed('') == () and parse_allowed('data.crop,run.dir') == ('data.crop', 'run.dir')
+    assert (
+        {'run.seed', 'checkpoint.keep', 'data.dir', 'comm.num_buckets', 'train.max_epochs'}
+        < free_keys()
+        < known
+    )
+    assert not free_keys() & {
+        'data.crop',
+        'optimizer.momentum',
+        'schedule.base_lr',
+        'train.precision',
+    }
+    assert parse_allowed('') == () and parse_allowed('data.crop,run.dir') == (
+        'data.crop',
+        'run.dir',
+    )
     with pytest.raises(UserError, match='got schedule.base_lrr, .* did you mean schedule.base_lr?'):
         parse_allowed('data.crop,schedule.base_lrr')
 
@@ -246,14 +314,21 @@ def hold(run):
 
 
 def test_writer_locks_a_run_and_removes_leftovers_of_a_killed_one(run, capsys, monkeypatch):
-    leftovers = [run.checkpoints / '.step_00000009.1.tmp', run.checkpoints / '.step_00000003.1.old.tmp']
+    leftovers = [
+        run.checkpoints / '.step_00000009.1.tmp',
+        run.checkpoints / '.step_00000003.1.old.tmp',
+    ]
     for path in leftovers:
         path.mkdir()
         (path / 'arrays.npz').write_bytes(b'half')
     run.weights.mkdir()
     files = run.weights / 'best.npz', run.weights / 'last.json', run.config, run.env, run.trace(3)
     leftovers += map(temporary_of, files)
-    others = [temporary_of(RunFolder(run.dir, 1).config), run.dir / '.config.yaml', run.checkpoints / 'step_x']
+    others = [
+        temporary_of(RunFolder(run.dir, 1).config),
+        run.dir / '.config.yaml',
+        run.checkpoints / 'step_x',
+    ]
     for path in (*leftovers[2:], *others):
         path.write_text('half')
     monkeypatch.setattr(runs, '_LOCK_LIMIT_S', 0.0)
@@ -262,12 +337,17 @@ def test_writer_locks_a_run_and_removes_leftovers_of_a_killed_one(run, capsys, m
         fcntl.flock(other, fcntl.LOCK_EX)
         other.write('process 7 on h9')
         other.flush()
-        with pytest.raises(UserError, match=r'\.run_0\.lock: process 7 on h9 writes this run'), hold(run):
+        with (
+            pytest.raises(UserError, match=r'\.run_0\.lock: process 7 on h9 writes this run'),
+            hold(run),
+        ):
             pass
         assert capsys.readouterr().err.count('waiting for it') == 1
         assert all(path.exists() for path in leftovers)  # the writer is alive
     with hold(run):
-        assert not any(path.exists() for path in leftovers) and all(path.exists() for path in others)
+        assert not any(path.exists() for path in leftovers) and all(
+            path.exists() for path in others
+        )
         with pytest.raises(UserError, match=f'process {os.getpid()} on'), hold(run):
             pass
     with hold(run):  # the lock was released
@@ -275,7 +355,9 @@ def test_writer_locks_a_run_and_removes_leftovers_of_a_killed_one(run, capsys, m
 
 
 def test_new_run_removes_leftovers_of_a_killed_one(run, tmp_path):
-    leftovers, written = (folder.checkpoints / '.step_00000009.1.tmp' for folder in (run, new_run(tmp_path)))
+    leftovers, written = (
+        folder.checkpoints / '.step_00000009.1.tmp' for folder in (run, new_run(tmp_path))
+    )
     for path in (leftovers, written):
         path.mkdir(parents=True)
     with open(RunFolder(tmp_path, 1).lock, 'a') as other, hold(new_run(tmp_path)):
@@ -296,6 +378,7 @@ def test_lock_is_awaited_until_the_other_writer_ends(run, monkeypatch):
         beats.append(1)
         if len(beats) == 3:
             other.close()
+
     with hold_run(Comm(), run, SimpleNamespace(beat=now)):
         assert len(beats) == 3
 
@@ -318,7 +401,9 @@ def test_run_numbers_are_unique(tmp_path):
     assert new_run(tmp_path).index == 71
 
 
-@pytest.mark.parametrize('step, kept', [(100, [40, 100]), (400, [40, 200, 300]), (200, [40, 200]), (40, [40])])
+@pytest.mark.parametrize(
+    'step, kept', [(100, [40, 100]), (400, [40, 200, 300]), (200, [40, 200]), (40, [40])]
+)
 def test_checkpoints_of_a_resumed_run_are_the_newest(tmp_path, step, kept):
     before = progress_of(make_config(tmp_path), 1, 200)
     for number in (40, 200, 300):
@@ -337,14 +422,23 @@ def test_new_keys_and_defaults_changed_to_null_are_not_changes():
     now = Config(optimizer=OptimizerConfig(nesterov=True))
     assert [str(c) for c in find_changes(before, now)] == ['optimizer.nesterov false -> true']
     before['model']['fused_bn_relu'] = False
-    assert [str(c) for c in find_changes(before, Config())] == ['model.fused_bn_relu false -> null']  # chosen
+    # chosen
+    assert [str(c) for c in find_changes(before, Config())] == ['model.fused_bn_relu false -> null']
     del before['model']['fused_bn_add_relu']  # added when the default became null
     assert not find_changes(before, Config())
 
 
-@pytest.mark.parametrize('name, number', [
-    ('weights/best.npz', 1), ('checkpoints/step_00000003/state.json', 1), ('env.json', 1), ('tensorboard/events', 1),
-    ('notes.txt', 0), ('telemetry_4_host.jsonl', 5)])
+@pytest.mark.parametrize(
+    'name, number',
+    [
+        ('weights/best.npz', 1),
+        ('checkpoints/step_00000003/state.json', 1),
+        ('env.json', 1),
+        ('tensorboard/events', 1),
+        ('notes.txt', 0),
+        ('telemetry_4_host.jsonl', 5),
+    ],
+)
 def test_number_of_a_new_run_depends_on_files_that_it_would_replace(tmp_path, name, number):
     (tmp_path / 'disk').mkdir()
     (tmp_path / 'run').mkdir()

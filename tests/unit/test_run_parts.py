@@ -1,4 +1,5 @@
 """Parts of the GPU tests with stand-ins: limits, Ctrl-C, the archive and its summary."""
+
 import json
 import os
 import signal
@@ -19,51 +20,86 @@ def python(name, text, **keys):
 
 
 def contents(folder):
-    """Return the files of the only archive in a folder, by name without its top folder, and the results."""
+    """Return the files of the only archive in a folder, by name without its top folder, and the
+    results."""
     [archive] = folder.glob('gpu_*')
     with tarfile.open(archive) as tar:
-        files = {m.name.partition('/')[2]: tar.extractfile(m).read().decode() for m in tar.getmembers() if m.isfile()}
+        files = {
+            m.name.partition('/')[2]: tar.extractfile(m).read().decode()
+            for m in tar.getmembers()
+            if m.isfile()
+        }
     return files, [json.loads(line) for line in files['results.jsonl'].splitlines()]
 
 
-@pytest.mark.parametrize('text, limit_s, left_s, expected', [
-    ('', 600, 600, ('passed', '')),
-    ('raise SystemExit("bad\\nlast line")', 600, 600, ('failed', 'last line')),
-    ('raise SystemExit("cudaMalloc failed: out of memory")', 600, 600,
-     ('out of memory', 'cudaMalloc failed: out of memory')),
-    ('import time; time.sleep(600)', 0.1, 600, ('failed', 'limit of 0.1 s')),
-    ('import time; time.sleep(600)', 600, 0.1, ('cut', ''))])
+@pytest.mark.parametrize(
+    'text, limit_s, left_s, expected',
+    [
+        ('', 600, 600, ('passed', '')),
+        ('raise SystemExit("bad\\nlast line")', 600, 600, ('failed', 'last line')),
+        (
+            'raise SystemExit("cudaMalloc failed: out of memory")',
+            600,
+            600,
+            ('out of memory', 'cudaMalloc failed: out of memory'),
+        ),
+        ('import time; time.sleep(600)', 0.1, 600, ('failed', 'limit of 0.1 s')),
+        ('import time; time.sleep(600)', 600, 0.1, ('cut', '')),
+    ],
+)
 def test_status_of_a_part(text, limit_s, left_s, expected, tmp_path):
     result = run_part(python('a part', text, limit_s=limit_s), tmp_path, left_s)
     assert (result['status'], result['reason']) == expected
 
 
-def test_archive_has_results_of_parts_without_mxnet_if_it_cannot_use_the_card(tmp_path, capsys, monkeypatch):
+def test_archive_has_results_of_parts_without_mxnet_if_it_cannot_use_the_card(
+    tmp_path, capsys, monkeypatch
+):
     monkeypatch.setenv('SECRET_TOKEN', 'hidden')
     monkeypatch.setenv('MXNET_SHOWN', '1')
-    parts = [python('synthetic, 408', f'print({json.dumps(ROWS)!r})', needs_kernels=False),
-             python('training', 'raise SystemExit(1)'),
-             python('broken', 'raise SystemExit("why")', needs_kernels=False)]
+    parts = [
+        python('synthetic, 408', f'print({json.dumps(ROWS)!r})', needs_kernels=False),
+        python('training', 'raise SystemExit(1)'),
+        python('broken', 'raise SystemExit("why")', needs_kernels=False),
+    ]
     with own_signals():
         assert run_all(parts, 'NVIDIA H100 80GB HBM3', 'no code for it', 12, tmp_path) == 1
     files, results = contents(tmp_path)
     assert [(r['part'], r['status'], r['reason']) for r in results] == [
-        ('synthetic, 408', 'passed', ''), ('training', 'not run', 'no code for it'), ('broken', 'failed', 'why')]
-    facts = {f'{when}/{n}.txt' for when in ('start', 'end')
-             for n in ('environment', 'kernel', 'nvidia_smi_q', 'nvidia_smi_topo', 'packages')}
-    assert facts | {'clocks.csv', 'summary.txt', 'broken.stderr.txt', 'synthetic_408.txt'} <= set(files)
-    assert 'MXNET_SHOWN=1' in files['start/environment.txt'] and not any('hidden' in text for text in files.values())
+        ('synthetic, 408', 'passed', ''),
+        ('training', 'not run', 'no code for it'),
+        ('broken', 'failed', 'why'),
+    ]
+    facts = {
+        f'{when}/{n}.txt'
+        for when in ('start', 'end')
+        for n in ('environment', 'kernel', 'nvidia_smi_q', 'nvidia_smi_topo', 'packages')
+    }
+    assert facts | {'clocks.csv', 'summary.txt', 'broken.stderr.txt', 'synthetic_408.txt'} <= set(
+        files
+    )
+    assert 'MXNET_SHOWN=1' in files['start/environment.txt'] and not any(
+        'hidden' in text for text in files.values()
+    )
     printed = capsys.readouterr().out
-    assert files['summary.txt'] in printed and '2,000 with 408' in printed and '| H100 SXM' in printed
+    assert (
+        files['summary.txt'] in printed and '2,000 with 408' in printed and '| H100 SXM' in printed
+    )
 
 
 def test_interrupted_run_stops_its_part_and_writes_the_archive(tmp_path):
     sleeping = "Part('second', ['sh', '-c', 'echo $$ > pid; sleep 900'])"
     parts = f"[Part('first', ['true']), {sleeping}, Part('third', ['true'])]"
-    program = f"from gpu.run_parts import *; sys.exit(run_all({parts}, 'card', '', 60, Path({str(tmp_path)!r})))"
+    program = (
+        f"from gpu.run_parts import *; sys.exit(run_all({parts}, 'card', '', 60, "
+        f'Path({str(tmp_path)!r})))'
+    )
     process = subprocess.Popen([sys.executable, '-c', program], cwd=ROOT / 'tests')
-    [pid] = wait_for(lambda: [int(t) for p in tmp_path.glob('*/pid') if (t := p.read_text())],
-                     lambda: process.poll() is None, lambda: 'no second part')
+    [pid] = wait_for(
+        lambda: [int(t) for p in tmp_path.glob('*/pid') if (t := p.read_text())],
+        lambda: process.poll() is None,
+        lambda: 'no second part',
+    )
     process.send_signal(signal.SIGINT)
     try:
         assert process.wait(HANG_LIMIT_S) == 130
@@ -74,24 +110,45 @@ def test_interrupted_run_stops_its_part_and_writes_the_archive(tmp_path):
             os.killpg(pid, signal.SIGKILL)
     _, results = contents(tmp_path)
     assert [(r['part'], r['status']) for r in results] == [
-        ('first', 'passed'), ('second', 'interrupted'), ('third', 'not run')]
+        ('first', 'passed'),
+        ('second', 'interrupted'),
+        ('third', 'not run'),
+    ]
 
 
-@pytest.mark.parametrize('card, start', [
-    ('NVIDIA A100-SXM4-80GB', '| A100 SXM 80GB |'), ('NVIDIA A100-SXM4-40GB', '| A100 SXM 40GB |'),
-    ('NVIDIA A100 80GB PCIe', '| A100 PCIe 80GB |'), ('NVIDIA A100-PCIE-40GB', '| A100 PCIe 40GB |'),
-    ('Tesla V100-SXM2-16GB', '| V100 |'), ('NVIDIA H100 80GB HBM3', '| H100 SXM, H100 HBM3 | '),
-    ('NVIDIA H100 PCIe', '| H100 PCIe |'), ('NVIDIA H200', '| H200 |'), ('NVIDIA L40S', '| L40S |'),
-    ('Tesla T4', '| T4, A10'), ('NVIDIA A10', '| T4, A10'), ('NVIDIA GB200', 'docs/gpu.md has no row')])
+@pytest.mark.parametrize(
+    'card, start',
+    [
+        ('NVIDIA A100-SXM4-80GB', '| A100 SXM 80GB |'),
+        ('NVIDIA A100-SXM4-40GB', '| A100 SXM 40GB |'),
+        ('NVIDIA A100 80GB PCIe', '| A100 PCIe 80GB |'),
+        ('NVIDIA A100-PCIE-40GB', '| A100 PCIe 40GB |'),
+        ('Tesla V100-SXM2-16GB', '| V100 |'),
+        ('NVIDIA H100 80GB HBM3', '| H100 SXM, H100 HBM3 | '),
+        ('NVIDIA H100 PCIe', '| H100 PCIe |'),
+        ('NVIDIA H200', '| H200 |'),
+        ('NVIDIA L40S', '| L40S |'),
+        ('Tesla T4', '| T4, A10'),
+        ('NVIDIA A10', '| T4, A10'),
+        ('NVIDIA GB200', 'docs/gpu.md has no row'),
+    ],
+)
 def test_row_of_docs_for_a_card(card, start):
     assert card_row(card)[-1].startswith(start)
 
 
 def test_summary_has_at_most_20_lines_with_the_line_of_the_archive(tmp_path):
     parts = make_parts(True, tmp_path)
-    results = [{'part': p.name, 'status': 'failed', 'reason': 'x' * 500, **ROWS['tables'][0]} for p in parts]
+    results = [
+        {'part': p.name, 'status': 'failed', 'reason': 'x' * 500, **ROWS['tables'][0]}
+        for p in parts
+    ]
     lines = summarize('title', 'NVIDIA A100-SXM4-80GB', parts, results)
-    assert len(lines) <= 19 and max(map(len, lines)) <= 200 and 'synchronous engine, 51 images: +0.0%' in lines
+    assert (
+        len(lines) <= 19
+        and max(map(len, lines)) <= 200
+        and 'synchronous engine, 51 images: +0.0%' in lines
+    )
 
 
 def test_compared_parts_have_a_part_to_compare_with(tmp_path):

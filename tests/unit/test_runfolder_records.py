@@ -1,4 +1,5 @@
 """Records: lines of earlier and later versions, and equal keys for the writer and the readers."""
+
 import json
 
 import pytest
@@ -20,30 +21,81 @@ LOGS = sorted(shipped_logs().rglob('*.jsonl'))
 # Lines of earlier versions, without keys added since, and one with a key of a later version.
 EARLIER = [
     ('{"event": "train", "step": 8}', MetricsRecord, records.TrainRecord(8)),
-    ('{"event": "eval", "epoch": 2, "num_top1": 3, "num_images": 4}', MetricsRecord,
-     EvalRecord(epoch=2, num_top1=3, num_images=4)),
-    ('{"event": "eval", "epoch": 2, "num_top1": 3, "num_images": 4, "ece": 0.1}', MetricsRecord,
-     EvalRecord(epoch=2, num_top1=3, num_images=4)),
-    ('{"event": "epoch", "epoch": 1, "record_bytes": {"n1": 5}}', MetricsRecord, records.EpochRecord(1, {'n1': 5})),
-    ('{"event": "ranks", "epoch": 1, "stragglers": ["rank 1 is slow"]}', MetricsRecord,
-     records.RanksRecord(1, stragglers=['rank 1 is slow'])),
-    ('{"event": "ranks", "ranks": [{"rank": 0, "host": "h", "num_steps": 1, "data_s": 0, "compute_s": 1, '
-     '"wait_s": 0}]}',
-     MetricsRecord, records.RanksRecord(ranks=[records.RankSteps(rank=0, host='h', num_steps=1, data_s=0, compute_s=1,
-                                                                wait_s=0, others_s=None, num_sharing=1)])),
+    (
+        '{"event": "eval", "epoch": 2, "num_top1": 3, "num_images": 4}',
+        MetricsRecord,
+        EvalRecord(epoch=2, num_top1=3, num_images=4),
+    ),
+    (
+        '{"event": "eval", "epoch": 2, "num_top1": 3, "num_images": 4, "ece": 0.1}',
+        MetricsRecord,
+        EvalRecord(epoch=2, num_top1=3, num_images=4),
+    ),
+    (
+        '{"event": "epoch", "epoch": 1, "record_bytes": {"n1": 5}}',
+        MetricsRecord,
+        records.EpochRecord(1, {'n1': 5}),
+    ),
+    (
+        '{"event": "ranks", "epoch": 1, "stragglers": ["rank 1 is slow"]}',
+        MetricsRecord,
+        records.RanksRecord(1, stragglers=['rank 1 is slow']),
+    ),
+    (
+        '{"event": "ranks", "ranks": [{"rank": 0, "host": "h", "num_steps": 1, "data_s": 0, '
+        '"compute_s": 1, '
+        '"wait_s": 0}]}',
+        MetricsRecord,
+        records.RanksRecord(
+            ranks=[
+                records.RankSteps(
+                    rank=0,
+                    host='h',
+                    num_steps=1,
+                    data_s=0,
+                    compute_s=1,
+                    wait_s=0,
+                    others_s=None,
+                    num_sharing=1,
+                )
+            ]
+        ),
+    ),
     ('{"event": "resumed", "step": 40}', MetricsRecord, records.ResumedRecord(40)),
-    ('{"event": "reference", "text": "no reference"}', MetricsRecord, records.ReferenceRecord(text='no reference')),
-    ('{"event": "course", "epoch": 3, "behind": true}', MetricsRecord, records.CourseRecord(3, behind=True)),
-    ('{"event": "end", "status": "failed", "epochs_to_converge": null}', MetricsRecord, EndRecord('failed', None)),
+    (
+        '{"event": "reference", "text": "no reference"}',
+        MetricsRecord,
+        records.ReferenceRecord(text='no reference'),
+    ),
+    (
+        '{"event": "course", "epoch": 3, "behind": true}',
+        MetricsRecord,
+        records.CourseRecord(3, behind=True),
+    ),
+    (
+        '{"event": "end", "status": "failed", "epochs_to_converge": null}',
+        MetricsRecord,
+        EndRecord('failed', None),
+    ),
     ('{"event": "end", "status": "interrupted"}', MetricsRecord, EndRecord('interrupted')),
     ('{"event": "of a later version"}', MetricsRecord, None),
-    ('{"run": 0, "exit_code": 137, "end": null, "gained": true, "can_resume": true}', Attempt,
-     Attempt(0, 137, None, True, True)),
+    (
+        '{"run": 0, "exit_code": 137, "end": null, "gained": true, "can_resume": true}',
+        Attempt,
+        Attempt(0, 137, None, True, True),
+    ),
     ('{"job": "1-a", "host": "h2", "cause": "killed"}', Failure, Failure('1-a', 'h2', 'killed')),
-    ('{"time_ms": 5000, "event": "start", "host": "h1", "cpu_cores": 2, "memory_bytes": 9}', TelemetryRecord,
-     TelemetryRecord(5000, 'start', 'h1', 2, 9)),
-    ('{"time_ms": 5000, "cpu_percent": 98.5, "gpus": [{"power_w": 50.0}, {}]}', TelemetryRecord,
-     TelemetryRecord(5000, cpu_percent=98.5, gpus=[GpuSample(power_w=50.0), GpuSample()]))]
+    (
+        '{"time_ms": 5000, "event": "start", "host": "h1", "cpu_cores": 2, "memory_bytes": 9}',
+        TelemetryRecord,
+        TelemetryRecord(5000, 'start', 'h1', 2, 9),
+    ),
+    (
+        '{"time_ms": 5000, "cpu_percent": 98.5, "gpus": [{"power_w": 50.0}, {}]}',
+        TelemetryRecord,
+        TelemetryRecord(5000, cpu_percent=98.5, gpus=[GpuSample(power_w=50.0), GpuSample()]),
+    ),
+]
 
 
 @pytest.mark.parametrize('line, kind, expected', EARLIER)
@@ -60,10 +112,12 @@ def test_files_of_published_runs_are_read_and_would_be_written_with_the_same_key
 
 
 def _keeps(written, earlier) -> bool:
-    """Check that a line has all keys and values of an earlier one, in the same order; new keys may be in between."""
+    """Check that a line has all keys and values of an earlier one, in the same order; new keys may
+    be in between."""
     if isinstance(earlier, dict):
         return [k for k in written if k in earlier] == list(earlier) and all(
-            _keeps(written[k], v) for k, v in earlier.items())
+            _keeps(written[k], v) for k, v in earlier.items()
+        )
     if isinstance(earlier, list):
         return len(written) == len(earlier) and all(map(_keeps, written, earlier))
     return written == earlier

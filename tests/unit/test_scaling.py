@@ -1,4 +1,5 @@
 """Speed-up and efficiency: factors, node splits, and comparability of systems."""
+
 import json
 
 import pytest
@@ -12,22 +13,40 @@ from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.findings import make_finding
 
-# Epochs and speed-ups of study 1 with 4 V100 per node, from which all times follow if the time of one node is given.
+# Epochs and speed-ups of study 1 with 4 V100 per node, from which all times follow if the time of
+# one node is given.
 STUDY_1 = {1: (61, 1.0), 2: (62, 1.8), 4: (65, 3.3), 8: (81, 4.9)}
 
 
 def test_study_1_epochs_and_speedups(tmp_path):
     for nodes, (epochs, factor) in STUDY_1.items():
         epoch_s = 6000.0 / factor / epochs
-        write_set(tmp_path / f'{nodes}x4', 1, nodes=nodes, ranks=4 * nodes, accuracies=(0.749,), period=epochs,
-                  epoch_s=epoch_s, eval_s=0.0, batch=256 * nodes, target=0.749)
+        write_set(
+            tmp_path / f'{nodes}x4',
+            1,
+            nodes=nodes,
+            ranks=4 * nodes,
+            accuracies=(0.749,),
+            period=epochs,
+            epoch_s=epoch_s,
+            eval_s=0.0,
+            batch=256 * nodes,
+            target=0.749,
+        )
     study = study_of(tmp_path)
-    assert [(s.epochs_mean, round(c.speedup, 3)) for s, c in zip(study.run_sets, study.comparisons)] == [
-        *STUDY_1.values()]
-    assert all(c.throughput_gain * c.epoch_ratio * c.share_ratio == pytest.approx(c.speedup) for c in study.comparisons)
-    # 8 nodes are 4.9 times as fast. A quarter is lost because of 81 instead of 61 epochs, the rest to hardware.
+    assert [
+        (s.epochs_mean, round(c.speedup, 3)) for s, c in zip(study.run_sets, study.comparisons)
+    ] == [*STUDY_1.values()]
+    assert all(
+        c.throughput_gain * c.epoch_ratio * c.share_ratio == pytest.approx(c.speedup)
+        for c in study.comparisons
+    )
+    # 8 nodes are 4.9 times as fast. A quarter is lost because of 81 instead of 61 epochs, the rest
+    # to hardware.
     last = study.comparisons[-1]
-    assert last.epoch_ratio == pytest.approx(61 / 81) and last.efficiency == pytest.approx(4.9 / 8, rel=1e-3)
+    assert last.epoch_ratio == pytest.approx(61 / 81) and last.efficiency == pytest.approx(
+        4.9 / 8, rel=1e-3
+    )
     assert last.throughput_gain == pytest.approx(4.9 * 81 / 61, rel=1e-3)
 
 
@@ -35,7 +54,11 @@ def test_node_splits_of_the_same_accelerators(tmp_path):
     for nodes, epoch_s in ((1, 10.0), (2, 10.85), (4, 12.0)):
         write_set(tmp_path / f'{nodes}n', 1, nodes=nodes, ranks=16, epoch_s=epoch_s, eval_s=0.0)
     study = study_of(tmp_path)
-    assert [(x.faster.name, x.slower.name) for x in study.splits] == [('1n', '2n'), ('1n', '4n'), ('2n', '4n')]
+    assert [(x.faster.name, x.slower.name) for x in study.splits] == [
+        ('1n', '2n'),
+        ('1n', '4n'),
+        ('2n', '4n'),
+    ]
     first = study.splits[0]
     assert (first.difference, first.time_difference) == pytest.approx((0.085, 0.085))
     assert '8.5 %' in render_table([study])
@@ -43,11 +66,18 @@ def test_node_splits_of_the_same_accelerators(tmp_path):
 
 def test_difference_below_the_evaluation_period_is_weak(tmp_path):
     write_set(tmp_path / 'a', 3, accuracies=(0.5, 0.76), period=4)
-    write_set(tmp_path / 'b', 3, accuracies=lambda k: (0.5, 0.76) if k else (0.5, 0.6, 0.76), period=4, nodes=2,
-              ranks=8)
+    write_set(
+        tmp_path / 'b',
+        3,
+        accuracies=lambda k: (0.5, 0.76) if k else (0.5, 0.6, 0.76),
+        period=4,
+        nodes=2,
+        ranks=8,
+    )
     study = study_of(tmp_path)
     assert make_finding('evidence_weak', None, 'a', 4 / 3, '4 epochs').text in [
-        f.text for f in study.findings[study.run_sets[1]]]
+        f.text for f in study.findings[study.run_sets[1]]
+    ]
 
 
 def test_different_targets_and_data_are_different_studies(tmp_path):
@@ -69,7 +99,11 @@ def test_baseline_is_the_smallest_converged_or_the_named_system(tmp_path):
     with pytest.raises(UserError, match='--baseline: got 3n, expected one of: 1n, 2n, 4n'):
         study_of(tmp_path, baseline='3n')
     write_set(tmp_path / 't/4n', 1, nodes=4, ranks=16)
-    for name, text in (('4n', '4n, which matches 2 systems'), ('3n', 'expected one of: 1n, 2n, 4n$')):  # no duplicates
+    # no duplicates
+    for name, text in (
+        ('4n', '4n, which matches 2 systems'),
+        ('3n', 'expected one of: 1n, 2n, 4n$'),
+    ):
         with pytest.raises(UserError, match=text):
             studies_of(tmp_path, baseline=name)
 
@@ -79,23 +113,39 @@ def test_system_without_a_log_is_shown_with_its_study(tmp_path):
     write_lines(tmp_path / '2x4/result_0.txt', ['killed before the first line of a log'])
     study = study_of(tmp_path)
     assert [s.name for s in study.run_sets] == ['1x4', '2x4'] and study.comparisons == (None, None)
-    assert {(s['baseline'], s['speedup'], s['efficiency']) for s in systems_of(study).values()} == {(None, None, None)}
+    assert {(s['baseline'], s['speedup'], s['efficiency']) for s in systems_of(study).values()} == {
+        (None, None, None)
+    }
     text = render_table([study])
     assert '2x4: error: 1 of 1 logs cannot be read and count as not converged' in text
     assert 'speed-up' not in next(line for line in text.splitlines() if line.startswith('system'))
 
 
-@pytest.mark.parametrize('names, is_alike, has_note', [
-    (('unnamed', 'unnamed'), False, False), (('box', 'box'), True, True), (('1xbox', '2xbox'), True, False),
-    (('2xDGX-1', '12xDGX-2H'), False, False)])
+@pytest.mark.parametrize(
+    'names, is_alike, has_note',
+    [
+        (('unnamed', 'unnamed'), False, False),
+        (('box', 'box'), True, True),
+        (('1xbox', '2xbox'), True, False),
+        (('2xDGX-1', '12xDGX-2H'), False, False),
+    ],
+)
 def test_efficiency_of_unknown_accelerators_has_a_warning(tmp_path, names, is_alike, has_note):
     for nodes, name in zip((1, 2), names):
-        write_set(tmp_path / f's/{nodes}n', 1, nodes=nodes, ranks=4 * nodes, platform=name, number_of_nodes=nodes)
+        write_set(
+            tmp_path / f's/{nodes}n',
+            1,
+            nodes=nodes,
+            ranks=4 * nodes,
+            platform=name,
+            number_of_nodes=nodes,
+        )
     study = study_of(tmp_path)
     assert [s.num_nodes for s in study.run_sets] == [1, 2] and study.comparisons[1].efficiency
     assert study.findings[study.baseline] == [
         *([] if is_alike else [make_finding('accelerator_unknown', None, '1n, 2n')]),
-        *([make_finding('platform_equal', None, 'box')] if has_note else [])]
+        *([make_finding('platform_equal', None, 'box')] if has_note else []),
+    ]
 
 
 def test_number_of_accelerators_in_the_platform_is_no_number_of_nodes(tmp_path):
@@ -104,24 +154,37 @@ def test_number_of_accelerators_in_the_platform_is_no_number_of_nodes(tmp_path):
     description = tmp_path / 'v1.0/us/systems/box.json'
     warnings = []
     for per_node in (8, 4):
-        description.write_text(json.dumps({'number_of_nodes': 1, 'accelerators_per_node': per_node}))
+        description.write_text(
+            json.dumps({'number_of_nodes': 1, 'accelerators_per_node': per_node})
+        )
         found = load_run_sets([folder])[0].runs[0].findings
         warnings += [f.text for f in found if f.kind == 'counts_differ' and ' nodes ' in f.text]
-    assert warnings == [make_finding('counts_differ', None, 8, 'nodes', 'submission_platform', 1, 'box.json').text]
+    assert warnings == [
+        make_finding('counts_differ', None, 8, 'nodes', 'submission_platform', 1, 'box.json').text
+    ]
 
 
 def test_only_widest_of_many_splits_is_shown_with_a_note(tmp_path):
     def study_with(num_systems):
         for i in range(num_systems):
-            write_set(tmp_path / f'{num_systems}/{i:02d}', 1, nodes=1 + i % 2, ranks=16, epoch_s=10.0 + (i * 7) % 11)
+            write_set(
+                tmp_path / f'{num_systems}/{i:02d}',
+                1,
+                nodes=1 + i % 2,
+                ranks=16,
+                epoch_s=10.0 + (i * 7) % 11,
+            )
         return study_of(tmp_path / str(num_systems))
+
     most = scaling.MAX_OF_SPLITS
     assert len(study_with(most).splits) == (most // 2) ** 2
     many = study_with(2 * most)
     fastest = max(many.run_sets, key=lambda s: s.images_per_s)
     slowest = min(s.images_per_s for s in many.run_sets if s.num_nodes != fastest.num_nodes)
     assert [x.difference for x in many.splits] == [fastest.images_per_s / slowest - 1]
-    assert make_finding('splits_hidden', None, 16, '16 accelerators') in many.findings[many.baseline]
+    assert (
+        make_finding('splits_hidden', None, 16, '16 accelerators') in many.findings[many.baseline]
+    )
 
 
 def systems_of(*studies):
@@ -130,24 +193,31 @@ def systems_of(*studies):
 
 
 def submission(home, models, **keys):
-    """Write systems of 1, 2, 4, ... nodes of 4 accelerators, each twice as fast as the previous one."""
+    """Write systems of 1, 2, 4, ... nodes of 4 accelerators, each twice as fast as the previous
+    one."""
     (home / 'systems').mkdir(parents=True)
     for nodes, model in models.items():
-        write_set(home / f'results/{nodes}n/resnet', **{
-            'nodes': nodes, 'ranks': 4 * nodes, 'epoch_s': 20.0 / nodes, 'eval_s': 0.0, **keys})
+        write_set(
+            home / f'results/{nodes}n/resnet',
+            **{'nodes': nodes, 'ranks': 4 * nodes, 'epoch_s': 20.0 / nodes, 'eval_s': 0.0, **keys},
+        )
         (home / f'systems/{nodes}n.json').write_text(json.dumps({'accelerator_model_name': model}))
     return home
 
 
-@pytest.mark.parametrize('models, efficiency', [
-    (('V100', 'A100'), None), (('A100', 'A100'), 1), (('A100', ''), 1), (('', ''), 1)])
+@pytest.mark.parametrize(
+    'models, efficiency',
+    [(('V100', 'A100'), None), (('A100', 'A100'), 1), (('A100', ''), 1), (('', ''), 1)],
+)
 def test_different_accelerator_models_have_no_efficiency(tmp_path, models, efficiency):
     study = study_of(submission(tmp_path / 'v1.0/us', dict(zip((1, 2), models))), baseline='1n')
     last = study.comparisons[1]
     assert last.speedup == pytest.approx(2) and last.efficiency == last.hardware_efficiency == (
-        efficiency and pytest.approx(efficiency))
+        efficiency and pytest.approx(efficiency)
+    )
     assert [f for f in study.findings[study.run_sets[1]] if f.kind == 'hardware_differs'] == (
-        [] if efficiency else [make_finding('hardware_differs', None, 'A100', 'V100', '1n')])
+        [] if efficiency else [make_finding('hardware_differs', None, 'A100', 'V100', '1n')]
+    )
 
 
 def test_node_splits_compare_the_same_accelerator_model(tmp_path):
@@ -157,8 +227,12 @@ def test_node_splits_compare_the_same_accelerator_model(tmp_path):
 
 def test_different_rules_are_findings(tmp_path):
     write_set(tmp_path / 'v1.0/us/results/a/resnet', 1)
-    write_set(tmp_path / 'v2.0/us/results/b/resnet', 1, nodes=2, ranks=8, division='open', target=0.759)
+    write_set(
+        tmp_path / 'v2.0/us/results/b/resnet', 1, nodes=2, ranks=8, division='open', target=0.759
+    )
     study = study_of(tmp_path, baseline='a')
-    assert study.findings[study.run_sets[1]] == [make_finding('rounds_differ', None, 'v2.0', 'v1.0', 'a'),
-                                                 make_finding('divisions_differ', None, 'open', 'closed', 'a')]
+    assert study.findings[study.run_sets[1]] == [
+        make_finding('rounds_differ', None, 'v2.0', 'v1.0', 'a'),
+        make_finding('divisions_differ', None, 'open', 'closed', 'a'),
+    ]
     assert study.comparisons[1].speedup == pytest.approx(1)

@@ -1,4 +1,5 @@
 """Run sets: pooling, score, strength of evidence, refusals and duplicates."""
+
 import csv
 import io
 import json
@@ -22,51 +23,99 @@ from mlperf_rn50.mllog.duplicates import find_duplicates
 from mlperf_rn50.mllog.findings import make_finding
 
 MINUTES = 60.0
-REFUSAL = ('global_batch_size is 128 in result_0.txt and 32 in result_3.txt, expected one value in a run set; report '
-           'the runs separately')
+REFUSAL = (
+    'global_batch_size is 128 in result_0.txt and 32 in result_3.txt, expected one value in a run '
+    'set; report '
+    'the runs separately'
+)
 
 
 def load_set(folder):
-    system, = load_run_sets([folder])
+    (system,) = load_run_sets([folder])
     return system
 
 
-@pytest.mark.parametrize('times, score', [
-    ([1, 2, 3, 4, 5], 3.0), ([5, 1, 4, 2, 3], 3.0), ([1, 1, 1, 1, 100], 1.0),
-    ([10, 2, 3, 4, None], 17 / 3),  # an unconverged run is the slowest; the fastest is still dropped
-    ([1, 2, 3, None, None], None), ([None] * 5, None), ([1, 2, 3, 4], None), ([1, 2, 3, 4, 5, 6], None), ([], None)])
+@pytest.mark.parametrize(
+    'times, score',
+    [
+        ([1, 2, 3, 4, 5], 3.0),
+        ([5, 1, 4, 2, 3], 3.0),
+        ([1, 1, 1, 1, 100], 1.0),
+        # an unconverged run is the slowest; the fastest is still dropped
+        ([10, 2, 3, 4, None], 17 / 3),
+        ([1, 2, 3, None, None], None),
+        ([None] * 5, None),
+        ([1, 2, 3, 4], None),
+        ([1, 2, 3, 4, 5, 6], None),
+        ([], None),
+    ],
+)
 def test_score_drops_fastest_and_slowest_of_five(times, score):
     got = score_minutes([None if t is None else MINUTES * t for t in times])
     assert got == (None if score is None else pytest.approx(score))
 
 
 def test_set_of_five(tmp_path):
-    system = load_set(write_set(tmp_path / 'study/box', epoch_s=lambda k: 10.0 + k, nodes=2, ranks=8))
+    system = load_set(
+        write_set(tmp_path / 'study/box', epoch_s=lambda k: 10.0 + k, nodes=2, ranks=8)
+    )
     assert (system.name, system.study_name, len(system.converged)) == ('box', 'study', 5)
-    assert (system.num_nodes, system.num_accelerators, system.num_units, system.global_batch_size) == (2, 8, 8, 64)
+    assert (
+        system.num_nodes,
+        system.num_accelerators,
+        system.num_units,
+        system.global_batch_size,
+    ) == (2, 8, 8, 64)
     assert system.epochs == (2,) * 5 and system.epochs_mean == 2
-    # Two epochs of 10 to 14 s and two evaluations of 1 s: 22 to 30 s; the middle three are 24, 26, 28.
+    # Two epochs of 10 to 14 s and two evaluations of 1 s: 22 to 30 s; the middle three are 24, 26,
+    # 28.
     assert system.score_minutes == pytest.approx(26 / 60) and system.time_s == pytest.approx(26)
-    assert system.epoch_s == pytest.approx(12) and system.images_per_s == pytest.approx(1_281_167 / 12)
+    assert system.epoch_s == pytest.approx(12) and system.images_per_s == pytest.approx(
+        1_281_167 / 12
+    )
     assert set_findings(system) == []
 
 
 def test_one_aborted_run_counts_as_the_slowest_and_two_make_the_set_invalid(tmp_path):
-    one = load_set(write_set(tmp_path / 'one', epoch_s=lambda k: 10.0 + k,
-                             status=lambda k: 'aborted' if k == 0 else 'success'))
-    # 24, 26, 28, 30 and the aborted run, which was fast but counts as the slowest; 26, 28 and 30 remain.
-    assert one.score_minutes == pytest.approx(28 / 60) and [r.status for r in one.runs].count('aborted') == 1
+    one = load_set(
+        write_set(
+            tmp_path / 'one',
+            epoch_s=lambda k: 10.0 + k,
+            status=lambda k: 'aborted' if k == 0 else 'success',
+        )
+    )
+    # 24, 26, 28, 30 and the aborted run, which was fast but counts as the slowest; 26, 28 and 30
+    # remain.
+    assert (
+        one.score_minutes == pytest.approx(28 / 60)
+        and [r.status for r in one.runs].count('aborted') == 1
+    )
     assert make_finding('runs_unconverged', None, 1, 5, grade='note') in set_findings(one)
-    two = load_set(write_set(tmp_path / 'two', epoch_s=lambda k: 10.0 + k,
-                             status=lambda k: None if k < 2 else 'success'))
+    two = load_set(
+        write_set(
+            tmp_path / 'two',
+            epoch_s=lambda k: 10.0 + k,
+            status=lambda k: None if k < 2 else 'success',
+        )
+    )
     assert two.score_minutes is None and two.time_s == pytest.approx(28)
 
 
 def test_fewer_than_five_runs_have_a_mean_and_a_spread(tmp_path):
     system = load_set(write_set(tmp_path / 'three', 3, epoch_s=lambda k: 10.0 + k))
-    assert system.score_minutes is None and system.time_s == pytest.approx(24) and system.spread_s == pytest.approx(2)
-    single = load_set(write_set(tmp_path / 'single', 1, first_s=30, eval_s=2, accuracies=(0.5, 0.6, 0.76)))
-    assert single.spread_s is None and single.parts == Parts(4, 30, 20, 6, 0) and single.parts.on_clock_s == 56
+    assert (
+        system.score_minutes is None
+        and system.time_s == pytest.approx(24)
+        and system.spread_s == pytest.approx(2)
+    )
+    single = load_set(
+        write_set(tmp_path / 'single', 1, first_s=30, eval_s=2, accuracies=(0.5, 0.6, 0.76))
+    )
+    assert (
+        single.spread_s is None
+        and single.parts == Parts(4, 30, 20, 6, 0)
+        and single.parts.on_clock_s == 56
+    )
 
 
 def resume(folder, number, at_s=15.0, **keys):
@@ -74,18 +123,27 @@ def resume(folder, number, at_s=15.0, **keys):
     path = folder / f'result_{number}.txt'
     lines = path.read_text().splitlines()
     place = next(i for i, line in enumerate(lines) if time_of(line) > at_s)
-    later = [re.sub(r'(?<="time_ms": )\d+', lambda m: str(int(m[0]) + 60_000), x) for x in lines[place:]]
-    write_lines(path, [*lines[:place], mllog('run_resumed', 75, 1, epoch_num=2, clock_s=11.0, **keys), *later])
+    later = [
+        re.sub(r'(?<="time_ms": )\d+', lambda m: str(int(m[0]) + 60_000), x) for x in lines[place:]
+    ]
+    write_lines(
+        path,
+        [*lines[:place], mllog('run_resumed', 75, 1, epoch_num=2, clock_s=11.0, **keys), *later],
+    )
 
 
 def time_of(line):
     return int(re.search(r'"time_ms": (\d+)', line)[1]) / 1000 - START_S
 
 
-@pytest.mark.parametrize('resumed, time_s, is_marked', [
-    ((), 24.0, False), ((1, 3), 24.0, False), (range(5), 84.0, True)])
-def test_resumed_runs_have_no_score_and_their_times_are_left_out_or_marked(tmp_path, resumed, time_s, is_marked):
-    folder = write_set(tmp_path / 'box', epoch_s=lambda k: 10.0 + k / 2)  # runs of 22, 23, 24, 25 and 26 s
+@pytest.mark.parametrize(
+    'resumed, time_s, is_marked', [((), 24.0, False), ((1, 3), 24.0, False), (range(5), 84.0, True)]
+)
+def test_resumed_runs_have_no_score_and_their_times_are_left_out_or_marked(
+    tmp_path, resumed, time_s, is_marked
+):
+    # runs of 22, 23, 24, 25 and 26 s
+    folder = write_set(tmp_path / 'box', epoch_s=lambda k: 10.0 + k / 2)
     for number in resumed:
         resume(folder, number)
     system = load_set(folder)
@@ -93,7 +151,8 @@ def test_resumed_runs_have_no_score_and_their_times_are_left_out_or_marked(tmp_p
     assert system.is_resumed == is_marked and len(system.converged) == 5
     assert [f.text for f in set_findings(system) if f.kind == 'runs_resumed'] == [
         f'no MLPerf score: {len(resumed)} of 5 runs were resumed'
-        + '; means leave resumed runs out' * (len(resumed) == 2)] * bool(resumed)
+        + '; means leave resumed runs out' * (len(resumed) == 2)
+    ] * bool(resumed)
     assert system.epochs == (2,) * (3 if len(resumed) == 2 else 5)
 
 
@@ -103,17 +162,47 @@ def test_facts_of_a_set_are_those_of_the_runs_that_determine_its_time(tmp_path):
     assert load_set(folder).num_ranks == 2
 
 
-@pytest.mark.parametrize('num_runs, keys, expected', [
-    (3, {}, [('runs_not_five', None, '3 runs', 5, '')]),
-    (1, {}, [('runs_not_five', None, '1 run', 5, '; the spread of a single run is unknown')]),
-    (5, {'seed': 9}, [('rule_broken', None, '', 'some runs have the same seed, expected a different one for each run'),
-                      ('seeds_equal', None, 5, 9)]), (5, {'seed': None}, [('seeds_missing',)]),
-    (5, {'period': 4, 'accuracies': lambda k: (0.5, 0.76) if k else (0.5, 0.6, 0.76)}, [('resolution_low',)]),
-    (5, {'accuracies': lambda k: (0.5, 0.76) if k else (0.5, 0.5, 0.6, 0.76)}, []),
-    (5, {'status': lambda k: 'success' if k > 1 else 'aborted'},
-     [('rule_broken', None, '',
-       'got 2 failed runs, expected at most one: result_0.txt (aborted), result_1.txt (aborted)'),
-      ('runs_unconverged', None, 2, 5)])])
+@pytest.mark.parametrize(
+    'num_runs, keys, expected',
+    [
+        (3, {}, [('runs_not_five', None, '3 runs', 5, '')]),
+        (1, {}, [('runs_not_five', None, '1 run', 5, '; the spread of a single run is unknown')]),
+        (
+            5,
+            {'seed': 9},
+            [
+                (
+                    'rule_broken',
+                    None,
+                    '',
+                    'some runs have the same seed, expected a different one for each run',
+                ),
+                ('seeds_equal', None, 5, 9),
+            ],
+        ),
+        (5, {'seed': None}, [('seeds_missing',)]),
+        (
+            5,
+            {'period': 4, 'accuracies': lambda k: (0.5, 0.76) if k else (0.5, 0.6, 0.76)},
+            [('resolution_low',)],
+        ),
+        (5, {'accuracies': lambda k: (0.5, 0.76) if k else (0.5, 0.5, 0.6, 0.76)}, []),
+        (
+            5,
+            {'status': lambda k: 'success' if k > 1 else 'aborted'},
+            [
+                (
+                    'rule_broken',
+                    None,
+                    '',
+                    'got 2 failed runs, expected at most one: result_0.txt (aborted), '
+                    'result_1.txt (aborted)',
+                ),
+                ('runs_unconverged', None, 2, 5),
+            ],
+        ),
+    ],
+)
 def test_findings_of_weak_sets(tmp_path, num_runs, keys, expected):
     system = load_set(write_set(tmp_path, num_runs, epoch_s=lambda k: 10.123 + k, **keys))
     assert set_findings(system) == [make_finding(*each) for each in expected]
@@ -123,7 +212,9 @@ def test_unreadable_log_is_no_run_that_did_not_converge(tmp_path):
     folder = write_set(tmp_path, 4)
     (folder / 'result_4.txt').write_text('Segmentation fault\n')
     system = load_set(folder)
-    assert [r.status for r in system.runs] == ['converged'] * 4 + ['unreadable'] and system.score_minutes is None
+    assert [r.status for r in system.runs] == ['converged'] * 4 + [
+        'unreadable'
+    ] and system.score_minutes is None
     text = 'error: result_4.txt: contains no MLPerf log line'
     assert any(render_finding(f).startswith(text) for f in set_findings(system))
     with pytest.raises(UserError, match='result_4.txt: contains no MLPerf log line'):
@@ -134,13 +225,20 @@ def test_unreadable_log_is_no_run_that_did_not_converge(tmp_path):
     assert sorted(len(s.runs) for s in load_run_sets([tmp_path])) == [1, 5]
 
 
-@pytest.mark.parametrize('field, values', [
-    ('num_nodes', {'nodes': lambda k: 1 if k else 2}),
-    ('target_accuracy', {'target': lambda k: 0.7 if k else 0.75}),
-    ('num_accelerators', {'ranks': lambda k: 4 if k else 8})])
+@pytest.mark.parametrize(
+    'field, values',
+    [
+        ('num_nodes', {'nodes': lambda k: 1 if k else 2}),
+        ('target_accuracy', {'target': lambda k: 0.7 if k else 0.75}),
+        ('num_accelerators', {'ranks': lambda k: 4 if k else 8}),
+    ],
+)
 def test_different_runs_are_not_pooled(tmp_path, field, values):
     write_set(tmp_path, 3, **values)
-    assert re.match(f'{field} is .* in result_0.txt and .* in result_1.txt, .* report', load_set(tmp_path).refusal)
+    assert re.match(
+        f'{field} is .* in result_0.txt and .* in result_1.txt, .* report',
+        load_set(tmp_path).refusal,
+    )
     assert len(load_run_sets([tmp_path / 'result_1.txt'])) == 1
 
 
@@ -151,24 +249,45 @@ def learning(rates):
 def test_runs_that_count_have_no_score_if_they_differ_in_settings_which_are_named(tmp_path):
     rates = [7.6, 7.26, 7.26, 7.26, 7.26]
     system = load_set(write_set(tmp_path, optimizer=learning(rates), epoch_s=lambda k: 10.0 + k))
-    assert system.refusal is None and system.score_minutes is None and system.time_s == pytest.approx(26)
-    parts = ('sgd_opt_base_learning_rate 7.6 in result_0.txt; sgd_opt_base_learning_rate 7.26 in result_1.txt, '
-             'result_2.txt, result_3.txt, result_4.txt')
+    assert (
+        system.refusal is None
+        and system.score_minutes is None
+        and system.time_s == pytest.approx(26)
+    )
+    parts = (
+        'sgd_opt_base_learning_rate 7.6 in result_0.txt; sgd_opt_base_learning_rate 7.26 in '
+        'result_1.txt, '
+        'result_2.txt, result_3.txt, result_4.txt'
+    )
     assert make_finding('settings_differ', None, parts) in set_findings(system)
     assert system.judgement.violations == (f'the runs have different settings: {parts}',)
 
 
 def test_run_that_does_not_count_may_have_another_batch(tmp_path):
-    system = load_set(write_set(tmp_path, batch=lambda k: 64 if k else 48, optimizer=learning([4.5, 6, 6, 6, 6]),
-                                status=lambda k: 'success' if k else 'aborted', epoch_s=lambda k: 10.0 + k))
+    system = load_set(
+        write_set(
+            tmp_path,
+            batch=lambda k: 64 if k else 48,
+            optimizer=learning([4.5, 6, 6, 6, 6]),
+            status=lambda k: 'success' if k else 'aborted',
+            epoch_s=lambda k: 10.0 + k,
+        )
+    )
     assert (system.refusal, system.global_batch_size, system.recipe.base_lr) == (None, 64, 6)
     assert system.score_minutes == pytest.approx(28 / 60)
-    assert 'global_batch_size 48, sgd_opt_base_learning_rate 4.5 in result_0.txt' in system.parts_text
+    assert (
+        'global_batch_size 48, sgd_opt_base_learning_rate 4.5 in result_0.txt' in system.parts_text
+    )
 
 
 def test_set_with_runs_of_both_divisions_is_open(tmp_path):
-    system = load_set(write_set(tmp_path, division=lambda k: 'open' if k == 2 else 'closed', target=0.759))
-    assert (system.refusal, system.division) == (None, 'open') and 'division open in result_2.txt' in system.parts_text
+    system = load_set(
+        write_set(tmp_path, division=lambda k: 'open' if k == 2 else 'closed', target=0.759)
+    )
+    assert (system.refusal, system.division) == (
+        None,
+        'open',
+    ) and 'division open in result_2.txt' in system.parts_text
 
 
 def test_deferred_values_of_v05_are_equal(tmp_path):
@@ -182,17 +301,24 @@ def test_deferred_values_of_v05_are_equal(tmp_path):
 
 def test_set_submitted_again_in_a_later_round_is_one_set(tmp_path):
     for name in ('v3.0', 'v2.0', 'v4.0'):
-        write_set(tmp_path / f'{name}/us/results/box/resnet', epoch_s=lambda k: 10.123 + k, eval_s=1.001)
+        write_set(
+            tmp_path / f'{name}/us/results/box/resnet', epoch_s=lambda k: 10.123 + k, eval_s=1.001
+        )
     write_set(tmp_path / 'v3.0/us/results/other/resnet', epoch_s=lambda k: 20.123 + k)
     first, other = load_run_sets([tmp_path])
     assert (first.round, first.rounds, first.findings) == ('v2.0', ('v2.0', 'v3.0', 'v4.0'), ())
     assert (other.name, other.rounds) == ('other', ('v3.0',))
-    assert make_finding('submitted_again', None, 'v3.0', tmp_path / 'v3.0/us/results/box/resnet') in set_findings(first)
+    assert make_finding(
+        'submitted_again', None, 'v3.0', tmp_path / 'v3.0/us/results/box/resnet'
+    ) in set_findings(first)
 
 
 def test_folders_of_other_benchmarks_are_left_out(tmp_path):
     write_set(tmp_path / 'v1.0/us/results/box/resnet', 2)
-    write_lines(tmp_path / 'v1.0/us/results/box/bert/result_0.txt', [mllog('submission_benchmark', 0, 'bert')])
+    write_lines(
+        tmp_path / 'v1.0/us/results/box/bert/result_0.txt',
+        [mllog('submission_benchmark', 0, 'bert')],
+    )
     assert len(load_set(tmp_path).runs) == 2
     with pytest.raises(UserError, match="benchmark 'bert', expected resnet"):
         load_run_sets([tmp_path / 'v1.0/us/results/box/bert'])
@@ -210,21 +336,39 @@ def test_only_numbered_results_are_loaded(tmp_path):
 def tree(tmp_path):
     """Study of three sets, of which the middle one has runs with different batches."""
     for nodes in (1, 2, 4):
-        write_set(tmp_path / f'study/{nodes}n', is_complete=True, nodes=nodes, ranks=4 * nodes, epoch_s=40.0 / nodes,
-                  batch=lambda k, nodes=nodes: 32 if nodes == 2 and k == 3 else 64 * nodes)
+        write_set(
+            tmp_path / f'study/{nodes}n',
+            is_complete=True,
+            nodes=nodes,
+            ranks=4 * nodes,
+            epoch_s=40.0 / nodes,
+            batch=lambda k, nodes=nodes: 32 if nodes == 2 and k == 3 else 64 * nodes,
+        )
     return tmp_path
 
 
 def test_refused_set_is_a_row_with_its_reason_and_others_are_reported(tree):
-    whole = json.loads(call('report', tree / 'study/1n', tree / 'study/4n', '--format', 'json').stdout)['systems']
+    whole = json.loads(
+        call('report', tree / 'study/1n', tree / 'study/4n', '--format', 'json').stdout
+    )['systems']
     done = call('report', tree, '--format', 'json')
     assert (done.returncode, done.stderr) == (1, '')
     first, last, refused = json.loads(done.stdout)['systems']
     assert [first, last] == whole and (first['refusal'], refused['refusal']) == (None, REFUSAL)
     assert refused['findings'][0] == {'grade': 'error', 'text': REFUSAL, 'file': None, 'line': None}
     assert [r['status'] for r in refused['runs']] == ['converged'] * 5
-    for key in ('global_batch_size', 'score_minutes', 'official_score_minutes', 'epochs_to_converge_mean', 'speedup',
-                'time_to_train_mean_s', 'time_to_train_spread_s', 'images_per_s', 'time_parts_s', 'efficiency'):
+    for key in (
+        'global_batch_size',
+        'score_minutes',
+        'official_score_minutes',
+        'epochs_to_converge_mean',
+        'speedup',
+        'time_to_train_mean_s',
+        'time_to_train_spread_s',
+        'images_per_s',
+        'time_parts_s',
+        'efficiency',
+    ):
         assert refused[key] is None and (first[key] is not None or key == 'dataset'), key
     assert (refused['num_nodes'], refused['num_converged']) == (2, 5)
     rows = csv.DictReader(io.StringIO(call('report', tree, '--format', 'csv').stdout))
@@ -235,23 +379,41 @@ def test_refused_set_is_not_compared(tree):
     study = study_of(tree)
     assert [s.name for s in study.run_sets] == ['1n', '4n', '2n'] and study.baseline.name == '1n'
     assert study.comparisons[2] is None and not study.splits
-    with pytest.raises(UserError, match='--baseline: 2n is refused because global_batch_size is 128'):
+    with pytest.raises(
+        UserError, match='--baseline: 2n is refused because global_batch_size is 128'
+    ):
         study_of(tree, baseline='2n')
     alone = study_of(tree / 'study/2n')
     text = render_table([alone])
-    assert alone.comparisons == (None,) and 'Speed-up and efficiency are' not in text and text.count(REFUSAL) == 2
+    assert (
+        alone.comparisons == (None,)
+        and 'Speed-up and efficiency are' not in text
+        and text.count(REFUSAL) == 2
+    )
     done = call('package', tree / 'study/2n', '--org', 'us', '--system', 'x', '--out', tree / 'out')
     assert done.returncode and REFUSAL in done.stdout + done.stderr and not (tree / 'out').exists()
 
 
 def test_duplicate_with_different_seed_is_not_counted(tmp_path):
     write_set(tmp_path, epoch_s=lambda k: 10.123 + k, eval_s=1.01)
-    copied = (tmp_path / 'result_1.txt').read_text().replace('"key": "seed", "value": 2', '"key": "seed", "value": 77')
+    copied = (
+        (tmp_path / 'result_1.txt')
+        .read_text()
+        .replace('"key": "seed", "value": 2', '"key": "seed", "value": 77')
+    )
     (tmp_path / 'result_3.txt').write_text(copied)
     system = load_set(tmp_path)
-    assert (len(system.runs), len(system.counted), len(system.converged), system.score_minutes) == (5, 4, 4, None)
+    assert (len(system.runs), len(system.counted), len(system.converged), system.score_minutes) == (
+        5,
+        4,
+        4,
+        None,
+    )
     found = set_findings(system)
-    assert system.runs[3].seed == 77 and (found[0].kind, found[0].file) == ('duplicate', tmp_path / 'result_3.txt')
+    assert system.runs[3].seed == 77 and (found[0].kind, found[0].file) == (
+        'duplicate',
+        tmp_path / 'result_3.txt',
+    )
     assert make_finding('runs_not_five', None, '4 runs', 5, '') in found
     assert system.time_s == pytest.approx(2 * (10.123 + (0 + 1 + 2 + 4) / 4 + 1.01))
     row = json.loads(call('report', tmp_path, '--format', 'json').stdout)['systems'][0]
@@ -262,7 +424,11 @@ def test_unreadable_folder_is_refused(tree, monkeypatch):
     deny(monkeypatch, '2n', 'scandir')
     study = study_of(tree)
     assert study.run_sets[2].refusal == 'the folder cannot be read: Permission denied'
-    assert study.baseline.name == '1n' and [c is None for c in study.comparisons] == [False, False, True]
+    assert study.baseline.name == '1n' and [c is None for c in study.comparisons] == [
+        False,
+        False,
+        True,
+    ]
     done = call('report', tree / 'study/2n')  # the result is the same for this folder only
     assert (done.returncode, done.stderr) == (1, '')
     assert 'refused: the folder cannot be read: Permission denied' in done.stdout
@@ -271,45 +437,90 @@ def test_unreadable_folder_is_refused(tree, monkeypatch):
 def test_description_in_an_inaccessible_folder_is_ignored(tmp_path, monkeypatch):
     folder = write_set(tmp_path / 'us/results/box/resnet', 1)
     deny(monkeypatch, 'systems/box.json', 'stat')
-    found = make_finding('description_unreadable', None, 'box.json', 'Permission denied', file=folder / 'result_0.txt')
+    found = make_finding(
+        'description_unreadable',
+        None,
+        'box.json',
+        'Permission denied',
+        file=folder / 'result_0.txt',
+    )
     assert found in set_findings(load_set(folder))
 
 
 def test_findings_are_sorted_by_grade_and_those_of_all_logs_are_merged(tmp_path):
-    write_set(tmp_path, 4, epoch_s=lambda k: 10.123 + k, batch=lambda k: 64 if k else 32, train_samples=1437)
+    write_set(
+        tmp_path,
+        4,
+        epoch_s=lambda k: 10.123 + k,
+        batch=lambda k: 64 if k else 32,
+        train_samples=1437,
+    )
     (tmp_path / 'result_4.txt').write_text((tmp_path / 'result_2.txt').read_text())
     refused = load_set(tmp_path)
     run = refused.runs[0]
-    runs = [replace(run, path=path, findings=(
-        make_finding('line_torn', 1, 'odd', file=path), make_finding('epoch_missing', k, 'no', file=path),
-        make_finding('unreadable', k, k, file=path)))
-            for k, path in enumerate([tmp_path / 'result_0.txt', tmp_path / 'result_1.txt'])]
+    runs = [
+        replace(
+            run,
+            path=path,
+            findings=(
+                make_finding('line_torn', 1, 'odd', file=path),
+                make_finding('epoch_missing', k, 'no', file=path),
+                make_finding('unreadable', k, k, file=path),
+            ),
+        )
+        for k, path in enumerate([tmp_path / 'result_0.txt', tmp_path / 'result_1.txt'])
+    ]
     system = RunSet('box', tmp_path, tmp_path, tuple(runs))
     found = set_findings(system)
-    assert [f.kind for f in found] == ['duplicate', 'unreadable', 'unreadable', 'epoch_missing', 'runs_not_five',
-                                       'not_imagenet', 'line_torn']
+    assert [f.kind for f in found] == [
+        'duplicate',
+        'unreadable',
+        'unreadable',
+        'epoch_missing',
+        'runs_not_five',
+        'not_imagenet',
+        'line_torn',
+    ]
     assert [*map(render_finding, (found[2], found[3]))] == [
-        'error: result_1.txt:1: 1', 'warning: all 2 logs: no has no epoch number; ignored']
+        'error: result_1.txt:1: 1',
+        'warning: all 2 logs: no has no epoch number; ignored',
+    ]
     kinds = [f.kind for f in set_findings(refused)]
-    assert kinds[0] == 'refused' and {*kinds[1:kinds.index('duplicate')]} == {'rule_broken'}
+    assert kinds[0] == 'refused' and {*kinds[1 : kinds.index('duplicate')]} == {'rule_broken'}
 
 
-@pytest.mark.parametrize('nodes, per_node, ranks, known', [
-    (1, 1024, 1, None), (2, 64, 1, None), (1, 17, 1, None), (1, 16, 1, 1), (4, 16, 1, 4), (1, 24, 24, 1)])
-def test_pod_that_is_described_as_a_node_has_no_known_number_of_nodes(tmp_path, nodes, per_node, ranks, known):
+@pytest.mark.parametrize(
+    'nodes, per_node, ranks, known',
+    [
+        (1, 1024, 1, None),
+        (2, 64, 1, None),
+        (1, 17, 1, None),
+        (1, 16, 1, 1),
+        (4, 16, 1, 4),
+        (1, 24, 24, 1),
+    ],
+)
+def test_pod_that_is_described_as_a_node_has_no_known_number_of_nodes(
+    tmp_path, nodes, per_node, ranks, known
+):
     write_set(tmp_path / 'v2.0/us/results/pod/resnet', 5, ranks=ranks, platform='pod')
     description = tmp_path / 'v2.0/us/systems/pod.json'
     description.parent.mkdir(parents=True)
-    description.write_text(json.dumps({'number_of_nodes': nodes, 'accelerators_per_node': str(per_node)}))
+    description.write_text(
+        json.dumps({'number_of_nodes': nodes, 'accelerators_per_node': str(per_node)})
+    )
     system = load_set(tmp_path)
     assert (system.num_nodes, system.num_accelerators) == (known, nodes * per_node)
     assert (system.node_hours is None) == (known is None)
     texts = [f.text for f in set_findings(system) if f.kind == 'nodes_unknown']
-    assert len(texts) == (known is None) and all(f'{nodes * per_node:,} accelerators' in text for text in texts)
+    assert len(texts) == (known is None) and all(
+        f'{nodes * per_node:,} accelerators' in text for text in texts
+    )
 
 
 def test_set_has_no_score_while_a_run_is_running(tmp_path):
-    # Five runs of equal whole seconds and few accuracies are no duplicates, as a coarse clock produces them.
+    # Five runs of equal whole seconds and few accuracies are no duplicates, as a coarse clock
+    # produces them.
     found = load_set(write_set(tmp_path, accuracies=[0.1] * 20 + [0.76]))
     system = replace(found, runs=(replace(found.runs[0], status='running'), *found.runs[1:]))
     assert found.score_minutes and system.score_minutes is None and len(system.converged) == 4
@@ -321,10 +532,16 @@ def make_socket(path):
         s.bind(os.path.relpath(path))
 
 
-@pytest.mark.parametrize('make, error', [
-    (os.mkfifo, 'got a named pipe, expected a file'), (os.mkdir, 'got a folder, expected a file'),
-    (lambda p: os.symlink('/dev/zero', p), 'got a device, expected a file'), (make_socket, 'No such device or address'),
-    (lambda p: os.symlink(p.name, p), 'Too many levels of symbolic links')])
+@pytest.mark.parametrize(
+    'make, error',
+    [
+        (os.mkfifo, 'got a named pipe, expected a file'),
+        (os.mkdir, 'got a folder, expected a file'),
+        (lambda p: os.symlink('/dev/zero', p), 'got a device, expected a file'),
+        (make_socket, 'No such device or address'),
+        (lambda p: os.symlink(p.name, p), 'Too many levels of symbolic links'),
+    ],
+)
 def test_special_files_do_not_block(tmp_path, monkeypatch, make, error):
     write_set(tmp_path / 'runs', 2)
     monkeypatch.chdir(tmp_path)  # because a socket name must be short
@@ -333,8 +550,10 @@ def test_special_files_do_not_block(tmp_path, monkeypatch, make, error):
     assert done.returncode == 1 and f'result_2.txt: cannot read the log: {error}' in done.stdout
     done = call('check', 'runs/result_2.txt')
     assert done.returncode == 2 and (
-        f'result_2.txt: cannot read the log: {error}\n' in done.stderr or make is os.mkdir or
-        'result_2.txt: neither a file nor a folder; expected' in done.stderr)
+        f'result_2.txt: cannot read the log: {error}\n' in done.stderr
+        or make is os.mkdir
+        or 'result_2.txt: neither a file nor a folder; expected' in done.stderr
+    )
 
 
 def test_named_pipes_next_to_a_log_do_not_block(tmp_path):
@@ -353,17 +572,25 @@ def test_invalid_paths_are_one_line_errors(tmp_path):
     assert len(load_run_sets([tmp_path])) == 1
     for name, error in [('pipe', 'neither a file nor a folder'), ('none', 'no such folder')]:
         done = call('report', tmp_path / name)
-        assert (done.returncode, done.stdout) == (2, '') and f'{name}: {error}; expected' in done.stderr
+        assert (done.returncode, done.stdout) == (
+            2,
+            '',
+        ) and f'{name}: {error}; expected' in done.stderr
     done = call('check', tmp_path / 'runs', tmp_path / 'none', 'published/v2.0/Dell')
     assert done.returncode == 2 and done.stderr.endswith(
-        'none: no such folder; published/v2.0/Dell: packaged sets have no logs, so use mlperf-rn50 report; '
-        'expected a log or a folder of logs\n')
+        'none: no such folder; published/v2.0/Dell: packaged sets have no logs, so use '
+        'mlperf-rn50 report; '
+        'expected a log or a folder of logs\n'
+    )
     done = call('report', tmp_path / 'loop')
     assert done.returncode == 1 and 'Too many levels of symbolic links' in done.stdout
 
 
-@pytest.mark.parametrize('folder', [shipped_logs(), pytest.param(PUBLISHED, marks=pytest.mark.needs_published)],
-                         ids=['own', 'published'])
+@pytest.mark.parametrize(
+    'folder',
+    [shipped_logs(), pytest.param(PUBLISHED, marks=pytest.mark.needs_published)],
+    ids=['own', 'published'],
+)
 def test_real_logs_are_not_duplicates(folder):
     runs = [r for s in load_run_sets([folder]) for r in s.runs]
     assert len(runs) > 10 and find_duplicates(runs) == []
@@ -371,14 +598,22 @@ def test_real_logs_are_not_duplicates(folder):
 
 def test_duplicates_of_other_system_are_reported(tmp_path):
     for name, epoch_s in (('a', 10), ('c', 20)):  # whole seconds and a curve of accuracies
-        write_set(tmp_path / 's' / name, epoch_s=lambda k, e=epoch_s: e + k, accuracies=(0.1, 0.2, 0.3, 0.4, 0.76))
+        write_set(
+            tmp_path / 's' / name,
+            epoch_s=lambda k, e=epoch_s: e + k,
+            accuracies=(0.1, 0.2, 0.3, 0.4, 0.76),
+        )
     for path in (tmp_path / 's/a').iterdir():
-        write_lines(tmp_path / 's/b' / path.name, [path.read_text().replace('"seed", "value": ', '"seed", "value": 9')])
+        write_lines(
+            tmp_path / 's/b' / path.name,
+            [path.read_text().replace('"seed", "value": ', '"seed", "value": 9')],
+        )
     study = study_of(tmp_path)
     doubt = make_finding('duplicates_elsewhere', None, 'all', 5, 'a')
     assert {s.name: s.findings for s in study.run_sets} == {'a': (), 'b': (doubt,), 'c': ()}
     assert f'- b: warning: {doubt.text}' in render_table([study])
-    assert {s.name for s, c in zip(study.run_sets, study.comparisons) if c} == {'a', 'c'}  # a ratio is meaningless
+    # a ratio is meaningless
+    assert {s.name for s, c in zip(study.run_sets, study.comparisons) if c} == {'a', 'c'}
 
 
 def test_single_duplicate_log_of_other_system_is_named(tmp_path):
@@ -388,18 +623,35 @@ def test_single_duplicate_log_of_other_system_is_named(tmp_path):
     first, second = load_run_sets([tmp_path])
     copied = next(s for s in (first, second) if s.findings)
     assert [len(s.findings) for s in (first, second)] == [0, 1]
-    assert copied.findings == (make_finding('duplicate_elsewhere', None, 'result_1.txt', 'result_3.txt', first.folder,
-                                            file=copied.folder / 'result_1.txt'),)
+    assert copied.findings == (
+        make_finding(
+            'duplicate_elsewhere',
+            None,
+            'result_1.txt',
+            'result_3.txt',
+            first.folder,
+            file=copied.folder / 'result_1.txt',
+        ),
+    )
 
 
-@pytest.mark.parametrize('numbers, missing', [
-    ((0, 1, 2, 3, 7), '4, 5, 6'), ((0, 1, 2, 3, 5), '4'), ((1, 2, 3, 4, 5), None), ((2, 3, 4, 5, 6), '1'), ((7,), None),
-    ((0, 999_999_999), '1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 999999988 more')])
+@pytest.mark.parametrize(
+    'numbers, missing',
+    [
+        ((0, 1, 2, 3, 7), '4, 5, 6'),
+        ((0, 1, 2, 3, 5), '4'),
+        ((1, 2, 3, 4, 5), None),
+        ((2, 3, 4, 5, 6), '1'),
+        ((7,), None),
+        ((0, 999_999_999), '1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 999999988 more'),
+    ],
+)
 def test_gaps_in_run_numbers_are_reported(tmp_path, numbers, missing):
     for k, number in enumerate(numbers):
         write_lines(tmp_path / f'result_{number}.txt', run_lines(seed=k, epoch_s=10.123 + k))
     assert [f for f in set_findings(load_set(tmp_path)) if f.kind == 'numbers_missing'] == (
-        [make_finding('numbers_missing', None, missing)] if missing else [])
+        [make_finding('numbers_missing', None, missing)] if missing else []
+    )
 
 
 def test_run_with_a_contradictory_clock_is_not_counted(tmp_path):

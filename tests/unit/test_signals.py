@@ -1,4 +1,5 @@
 """Stop signals: the first stop request ends a run gracefully, the second one immediately."""
+
 import os
 import queue
 import re
@@ -18,8 +19,9 @@ from helpers import CLI, HANG_LIMIT_S, ROOT, own_signals, shipped_logs, skip_for
 from mlperf_rn50.system import signals as stop_signals
 
 INT, TERM, HUP, USR1 = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1
-# STOPS makes it exit with 75 on a stop request, as a run does after its checkpoint; STUCK keeps it from stopping.
-PROGRAM = '''
+# STOPS makes it exit with 75 on a stop request, as a run does after its checkpoint; STUCK keeps it
+# from stopping.
+PROGRAM = """
 import ctypes, os, signal, sys, time
 from mlperf_rn50.cli import main
 from mlperf_rn50.cli.ranks import in_rank
@@ -31,10 +33,16 @@ def rank(heartbeat):
 sys.modules['mlperf_rn50.cli.report'] = sys  # a made-up command
 sys.run = lambda _: in_rank(rank, Config(), can_stop={can_stop})
 sys.exit(main(['report']))
-'''
-STOPS = 'import itertools; next(time.sleep(0.1) for _ in itertools.count() if heartbeat.is_stop_requested); return 75'
+"""
+STOPS = (
+    'import itertools; next(time.sleep(0.1) for _ in itertools.count() if '
+    'heartbeat.is_stop_requested); return 75'
+)
 # A native wait for a lock that is already taken, so that no Python handler runs.
-STUCK = 'lock = ctypes.create_string_buffer(64); [ctypes.CDLL(None).pthread_mutex_lock(lock) for _ in range(2)]'
+STUCK = (
+    'lock = ctypes.create_string_buffer(64); [ctypes.CDLL(None).pthread_mutex_lock(lock) for '
+    '_ in range(2)]'
+)
 WAIT_S = 1.1  # minimum between signals that count separately
 
 
@@ -42,10 +50,17 @@ def start(body, can_stop=True, command=(), ignored=(), **variables):
     def set_signals():  # the tests may run with some signals ignored, as under nohup
         for number in (INT, TERM, HUP, USR1):
             signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
+
     code = PROGRAM.format(body=body, can_stop=can_stop)
-    process = subprocess.Popen([*command, sys.executable, '-c', code], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               text=True, start_new_session=True, preexec_fn=set_signals,
-                               env={**os.environ, **variables})
+    process = subprocess.Popen(
+        [*command, sys.executable, '-c', code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=set_signals,
+        env={**os.environ, **variables},
+    )
     assert process.stdout.readline() == 'ready\n', process.communicate()
     return process
 
@@ -57,7 +72,8 @@ def end(process):
 
 
 def insist(process):
-    """Send Ctrl-C until the process ends; a second one counts from one second after the first was handled."""
+    """Send Ctrl-C until the process ends; a second one counts from one second after the first was
+    handled."""
     while process.poll() is None:
         process.send_signal(INT)
         with suppress(subprocess.TimeoutExpired):
@@ -66,7 +82,9 @@ def insist(process):
 
 @pytest.fixture
 def send_signals(monkeypatch):
-    """Function that sends signals to this process, without a watcher; yields the effect of each, 'stop' or 'end'."""
+    """Function that sends signals to this process, without a watcher; yields the effect of each,
+    'stop' or 'end'."""
+
     def send(can_stop, *sent):
         calls = queue.Queue()
         monkeypatch.setattr(stop_signals, 'end_at_once', lambda: calls.put('end'))
@@ -77,19 +95,29 @@ def send_signals(monkeypatch):
             stop_signals.catch(lambda *_: None, stop_signals.END_SIGNALS)
             with stop_signals.handle_in_thread((lambda: calls.put('stop')) if can_stop else None):
                 for number, now_s in sent:
-                    clock = SimpleNamespace(monotonic=lambda now_s=now_s: now_s, sleep=lambda _: None)
+                    clock = SimpleNamespace(
+                        monotonic=lambda now_s=now_s: now_s, sleep=lambda _: None
+                    )
                     monkeypatch.setattr(stop_signals, 'time', clock)
                     os.kill(os.getpid(), number)
                     yield calls.get(timeout=10)
+
     return send
 
 
-@pytest.mark.parametrize('can_stop, sent, expected', [
-    # The first request stops a run gracefully, or ends a command that has nothing to finish; the second ends a run.
-    *((True, [(number, 0)], ['stop']) for number in (INT, TERM, HUP, USR1)),
-    *((False, [(number, 0)], ['end']) for number in (INT, TERM, HUP)),
-    (True, [(INT, 0), (INT, 0.5), (INT, 1.5)], ['stop', 'stop', 'end']), (True, [(USR1, 0), (INT, 2)], ['stop', 'end']),
-    (True, [(USR1, 0), (TERM, 9), (HUP, 60)], ['stop'] * 3)])  # only Ctrl-C ends a run that writes its checkpoint
+@pytest.mark.parametrize(
+    'can_stop, sent, expected',
+    [
+        # The first request stops a run gracefully, or ends a command that has nothing to finish;
+        # the second ends a run.
+        *((True, [(number, 0)], ['stop']) for number in (INT, TERM, HUP, USR1)),
+        *((False, [(number, 0)], ['end']) for number in (INT, TERM, HUP)),
+        (True, [(INT, 0), (INT, 0.5), (INT, 1.5)], ['stop', 'stop', 'end']),
+        (True, [(USR1, 0), (INT, 2)], ['stop', 'end']),
+        # only Ctrl-C ends a run that writes its checkpoint
+        (True, [(USR1, 0), (TERM, 9), (HUP, 60)], ['stop'] * 3),
+    ],
+)
 def test_first_signal_stops_and_second_ends(send_signals, can_stop, sent, expected):
     assert list(send_signals(can_stop, *sent)) == expected
 
@@ -117,16 +145,20 @@ def test_watched_rank_ends_with_its_watcher():
 
 
 def test_stop_as_the_first_process_of_a_container():
-    skip_for('' if shutil.which('unshare') and not subprocess.run(['unshare', '-pf', 'true']).returncode
-             else 'a process namespace takes root')
+    skip_for(
+        ''
+        if shutil.which('unshare') and not subprocess.run(['unshare', '-pf', 'true']).returncode
+        else 'a process namespace takes root'
+    )
     outer = start(STOPS, command=['unshare', '-pf', '--kill-child'])
     [first] = psutil.Process(outer.pid).children()
     os.kill(first.pid, TERM)
     assert end(outer)[0] == 75
 
 
-# A made-up command that swallows exceptions as packages do in their imports, and as the interpreter does in finalisers.
-SWALLOWING = '''
+# A made-up command that swallows exceptions as packages do in their imports, and as the interpreter
+# does in finalisers.
+SWALLOWING = """
 import sys, time
 sys.path.insert(0, {folder!r})
 from mlperf_rn50.cli import main
@@ -145,25 +177,38 @@ def run(_):
 sys.modules['mlperf_rn50.cli.report'] = sys.modules['shown'] = sys
 sys.run, sys.show = run, show
 sys.exit(main(['report']))
-'''
+"""
 
 
-@pytest.mark.parametrize('body', [
-    'import swallows', 'Array()',
-    'import weakref\n    array = type("A", (), {})()\n    kept = weakref.ref(array, lambda _: show())\n    del array',
-    'try:\n        show()\n    finally:\n        undefined'])
+@pytest.mark.parametrize(
+    'body',
+    [
+        'import swallows',
+        'Array()',
+        'import weakref\n    array = type("A", (), {})()\n    kept = weakref.ref(array, lambda _: '
+        'show())\n    del array',
+        'try:\n        show()\n    finally:\n        undefined',
+    ],
+)
 @pytest.mark.parametrize('number', [INT, TERM])
 def test_ctrl_c_in_an_import_or_finaliser_is_not_lost(tmp_path, body, number):
-    (tmp_path / 'swallows.py').write_text('from shown import show\ntry:\n    show()\nexcept BaseException:\n    pass\n')
-    process = subprocess.Popen([sys.executable, '-c', SWALLOWING.format(folder=str(tmp_path), body=body)], text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    (tmp_path / 'swallows.py').write_text(
+        'from shown import show\ntry:\n    show()\nexcept BaseException:\n    pass\n'
+    )
+    process = subprocess.Popen(
+        [sys.executable, '-c', SWALLOWING.format(folder=str(tmp_path), body=body)],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     assert process.stdout.readline() == 'ready\n'
     process.send_signal(number)
     assert end(process) == (130, '')
 
 
 def test_ctrl_c_during_the_first_imports_is_silent(tmp_path):
-    """At the import of argparse, which the command line needs first; argparse.py sends the signal."""
+    """At the import of argparse, which the command line needs first; argparse.py sends the
+    signal."""
     (tmp_path / 'argparse.py').write_text('import os, signal; os.kill(os.getpid(), signal.SIGINT)')
     code = f'import sys; sys.path.insert(0, {str(tmp_path)!r}); import mlperf_rn50.cli'
     done = subprocess.run([sys.executable, '-I', '-c', code], capture_output=True, text=True)
@@ -174,22 +219,34 @@ def test_ctrl_c_during_the_first_imports_is_silent(tmp_path):
 # States of a process in which it is interrupted: it handles signals, or has loaded a library.
 STATES = ['', 'numpy', 'ft2font', 'libmxnet']
 COMMANDS = {
-    'report': ['report', '{logs}/digits_five', '--out', 'out'], 'check': ['check', '{logs}/digits_five'],
-    'predict': ['predict', '{logs}/digits_sweep', '--out', 'out'], 'recipe': ['recipe', '8192', '--out', 'out.yaml'],
+    'report': ['report', '{logs}/digits_five', '--out', 'out'],
+    'check': ['check', '{logs}/digits_five'],
+    'predict': ['predict', '{logs}/digits_sweep', '--out', 'out'],
+    'recipe': ['recipe', '8192', '--out', 'out.yaml'],
     'package': ['package', '{logs}/digits_five', '--org', 'o', '--system', 's', '--out', 'out'],
-    'completion': ['completion', 'bash'], 'prepare': ['prepare', 'digits', '--out', 'out'],
-    'train': ['train', '--dry-run', '--config', '{config}'], 'bench': ['bench', 'ops', '--config', '{config}'],
-    'doctor': ['doctor', '--config', '{config}'], 'why': ['why', '{logs}/digits_2ranks', '--out', 'out'],
-    'watch': ['watch', '{logs}/digits_2ranks', '--once'], 'classify': ['classify', 'missing', 'x.png'],
-    'evaluate': ['evaluate', 'missing'], 'export': ['export', 'missing', '--format', 'gluon'],
-    'launch': ['launch', 'local', '--config', '{config}', '--dry-run'], 'version': ['--version'],
-    'sweep': ['sweep', '--study', 'x', '--layouts', 'wrong', '--config', '{config}']}
+    'completion': ['completion', 'bash'],
+    'prepare': ['prepare', 'digits', '--out', 'out'],
+    'train': ['train', '--dry-run', '--config', '{config}'],
+    'bench': ['bench', 'ops', '--config', '{config}'],
+    'doctor': ['doctor', '--config', '{config}'],
+    'why': ['why', '{logs}/digits_2ranks', '--out', 'out'],
+    'watch': ['watch', '{logs}/digits_2ranks', '--once'],
+    'classify': ['classify', 'missing', 'x.png'],
+    'evaluate': ['evaluate', 'missing'],
+    'export': ['export', 'missing', '--format', 'gluon'],
+    'launch': ['launch', 'local', '--config', '{config}', '--dry-run'],
+    'version': ['--version'],
+    'sweep': ['sweep', '--study', 'x', '--layouts', 'wrong', '--config', '{config}'],
+}
 
 
 def has_reached(process, state):
-    """Return whether a process handles signals, and has loaded a library; also True after its end."""
+    """Return whether a process handles signals, and has loaded a library; also True after its
+    end."""
     try:
-        status, maps = (Path(f'/proc/{process.pid}/{name}').read_text() for name in ('status', 'maps'))
+        status, maps = (
+            Path(f'/proc/{process.pid}/{name}').read_text() for name in ('status', 'maps')
+        )
     except OSError:
         return True
     caught = int(re.search(r'^SigCgt:\t(\w+)', status, re.MULTILINE)[1], 16)
@@ -199,19 +256,33 @@ def has_reached(process, state):
 @pytest.mark.slow
 @pytest.mark.parametrize('name', COMMANDS)
 def test_every_command_can_be_interrupted(tmp_path, name):
-    """It ends with exit code 130, at most one line and no temporary file; a second call then works."""
+    """It ends with exit code 130, at most one line and no temporary file; a second call then
+    works."""
     config = ROOT / 'launch/configs/digits_cpu.yaml'
     words = [*CLI, *(w.format(logs=shipped_logs(), config=config) for w in COMMANDS[name])]
     (tmp_path / 'tmp').mkdir()
-    keys = {'text': True, 'cwd': tmp_path, 'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE,
-            'env': {**os.environ, 'TMPDIR': str(tmp_path / 'tmp')},
-            'preexec_fn': lambda: signal.signal(INT, signal.SIG_DFL)}
+    keys = {
+        'text': True,
+        'cwd': tmp_path,
+        'stdout': subprocess.PIPE,
+        'stderr': subprocess.PIPE,
+        'env': {**os.environ, 'TMPDIR': str(tmp_path / 'tmp')},
+        'preexec_fn': lambda: signal.signal(INT, signal.SIG_DFL),
+    }
     for state in STATES:
         process = subprocess.Popen(words, **keys)
-        wait_for(lambda process=process, state=state: has_reached(process, state), lambda: True, str, pause_s=0.005)
+        wait_for(
+            lambda process=process, state=state: has_reached(process, state),
+            lambda: True,
+            str,
+            pause_s=0.005,
+        )
         process.send_signal(INT)
         code, err = end(process)
-        left = [*(p for p in (tmp_path / 'tmp').rglob('*') if p.is_file()), *tmp_path.rglob('*.tmp')]
+        left = [
+            *(p for p in (tmp_path / 'tmp').rglob('*') if p.is_file()),
+            *tmp_path.rglob('*.tmp'),
+        ]
         assert code not in (130, -INT) or err.count('\n') <= 1 and not left, (state, err, left)
         assert 'Exception' not in err
         if code not in (130, -INT):  # it had ended before the signal
@@ -223,31 +294,56 @@ def test_every_command_can_be_interrupted(tmp_path, name):
 @pytest.mark.slow
 def test_preparation_is_interrupted_between_two_images(tmp_path):
     from PIL import Image
+
     for split, count in (('train', 2500), ('val', 1)):
         folder = tmp_path / 'source' / split / 'a'
         folder.mkdir(parents=True)
         Image.effect_noise((600, 600), 50).save(folder / '0.png')
         for i in range(1, count):
             os.link(folder / '0.png', folder / f'{i}.png')
-    words = ['prepare', 'folder', '--source', tmp_path / 'source', '--out', tmp_path / 'out', '--name', 'x',
-             '--workers', '2', '--resize-shorter', '500']
-    process = subprocess.Popen([str(w) for w in [*CLI, *words]], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               text=True, start_new_session=True)
-    wait_for(lambda: list(tmp_path.glob('out/**/*.rec')), lambda: process.poll() is None, process.communicate)
+    words = [
+        'prepare',
+        'folder',
+        '--source',
+        tmp_path / 'source',
+        '--out',
+        tmp_path / 'out',
+        '--name',
+        'x',
+        '--workers',
+        '2',
+        '--resize-shorter',
+        '500',
+    ]
+    process = subprocess.Popen(
+        [str(w) for w in [*CLI, *words]],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    wait_for(
+        lambda: list(tmp_path.glob('out/**/*.rec')),
+        lambda: process.poll() is None,
+        process.communicate,
+    )
     os.killpg(process.pid, INT)  # as a terminal does
     assert end(process)[0] == 130
     assert not list(tmp_path.glob('out/**/train_*.json'))  # no part was finished
 
 
 def test_out_of_memory_error_is_one_line():
-    code = '''import resource, sys
+    code = """import resource, sys
 import mlperf_rn50.cli as cli
 sys.modules['mlperf_rn50.cli.report'] = sys
 def run(_):
     resource.setrlimit(resource.RLIMIT_AS, (3 << 29, 3 << 29))
     bytearray(8 << 30)
 sys.run = run
-sys.exit(cli.main(['report']))'''
+sys.exit(cli.main(['report']))"""
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.count('\n') == 1
-    assert 'out of memory: the address space of this process is limited to 1.6 GB (ulimit -v), ' in done.stderr
+    assert (
+        'out of memory: the address space of this process is limited to 1.6 GB (ulimit -v), '
+        in done.stderr
+    )

@@ -1,4 +1,5 @@
 """Event sinks on a full disk, and of a run resumed with a changed configuration."""
+
 import json
 import re
 import sys
@@ -34,12 +35,16 @@ from mlperf_rn50.train.sinks.watched import Sampled
 FULL = Path('/dev/full')
 PLAN = make_plan(Config(train=TrainConfig(local_batch_size=8)), 1)
 STEP = events.StepDone(1, 0.1, 1.0, 2.0, 0.1, 100.0, is_reported=True)
-RESUMED = events.Resumed(PLAN, 1, 40, 9.0, 100.0, 12.0, ElapsedParts(9.0, 3.0, 0.0, 88.0), 'step_00000040', 1, 8)
+RESUMED = events.Resumed(
+    PLAN, 1, 40, 9.0, 100.0, 12.0, ElapsedParts(9.0, 3.0, 0.0, 88.0), 'step_00000040', 1, 8
+)
 CHANGES = [Change('schedule.base_lr', 0.02, 0.5), Change('train.max_epochs', None, 9)]
 
 
 def assert_named(sink, event, name):
-    with pytest.raises(StorageError, match=f'{name}: cannot write: No space left on device; the disk at ') as e:
+    with pytest.raises(
+        StorageError, match=f'{name}: cannot write: No space left on device; the disk at '
+    ) as e:
         sink.handle(event)
     assert '\n' not in str(e.value)
 
@@ -53,15 +58,29 @@ def test_configuration_on_a_full_disk(tmp_path, monkeypatch):
 
 def test_metrics_and_terminal_log_on_a_full_disk(capsys):
     assert_named(Metrics(SimpleNamespace(metrics=FULL), ''), STEP, FULL)
-    assert_named(Terminal(SimpleNamespace(train_log=FULL, result=Path('r')), PLAN.config), events.Warned('x'), FULL)
+    assert_named(
+        Terminal(SimpleNamespace(train_log=FULL, result=Path('r')), PLAN.config),
+        events.Warned('x'),
+        FULL,
+    )
     output = capsys.readouterr().err
     assert output.count('\n') == 1 and 'Traceback' not in output
 
 
 def test_times_of_ranks_and_facts_of_the_network_are_read_back(tmp_path):
     sink, network = Metrics(RunFolder(tmp_path, 0), ''), NetworkRecord(8, 1e9, 2 * 10**7, 8, 3e10)
-    rank = RankSteps(rank=1, host='h', num_steps=3, data_s=1.0, read_s=0.5, compute_s=4.0, wait_s=2.0, slow_rank_s=1.5,
-                     spread_s={'wait': (1.0, 2.0, 2.0)}, critical_s={'wait': 0.5})
+    rank = RankSteps(
+        rank=1,
+        host='h',
+        num_steps=3,
+        data_s=1.0,
+        read_s=0.5,
+        compute_s=4.0,
+        wait_s=2.0,
+        slow_rank_s=1.5,
+        spread_s={'wait': (1.0, 2.0, 2.0)},
+        critical_s={'wait': 0.5},
+    )
     times = RanksRecord(5, 60.0, [rank], ['rank 1 is slow'], 5.0, 2.0, 0.001, {'wait': [0, 3]})
     sink.handle(events.NetworkMeasured(network))
     sink.handle(events.RanksTimed(times))
@@ -74,7 +93,10 @@ def test_terminal_shows_a_bar_with_the_time_left(monkeypatch, capsys):
     progress.update(1.5, 0.1, 100.0)
     progress._bar.refresh()
     progress.close()
-    assert re.search(r'epoch 1:\s+60%\|.*3/5 \[\d+:\d+<\d+:\d+.*100 img/s, loss 1.500, lr 0.1', capsys.readouterr().err)
+    assert re.search(
+        r'epoch 1:\s+60%\|.*3/5 \[\d+:\d+<\d+:\d+.*100 img/s, loss 1.500, lr 0.1',
+        capsys.readouterr().err,
+    )
 
 
 @pytest.mark.parametrize('best, text', [(0.0, 'no evaluation above 0 % yet'), (0.749, '74.90 %')])
@@ -86,8 +108,11 @@ def test_tensorboard_on_a_full_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(record_writer, 'open_file', lambda _: open(FULL, 'wb', buffering=0))
     with pytest.raises(StorageError, match=f'{tmp_path}/tensorboard: cannot write: No space left'):
         TensorBoard(tmp_path / 'tensorboard', 0, PLAN.config)
-    monkeypatch.setattr(record_writer, 'open_file', lambda _: open(FULL, 'wb'))  # fails when it is flushed
-    assert_named(TensorBoard(tmp_path / 'tensorboard', 0, PLAN.config), STEP, tmp_path / 'tensorboard')
+    # fails when it is flushed
+    monkeypatch.setattr(record_writer, 'open_file', lambda _: open(FULL, 'wb'))
+    assert_named(
+        TensorBoard(tmp_path / 'tensorboard', 0, PLAN.config), STEP, tmp_path / 'tensorboard'
+    )
 
 
 def test_telemetry_on_a_full_disk_ends_the_run_from_its_thread(tmp_path, monkeypatch):
@@ -103,12 +128,20 @@ def test_telemetry_on_a_full_disk_ends_the_run_from_its_thread(tmp_path, monkeyp
 
 def test_change_of_the_loss_scale_is_in_every_output(tmp_path):
     run = RunFolder(tmp_path, 0)
-    sinks = [Metrics(run, ''), Terminal(run, PLAN.config), MlperfLog(RunLog(run.result, run.result_v06))]
+    sinks = [
+        Metrics(run, ''),
+        Terminal(run, PLAN.config),
+        MlperfLog(RunLog(run.result, run.result_v06)),
+    ]
     emit(sinks, *(events.LossScaleChanged(step, 65536.0, 32768.0) for step in (0, 7)))
     assert [json.loads(line) for line in run.metrics.read_text().splitlines()] == [
-        {'event': 'loss_scale', 'step': step, 'before': 65536.0, 'now': 32768.0} for step in (0, 7)]
+        {'event': 'loss_scale', 'step': step, 'before': 65536.0, 'now': 32768.0} for step in (0, 7)
+    ]
     text = run.train_log.read_text()
-    assert 'loss scale 65536 -> 32768 after the warm-up' in text and 'loss scale 65536 -> 32768 after step 7' in text
+    assert (
+        'loss scale 65536 -> 32768 after the warm-up' in text
+        and 'loss scale 65536 -> 32768 after step 7' in text
+    )
     logged = [e for _, e in read_events(run.result) if e.key == 'loss_scale']
     assert [(e.value, e.metadata['step']) for e in logged] == [(32768.0, 0), (32768.0, 7)]
 
@@ -116,17 +149,23 @@ def test_change_of_the_loss_scale_is_in_every_output(tmp_path):
 def test_changes_of_a_resumed_run_are_in_every_output(tmp_path, capsys):
     run = RunFolder(tmp_path, 0)
     run.metrics.write_text('{"event": "train", "step": 40}\n{"event": "tra')
-    sinks = [Metrics(run, ''), Terminal(run, PLAN.config), MlperfLog(RunLog(run.result, run.result_v06))]
+    sinks = [
+        Metrics(run, ''),
+        Terminal(run, PLAN.config),
+        MlperfLog(RunLog(run.result, run.result_v06)),
+    ]
     emit(sinks, RESUMED, replace(RESUMED, changes=CHANGES))
     same, other = [json.loads(line) for line in run.metrics.read_text().splitlines()][1:]
     changed = {'schedule.base_lr': [0.02, 0.5], 'train.max_epochs': [None, 9]}
     assert 'changed' not in same and other['changed'] == changed
     for path in (run.train_log, None):
         output = path.read_text() if path else capsys.readouterr().err
-        assert output.count('changed: schedule.base_lr 0.02 -> 0.5, train.max_epochs null -> 9') == 1
+        assert (
+            output.count('changed: schedule.base_lr 0.02 -> 0.5, train.max_epochs null -> 9') == 1
+        )
     for path in (run.result, run.result_v06):
         resumed = [line for line in path.read_text().splitlines() if 'run_resumed' in line]
         assert ['"changed"' in line for line in resumed] == [False, True]
         assert json.dumps(changed) in resumed[1]
-    found, = (f for f in read_run(run.result).findings if f.kind == 'resumed_with_changes')
+    (found,) = (f for f in read_run(run.result).findings if f.kind == 'resumed_with_changes')
     assert found.text.endswith('schedule.base_lr 0.02 -> 0.5, train.max_epochs None -> 9')

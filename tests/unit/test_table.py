@@ -1,4 +1,5 @@
 """Tables that fit the width of a terminal."""
+
 import io
 
 import pytest
@@ -12,16 +13,26 @@ from mlperf_rn50.text import cut_names
 HEAD, ROW = ('system', 'nodes', 'minutes', 'cost', 'seed'), ('box', '1', '2.50', '9.99', '7')
 
 
-@pytest.mark.parametrize('width, minor, shown', [
-    (None, ('cost',), HEAD), (44, ('cost',), HEAD), (43, (), HEAD[:4]),
-    (43, ('cost',), ('system', 'nodes', 'minutes', 'seed')), (30, ('seed', 'cost'), HEAD[:3]),
-    (30, ('cost', 'seed'), HEAD[:3]), (20, (), HEAD[:2])])
+@pytest.mark.parametrize(
+    'width, minor, shown',
+    [
+        (None, ('cost',), HEAD),
+        (44, ('cost',), HEAD),
+        (43, (), HEAD[:4]),
+        (43, ('cost',), ('system', 'nodes', 'minutes', 'seed')),
+        (30, ('seed', 'cost'), HEAD[:3]),
+        (30, ('cost', 'seed'), HEAD[:3]),
+        (20, (), HEAD[:2]),
+    ],
+)
 def test_least_important_columns_give_way_to_the_width(width, minor, shown):
     lines = fit_columns(HEAD, [ROW], width, minor).splitlines()
     assert tuple(lines[0].split()) == shown
     assert lines[2].split() == [ROW[HEAD.index(h)] for h in shown]
     hidden = len(HEAD) - len(shown)
-    assert lines[3:] == ([f'{hidden} more column{"s" if hidden > 1 else ""}: --wide'] if hidden else [])
+    assert lines[3:] == (
+        [f'{hidden} more column{"s" if hidden > 1 else ""}: --wide'] if hidden else []
+    )
     assert not width or len(lines[1]) <= width
 
 
@@ -36,20 +47,28 @@ def test_long_names_are_cut_in_the_middle_and_remain_two():
     assert names[0] in fit_columns(('system', 'nodes'), rows, 40)
     cut = [line.split()[0] for line in fit_columns(('system', 'nodes'), rows, 33).splitlines()[2:]]
     assert cut == ['ND96ams…1_mxnet', 'ND96ams…8_mxnet', 'box']
-    assert cut_names(['abcdefg'], 6) == ['abc…fg'] and cut_names(['abcdefg', 'abcxefg'], 6) == ['abcdefg', 'abcxefg']
+    assert cut_names(['abcdefg'], 6) == ['abc…fg'] and cut_names(['abcdefg', 'abcxefg'], 6) == [
+        'abcdefg',
+        'abcxefg',
+    ]
 
 
 def test_width_is_that_of_a_terminal(monkeypatch):
     monkeypatch.setenv('COLUMNS', '50')
-    assert [width_of(s, wide) for s in (Terminal(), io.StringIO(), None) for wide in (False, True)] == [50] + [None] * 5
+    assert [
+        width_of(s, wide) for s in (Terminal(), io.StringIO(), None) for wide in (False, True)
+    ] == [50] + [None] * 5
 
 
 def test_report_fits_the_terminal_unless_it_is_piped_or_wide(monkeypatch):
     monkeypatch.setenv('COLUMNS', '60')
     monkeypatch.setenv('NO_COLOR', '1')
     sizes = {}
-    for name, stream, options in [('fits', Terminal(), ()), ('wide', Terminal(), ('--wide',)),
-                                  ('pipe', io.StringIO(), ())]:
+    for name, stream, options in [
+        ('fits', Terminal(), ()),
+        ('wide', Terminal(), ('--wide',)),
+        ('pipe', io.StringIO(), ()),
+    ]:
         monkeypatch.setattr('sys.stdout', stream)
         assert cli.main(['report', str(shipped_logs() / 'digits_sweep'), *options]) == 0
         sizes[name] = max(map(len, stream.getvalue().splitlines()))

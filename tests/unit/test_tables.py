@@ -1,4 +1,5 @@
 """Pictures of all systems, and the page of a large tree."""
+
 import io
 import json
 import os
@@ -22,20 +23,42 @@ from mlperf_rn50.analysis.sets.scaling import make_studies
 
 
 def make_system(name, round_, accelerator, batch, epochs, **facts):
-    facts = {'num_accelerators': 8, 'target_accuracy': 0.759, 'accelerator': accelerator, 'round': round_} | facts
-    recipe = Recipe('lars', batch, 10.0, 2.0, 'poly', 37.0, weight_decay=1e-4, momentum=0.9, target_accuracy=0.759,
-                    eval_period=4, first_eval_epoch=2)
+    facts = {
+        'num_accelerators': 8,
+        'target_accuracy': 0.759,
+        'accelerator': accelerator,
+        'round': round_,
+    } | facts
+    recipe = Recipe(
+        'lars',
+        batch,
+        10.0,
+        2.0,
+        'poly',
+        37.0,
+        weight_decay=1e-4,
+        momentum=0.9,
+        target_accuracy=0.759,
+        eval_period=4,
+        first_eval_epoch=2,
+    )
     return made_set(name, recipe, [('converged', 1200.0, [(epochs, 0.76)])], **facts)
 
 
 def test_overview_shows_comparable_systems_of_two_rounds():
-    systems = [make_system('a', 'v0.7', 'Tesla V100', 1024, 60), make_system('b', 'v1.0', 'NVIDIA A100', 4096, 36),
-               make_system('c', 'v1.0', 'TPU', 8192, 46), make_system('d', 'v1.0', 'TPU', 8192, 30, division='open'),
-               make_system('e', 'v0.5', 'TPU', 8192, 40, target_accuracy=0.749)]
+    systems = [
+        make_system('a', 'v0.7', 'Tesla V100', 1024, 60),
+        make_system('b', 'v1.0', 'NVIDIA A100', 4096, 36),
+        make_system('c', 'v1.0', 'TPU', 8192, 46),
+        make_system('d', 'v1.0', 'TPU', 8192, 30, division='open'),
+        make_system('e', 'v0.5', 'TPU', 8192, 40, target_accuracy=0.749),
+    ]
     times, epochs = draw_overview(systems)
     assert [t for texts in times.tips.values() for t in texts] == [
-        'us a, v0.7: 20.00 minutes, 8 accelerators', 'us b, v1.0: 20.00 minutes, 8 accelerators',
-        'us c, v1.0: 20.00 minutes, 8 accelerators']
+        'us a, v0.7: 20.00 minutes, 8 accelerators',
+        'us b, v1.0: 20.00 minutes, 8 accelerators',
+        'us c, v1.0: 20.00 minutes, 8 accelerators',
+    ]
     assert '3 closed-division systems of v0.7 to v1.0' in times.caption
     line = next(x for x in epochs.figure.axes[0].lines if x.get_label() == 'fewest epochs')
     assert [*zip(*line.get_data())] == [(4096, 36), (8192, 46)]
@@ -48,9 +71,15 @@ def test_overview_shows_comparable_systems_of_two_rounds():
 def tree(tmp_path):
     for org in ('a', 'b'):
         for nodes in (1, 2):
-            write_set(tmp_path / f"v0.7/{org}'s/results/{nodes}x4/resnet", 5, nodes=nodes, ranks=4 * nodes,
-                      batch=9984 * nodes,
-                      epoch_s=60.0 / nodes, seed=lambda k, org=org, nodes=nodes: 10 * ord(org) + 5 * nodes + k)
+            write_set(
+                tmp_path / f"v0.7/{org}'s/results/{nodes}x4/resnet",
+                5,
+                nodes=nodes,
+                ranks=4 * nodes,
+                batch=9984 * nodes,
+                epoch_s=60.0 / nodes,
+                seed=lambda k, org=org, nodes=nodes: 10 * ord(org) + 5 * nodes + k,
+            )
     return tmp_path / 'v0.7'
 
 
@@ -60,68 +89,118 @@ def test_large_tree_has_a_brief_page_and_few_files(tree, monkeypatch, tmp_path):
     monkeypatch.setattr(tables, 'LARGE_TREE', 1)
     brief = dump_report(studies, tmp_path / 'brief').read_text()
     assert sorted(p.name for p in (tmp_path / 'brief').glob('*.svg')) == [
-        'series.svg', 'v0.7_a_s_1x4.svg', 'v0.7_b_s_1x4.svg']
+        'series.svg',
+        'v0.7_a_s_1x4.svg',
+        'v0.7_b_s_1x4.svg',
+    ]
     assert 'v0.7_a_s_epochs.png' in {p.name for p in (tmp_path / 'whole').iterdir()}
     assert len(brief) < len(whole) / 3 and brief.count('<figure') == 3
     assert re.findall('<(?:section|details) id="(study-.)"', brief) == ['study-1', 'study-2']
     for text in ('#source-', '>Runs<', '>Time to train<'):
         assert text in whole and text not in brief
     command = f"mlperf-rn50 report '{tree}/a'\"'\"'s' --out DIR"
-    assert command in brief.replace('&#39;', "'").replace('&#34;', '"') and ' --out DIR' not in whole
+    assert (
+        command in brief.replace('&#39;', "'").replace('&#34;', '"') and ' --out DIR' not in whole
+    )
 
 
 def test_large_tree_has_a_brief_text(tree, monkeypatch):
     write_set(tree / 'a/results/other/resnet', 2, seed=99)  # the seed causes a warning
     write_set(tree / "a's/results/odd/resnet", 1, seed=9)
-    studies = make_studies([refused(s, 'batches differ') if s.name == 'odd' else s for s in load_run_sets([tree])])
+    studies = make_studies(
+        [refused(s, 'batches differ') if s.name == 'odd' else s for s in load_run_sets([tree])]
+    )
     whole = render_table(studies)
     monkeypatch.setattr(tables, 'LARGE_TREE', 1)
     brief = render_table(studies)
     lines = brief.splitlines()
-    assert lines[0] == 'ResNet-50 in MLPerf logs: 6 systems in 3 studies' and len(lines) < len(whole.splitlines()) / 3
+    assert (
+        lines[0] == 'ResNet-50 in MLPerf logs: 6 systems in 3 studies'
+        and len(lines) < len(whole.splitlines()) / 3
+    )
     assert lines[4] == "- Refused: 1 of 6 systems: v0.7/a's/odd (batches differ)."
     assert lines[7:10] == [
-        '- 22 of 23 runs of 6 systems converged.', '- 1 error, 1 warning, 7 notes: --findings',
-        f"""- all tables: a report on fewer folders, such as mlperf-rn50 report '{tree}/a'"'"'s'"""]
-    rows = [re.split('  +', row) for row in lines[lines.index('All systems') + 3:]]
+        '- 22 of 23 runs of 6 systems converged.',
+        '- 1 error, 1 warning, 7 notes: --findings',
+        f"""- all tables: a report on fewer folders, such as mlperf-rn50 report '{tree}/a'"'"'s'""",
+    ]
+    rows = [re.split('  +', row) for row in lines[lines.index('All systems') + 3 :]]
     assert [row[:6] for row in rows[:2]] == [
-        ['1x4', '1', '4', '2.03', '2.0', '100.0 %'], ['2x4', '2', '8', '1.03', '2.0', '98.4 %']]
+        ['1x4', '1', '4', '2.03', '2.0', '100.0 %'],
+        ['2x4', '2', '8', '1.03', '2.0', '98.4 %'],
+    ]
     assert rows[-2] == ['odd: refused: batches differ'] and brief.count('batches differ') == 2
     assert "- v0.7/a's/odd: error: batches differ" in render_table(studies, has_all_findings=True)
-    assert render_table(studies, MARKDOWN).startswith('## ResNet-50 in MLPerf logs: 6 systems in 3 studies\n\n- On 2')
+    assert render_table(studies, MARKDOWN).startswith(
+        '## ResNet-50 in MLPerf logs: 6 systems in 3 studies\n\n- On 2'
+    )
     priced = render_table([replace(s, price_per_node_hour=36.0) for s in studies])
     assert '  cost  ' in priced and '  cost  ' not in brief
 
 
-@pytest.mark.parametrize('options, names', [
-    ({'round': 'v0.7'}, 'ac'), ({'round': 'v1.0'}, 'bc'), ({'org': 'nvid'}, 'ab'), ({'org': 'US'}, 'c'),
-    ({'accelerator': 'v100', 'batch': None}, 'ac'), ({'batch': 4096}, 'bc'), ({'batch': 4096, 'org': 'us'}, 'c'),
-    ({}, 'abc')])
+@pytest.mark.parametrize(
+    'options, names',
+    [
+        ({'round': 'v0.7'}, 'ac'),
+        ({'round': 'v1.0'}, 'bc'),
+        ({'org': 'nvid'}, 'ab'),
+        ({'org': 'US'}, 'c'),
+        ({'accelerator': 'v100', 'batch': None}, 'ac'),
+        ({'batch': 4096}, 'bc'),
+        ({'batch': 4096, 'org': 'us'}, 'c'),
+        ({}, 'abc'),
+    ],
+)
 def test_filters_select_systems(options, names):
-    a, b = (make_system('a', 'v0.7', 'Tesla V100', 1024, 60, org='NVIDIA'),
-            make_system('b', 'v1.0', None, 4096, 36, org='NVIDIA'))
+    a, b = (
+        make_system('a', 'v0.7', 'Tesla V100', 1024, 60, org='NVIDIA'),
+        make_system('b', 'v1.0', None, 4096, 36, org='NVIDIA'),
+    )
     c = replace(make_system('c', 'v0.7', 'Tesla V100', 4096, 60), later=(b,))
     assert ''.join(s.name for s in filter_sets([a, b, c], options)) == names
 
 
 def test_filter_applies_before_comparisons_in_every_format(tree, tmp_path):
-    done = call('report', tree, '--batch', 19968, '--org', "A'", '--format', 'json', '--out', tmp_path / 'out')
-    system, = json.loads(done.stdout)['systems']
+    done = call(
+        'report',
+        tree,
+        '--batch',
+        19968,
+        '--org',
+        "A'",
+        '--format',
+        'json',
+        '--out',
+        tmp_path / 'out',
+    )
+    (system,) = json.loads(done.stdout)['systems']
     assert (system['org'], system['num_nodes'], system['speedup']) == ("a's", 2, None)
     assert '2x4' in call('report', tree, '--batch', '19968').stdout
     page = (tmp_path / 'out/report.html').read_text()
     assert '2x4' in page and '1x4' not in page
 
 
-@pytest.mark.parametrize('path, options, message', [
-    (None, ['--batch', '64'], '--batch: got 64, expected one of: 9984, 19968'),
-    (None, ['--nodes', '3'], '--nodes: got 3, expected one of: 1, 2'),
-    (None, ['--org', 'b', '--round', '2.0'], '--round: got v2.0, expected one of: v0.7'),
-    (None, ['--accelerator', 'x'], '--accelerator: got x, but no log has a value; omit it'),
-    ('published/v2.0', ['--org', 'delle'], '--org: got delle, expected one of: ASUSTeK, Azure, CASIA, Dell, ')])
+@pytest.mark.parametrize(
+    'path, options, message',
+    [
+        (None, ['--batch', '64'], '--batch: got 64, expected one of: 9984, 19968'),
+        (None, ['--nodes', '3'], '--nodes: got 3, expected one of: 1, 2'),
+        (None, ['--org', 'b', '--round', '2.0'], '--round: got v2.0, expected one of: v0.7'),
+        (None, ['--accelerator', 'x'], '--accelerator: got x, but no log has a value; omit it'),
+        (
+            'published/v2.0',
+            ['--org', 'delle'],
+            '--org: got delle, expected one of: ASUSTeK, Azure, CASIA, Dell, ',
+        ),
+    ],
+)
 def test_filter_without_systems_names_the_option_and_the_values(tree, path, options, message):
     done = call('report', path or tree, *options)
-    assert (done.returncode, done.stdout, done.stderr.count('\n')) == (2, '', 1) and message in done.stderr
+    assert (done.returncode, done.stdout, done.stderr.count('\n')) == (
+        2,
+        '',
+        1,
+    ) and message in done.stderr
 
 
 @pytest.mark.parametrize('is_large', [False, True])
@@ -129,20 +208,31 @@ def test_folder_names_may_not_be_utf8(is_large, monkeypatch, tmp_path):
     monkeypatch.setattr(tables, 'LARGE_TREE', 1 if is_large else 8)
     name = os.fsdecode(b'caf\xe9')
     for org in ('a', name):
-        write_set(tmp_path / name / f'v0.7/{org}/results/{name}/resnet', 2, True,
-                  seed=lambda k, org=org: 10 * len(org) + k)
+        write_set(
+            tmp_path / name / f'v0.7/{org}/results/{name}/resnet',
+            2,
+            True,
+            seed=lambda k, org=org: 10 * len(org) + k,
+        )
     out = tmp_path / name / 'out'
     done = call('report', tmp_path / name, '--format', 'json', '--out', out)
     assert (done.returncode, done.stderr.count('\n')) == (0, 1)
     assert [s['system'] for s in json.loads(done.stdout)['systems']] == [name, name]
-    for text in (call('report', tmp_path / name, '--findings').stdout, *(p.read_text() for p in out.glob('report.*'))):
+    for text in (
+        call('report', tmp_path / name, '--findings').stdout,
+        *(p.read_text() for p in out.glob('report.*')),
+    ):
         assert 'caf?' in text or 'caf\\udce9' in text
-    assert ('v0.7/caf%E9/results/caf%E9/resnet/result_0.txt' in (out / 'report.html').read_text()) != is_large
+    assert (
+        'v0.7/caf%E9/results/caf%E9/resnet/result_0.txt' in (out / 'report.html').read_text()
+    ) != is_large
 
 
 def test_lists_of_the_filter_are_in_numeric_order(tree):
     page = render_html(studies_of(tree), [[], [], []], tree)
-    assert re.findall('<option>(.*?)</option>', re.search('<label>batch (.*)</label>', page)[1]) == ['9,984', '19,968']
+    assert re.findall(
+        '<option>(.*?)</option>', re.search('<label>batch (.*)</label>', page)[1]
+    ) == ['9,984', '19,968']
 
 
 @pytest.mark.parametrize('stream, is_shown', [(Terminal(), True), (io.StringIO(), False)])

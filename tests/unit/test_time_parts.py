@@ -1,4 +1,5 @@
 """Images/s and parts of the time from the epochs and blocks of logs that differ from the rules."""
+
 import pytest
 from lines import mllog, run_lines, v05, write_lines
 
@@ -10,20 +11,25 @@ HEAD, ACCURACIES = run_lines(accuracies=(), status=None), (0.3, 0.5, 0.76)
 
 
 def load(path, lines):
-    system, = load_run_sets([write_lines(path / 'result_0.txt', lines)])
+    (system,) = load_run_sets([write_lines(path / 'result_0.txt', lines)])
     return system
 
 
 def progress(*, stop_s, block_s, epochs=4, train_s=10.0):
-    """Return lines of blocks of four epochs whose stops come every stop_s, and the end of the run."""
+    """Return lines of blocks of four epochs whose stops come every stop_s, and the end of the
+    run."""
     lines = []
     for block, accuracy in enumerate(ACCURACIES):
         start_s, first = block * block_s, block * epochs + 1
         for k in range(epochs):
-            lines += [mllog('epoch_start', start_s + k * stop_s, epoch_num=first + k),
-                      mllog('epoch_stop', start_s + (k + 1) * stop_s, epoch_num=first + k)]
-        lines += [mllog('eval_start', start_s + train_s, epoch_num=first + epochs - 1),
-                  mllog('eval_accuracy', start_s + block_s, accuracy, epoch_num=first + epochs - 1)]
+            lines += [
+                mllog('epoch_start', start_s + k * stop_s, epoch_num=first + k),
+                mllog('epoch_stop', start_s + (k + 1) * stop_s, epoch_num=first + k),
+            ]
+        lines += [
+            mllog('eval_start', start_s + train_s, epoch_num=first + epochs - 1),
+            mllog('eval_accuracy', start_s + block_s, accuracy, epoch_num=first + epochs - 1),
+        ]
     return [*HEAD, *lines, mllog('run_stop', len(ACCURACIES) * block_s, status='success')]
 
 
@@ -31,22 +37,30 @@ def test_training_lasts_to_the_evaluation_if_epochs_stop_when_their_steps_are_qu
     system = load(tmp_path, progress(stop_s=0.5, block_s=12.0))
     # The first of 12 epochs is left out: 29.5 s for 11 epochs.
     assert system.images_per_s == pytest.approx(IMAGES * 11 / 29.5)
-    assert (system.parts.first_s, system.parts.evaluation_s, system.parts.other_s) == pytest.approx((0.5, 6.0, 0.0))
+    assert (system.parts.first_s, system.parts.evaluation_s, system.parts.other_s) == pytest.approx(
+        (0.5, 6.0, 0.0)
+    )
 
 
 def test_short_pause_before_an_evaluation_is_no_training(tmp_path):
     system = load(tmp_path, progress(stop_s=2.45, block_s=12.0))  # 0.2 s in 10 s
-    assert system.images_per_s == pytest.approx(IMAGES / 2.45) and system.parts.other_s == pytest.approx(0.6)
+    assert system.images_per_s == pytest.approx(
+        IMAGES / 2.45
+    ) and system.parts.other_s == pytest.approx(0.6)
 
 
 def test_block_whose_start_is_logged_once_per_epoch_has_all_its_epochs(tmp_path):
     lines, last = list(HEAD), 0
     for first, count, accuracy in ((1, 2, 0.3), (3, 4, 0.5), (7, 4, 0.76)):
-        lines += [mllog('block_start', 2.5 * (first - 1 + k), first_epoch_num=first, epoch_count=1)
-                  for k in range(count)]
+        lines += [
+            mllog('block_start', 2.5 * (first - 1 + k), first_epoch_num=first, epoch_count=1)
+            for k in range(count)
+        ]
         last = first + count - 1
-        lines += [mllog('block_stop', 2.5 * last, first_epoch_num=first),
-                  mllog('eval_accuracy', 2.5 * last, accuracy, epoch_num=last)]
+        lines += [
+            mllog('block_stop', 2.5 * last, first_epoch_num=first),
+            mllog('eval_accuracy', 2.5 * last, accuracy, epoch_num=last),
+        ]
     system = load(tmp_path, [*lines, mllog('run_stop', 2.5 * last, status='success')])
     assert [s[:2] for s in system.runs[0].segments] == [(1, 2), (3, 4), (7, 4)]
     assert system.images_per_s == pytest.approx(IMAGES / 2.5)
@@ -56,34 +70,66 @@ def test_epochs_that_start_from_0_and_stop_from_1(tmp_path):
     lines = list(HEAD)
     for k, accuracy in enumerate(ACCURACIES):
         start_s = 12 * k
-        lines += [mllog('epoch_start', start_s, epoch_num=k), mllog('epoch_stop', start_s + 10, epoch_num=k + 1),
-                  mllog('eval_start', start_s + 10, epoch_num=k + 1),
-                  mllog('eval_accuracy', start_s + 12, accuracy, epoch_num=k + 1)]
+        lines += [
+            mllog('epoch_start', start_s, epoch_num=k),
+            mllog('epoch_stop', start_s + 10, epoch_num=k + 1),
+            mllog('eval_start', start_s + 10, epoch_num=k + 1),
+            mllog('eval_accuracy', start_s + 12, accuracy, epoch_num=k + 1),
+        ]
     system = load(tmp_path, [*lines, mllog('run_stop', 36, status='success')])
-    assert [s[:4] for s in system.runs[0].segments] == [(1, 1, 0, 10), (2, 1, 12, 22), (3, 1, 24, 34)]
-    assert system.images_per_s == pytest.approx(IMAGES / 10) and system.parts.evaluation_s == pytest.approx(6)
+    assert [s[:4] for s in system.runs[0].segments] == [
+        (1, 1, 0, 10),
+        (2, 1, 12, 22),
+        (3, 1, 24, 34),
+    ]
+    assert system.images_per_s == pytest.approx(
+        IMAGES / 10
+    ) and system.parts.evaluation_s == pytest.approx(6)
 
 
 def test_speed_is_unknown_if_the_logged_epochs_do_not_fit_the_time(tmp_path):
     lines = [v05('run_start', 0), v05('train_epoch', 0, 0)]
     for epoch in (1, 2, 3):  # all other epochs are logged at the end
-        lines += [v05('eval_start', 20 * epoch), v05('eval_stop', 20 * epoch + 1),
-                  v05('eval_accuracy', 20 * epoch + 1, {'epoch': epoch, 'value': 0.75 if epoch == 3 else 0.5})]
-    lines += [v05('train_epoch', 61 + 0.001 * epoch, epoch) for epoch in (1, 2, 3)] + [v05('run_stop', 61.01)]
+        lines += [
+            v05('eval_start', 20 * epoch),
+            v05('eval_stop', 20 * epoch + 1),
+            v05(
+                'eval_accuracy',
+                20 * epoch + 1,
+                {'epoch': epoch, 'value': 0.75 if epoch == 3 else 0.5},
+            ),
+        ]
+    lines += [v05('train_epoch', 61 + 0.001 * epoch, epoch) for epoch in (1, 2, 3)] + [
+        v05('run_stop', 61.01)
+    ]
     system = load(tmp_path, lines)
-    assert (system.images_per_s, system.epoch_s, system.time_s) == (None, None, pytest.approx(61.01))
+    assert (system.images_per_s, system.epoch_s, system.time_s) == (
+        None,
+        None,
+        pytest.approx(61.01),
+    )
     assert [f.grade for f in set_findings(system) if f.kind == 'speed_unknown'] == ['warning']
     assert min(system.parts.first_s, system.parts.training_s, system.parts.other_s) >= 0
     assert system.parts.on_clock_s == pytest.approx(61.01)
 
 
 def test_start_of_the_first_epoch_shortly_before_the_run_counts(tmp_path):
-    lines = [line.replace('1600000000000', '1599999999000') if 'epoch_start' in line else line for line in run_lines()]
+    lines = [
+        line.replace('1600000000000', '1599999999000') if 'epoch_start' in line else line
+        for line in run_lines()
+    ]
     system = load(tmp_path, lines)
     assert [s[:4] for s in system.runs[0].segments] == [(1, 1, 0, 10), (2, 1, 11, 21)]
 
 
 def test_evaluation_beside_training_is_no_part_of_the_time(tmp_path):
     start = mllog('eval_start', 10, epoch_num=1)
-    system = load(tmp_path, [mllog('eval_start', 0.5, epoch_num=1) if line == start else line for line in run_lines()])
-    assert (system.parts.training_s, system.parts.evaluation_s, system.parts.other_s) == pytest.approx((10, 2, 0))
+    system = load(
+        tmp_path,
+        [mllog('eval_start', 0.5, epoch_num=1) if line == start else line for line in run_lines()],
+    )
+    assert (
+        system.parts.training_s,
+        system.parts.evaluation_s,
+        system.parts.other_s,
+    ) == pytest.approx((10, 2, 0))

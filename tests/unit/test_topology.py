@@ -10,8 +10,12 @@ from mlperf_rn50.system import topology
 
 def node(number, first, num_cores, sibling=None):
     """Return a NUMA node with cores first, first + 1, ...; second threads start at `sibling`."""
-    return topology.NumaNode(number, tuple((first + i,) if sibling is None else (first + i, sibling + i)
-                                  for i in range(num_cores)))
+    return topology.NumaNode(
+        number,
+        tuple(
+            (first + i,) if sibling is None else (first + i, sibling + i) for i in range(num_cores)
+        ),
+    )
 
 
 # Two sockets of 20 cores with two threads each, and two GPUs per socket.
@@ -22,61 +26,100 @@ PLAIN = topology.Topology((node(0, 0, 2),))
 @given(st.sets(st.integers(0, 500)))
 def test_cpu_lists_round_trip(cpus):
     assert set(topology.parse_cpu_list(topology.render_cpu_list(sorted(cpus)))) == cpus
-    assert topology.parse_cpu_list('0-3,8\n') == [0, 1, 2, 3, 8] and topology.render_cpu_list([0, 1, 2, 4]) == '0-2,4'
+    assert (
+        topology.parse_cpu_list('0-3,8\n') == [0, 1, 2, 3, 8]
+        and topology.render_cpu_list([0, 1, 2, 4]) == '0-2,4'
+    )
 
 
 def test_rank_per_gpu_uses_socket_of_gpu():
     bindings = [topology.choose_binding(C4140, r, 4, 1) for r in range(4)]
-    assert [(b.gpu, b.numa_node, b.num_threads) for b in bindings] == [(0, 0, 10), (1, 0, 10), (2, 1, 10), (3, 1, 10)]
+    assert [(b.gpu, b.numa_node, b.num_threads) for b in bindings] == [
+        (0, 0, 10),
+        (1, 0, 10),
+        (2, 1, 10),
+        (3, 1, 10),
+    ]
     assert bindings[0].cpus == (*range(10), *range(40, 50))
     assert bindings[3].cpus == (*range(30, 40), *range(70, 80))
     # With one visible GPU per task, in a different order, a rank gets the cores of its GPU.
-    visible = [topology.choose_binding(C4140, r, 4, 1, place) for r, place in enumerate((2, 0, 3, 1))]
-    assert [(b.cpus, b.numa_node) for b in visible] == [(bindings[p].cpus, bindings[p].numa_node) for p in (2, 0, 3, 1)]
+    visible = [
+        topology.choose_binding(C4140, r, 4, 1, place) for r, place in enumerate((2, 0, 3, 1))
+    ]
+    assert [(b.cpus, b.numa_node) for b in visible] == [
+        (bindings[p].cpus, bindings[p].numa_node) for p in (2, 0, 3, 1)
+    ]
     # A single rank on two sockets without GPUs uses both.
-    assert topology.choose_binding(topology.Topology((node(0, 0, 4), node(1, 4, 4))), 0, 1, 1).cpus == tuple(range(8))
+    assert topology.choose_binding(
+        topology.Topology((node(0, 0, 4), node(1, 4, 4))), 0, 1, 1
+    ).cpus == tuple(range(8))
 
 
-# A DGX A100 with four NUMA nodes of 16 cores per socket, of which those with odd numbers have two GPUs each.
-NPS4 = topology.Topology(tuple(topology.NumaNode(n, node(n, 16 * n, 16).cores, str(n // 4)) for n in range(8)),
-                         (3, 3, 1, 1, 7, 7, 5, 5))
+# A DGX A100 with four NUMA nodes of 16 cores per socket, of which those with odd numbers have two
+# GPUs each.
+NPS4 = topology.Topology(
+    tuple(topology.NumaNode(n, node(n, 16 * n, 16).cores, str(n // 4)) for n in range(8)),
+    (3, 3, 1, 1, 7, 7, 5, 5),
+)
 
 
 def test_numa_nodes_without_a_gpu_serve_the_gpus_of_their_socket():
     """NVIDIA's bindpcie divides the cores of a socket, too."""
     bindings = [topology.choose_binding(NPS4, r, 8, 1) for r in range(8)]
-    assert [(b.numa_node, b.num_threads) for b in bindings] == [(n, 16) for n in (3, 3, 1, 1, 7, 7, 5, 5)]
+    assert [(b.numa_node, b.num_threads) for b in bindings] == [
+        (n, 16) for n in (3, 3, 1, 1, 7, 7, 5, 5)
+    ]
     assert sorted(c for b in bindings for c in b.cpus) == list(range(128))
     assert bindings[0].pinning == (*range(48, 56), *range(8))  # begins with the node of the GPU
     one_socket = topology.Topology((NPS4.nodes[1], NPS4.nodes[4]), (1, 1))
     assert topology.choose_binding(one_socket, 0, 2, 1).cpus == tuple(range(16, 24))
-    unknown = topology.Topology(tuple(topology.NumaNode(n.number, n.cores) for n in NPS4.nodes), NPS4.gpus)
+    unknown = topology.Topology(
+        tuple(topology.NumaNode(n.number, n.cores) for n in NPS4.nodes), NPS4.gpus
+    )
     assert topology.choose_binding(unknown, 0, 8, 1).cpus == tuple(range(48, 56))
 
 
 def test_pinned_threads_use_physical_cores_first_and_avoid_neighbour_rank():
-    exclusive, shared = topology.choose_binding(C4140, 1, 4, 1), topology.choose_binding(C4140, 3, 8, 2)
+    exclusive, shared = (
+        topology.choose_binding(C4140, 1, 4, 1),
+        topology.choose_binding(C4140, 3, 8, 2),
+    )
     assert exclusive.pinning == (*range(10, 20), *range(50, 60))
     assert shared.pinning == (*range(15, 20), *range(10, 15), *range(55, 60), *range(50, 55))
     crowded = [topology.choose_binding(PLAIN, r, 5, 5) for r in range(5)]
     assert [b.pinning for b in crowded] == [(0, 1), (1, 0), (0, 1), (1, 0), (0, 1)]
 
 
-@pytest.mark.parametrize('local_size, per_device, cpus', [(1, 1, [(0, 1)]), (2, 1, [(0,), (1,)]),
-                                                          (3, 1, [(0,), (0,), (1,)]), (4, 2, [(0,), (0,), (1,), (1,)])])
+@pytest.mark.parametrize(
+    'local_size, per_device, cpus',
+    [
+        (1, 1, [(0, 1)]),
+        (2, 1, [(0,), (1,)]),
+        (3, 1, [(0,), (0,), (1,)]),
+        (4, 2, [(0,), (0,), (1,), (1,)]),
+    ],
+)
 def test_machine_without_gpus(local_size, per_device, cpus):
-    bindings = [topology.choose_binding(PLAIN, r, local_size, per_device) for r in range(local_size)]
+    bindings = [
+        topology.choose_binding(PLAIN, r, local_size, per_device) for r in range(local_size)
+    ]
     assert [b.cpus for b in bindings] == cpus and {b.gpu for b in bindings} == {None}
 
 
-@given(nodes=st.lists(st.integers(1, 9), min_size=1, max_size=4), per_device=st.integers(1, 3),
-       devices=st.integers(1, 9), has_gpus=st.booleans())
+@given(
+    nodes=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    per_device=st.integers(1, 3),
+    devices=st.integers(1, 9),
+    has_gpus=st.booleans(),
+)
 def test_cores_are_shared_evenly(nodes, per_device, devices, has_gpus):
     numa_nodes = tuple(node(i, 100 * i, n) for i, n in enumerate(nodes))
     gpus = tuple(d * len(nodes) // devices for d in range(devices)) if has_gpus else ()
     local_size = devices * per_device
     places = topology.Topology(numa_nodes, gpus)
-    bindings = [topology.choose_binding(places, r, local_size, per_device) for r in range(local_size)]
+    bindings = [
+        topology.choose_binding(places, r, local_size, per_device) for r in range(local_size)
+    ]
     for r, b in enumerate(bindings):
         assert b.cpus == bindings[r // per_device * per_device].cpus
         assert b.num_threads == max(1, len(b.cpus) // per_device)
@@ -87,9 +130,17 @@ def test_cores_are_shared_evenly(nodes, per_device, devices, has_gpus):
 
 
 def test_topology_is_read_from_sys(tmp_path):
-    files = {f'devices/system/node/node{n}/cpulist': cpus for n, cpus in enumerate(('0-1,4-5', '2-3,6-7'))}
-    files |= {f'devices/system/cpu/cpu{n}/topology/thread_siblings_list': f'{n % 4},{n % 4 + 4}' for n in range(8)}
-    files |= {f'devices/system/cpu/cpu{n}/topology/physical_package_id': str(n % 4 // 2) for n in range(8)}
+    files = {
+        f'devices/system/node/node{n}/cpulist': cpus
+        for n, cpus in enumerate(('0-1,4-5', '2-3,6-7'))
+    }
+    files |= {
+        f'devices/system/cpu/cpu{n}/topology/thread_siblings_list': f'{n % 4},{n % 4 + 4}'
+        for n in range(8)
+    }
+    files |= {
+        f'devices/system/cpu/cpu{n}/topology/physical_package_id': str(n % 4 // 2) for n in range(8)
+    }
     write_files(tmp_path, files | {'bus/pci/devices/0000:3b:00.0/numa_node': '1'})
     found = topology.find_topology(tmp_path, [0, 1, 2, 3, 4, 6, 7], ['0000:3b:00.0'])
     nodes = topology.NumaNode(0, ((0, 4), (1,)), '0'), topology.NumaNode(1, ((2, 6), (3, 7)), '1')

@@ -1,4 +1,5 @@
 """Trainer: loss, steps, reproducibility notes, warm-up."""
+
 import os
 import sys
 from dataclasses import replace
@@ -42,13 +43,16 @@ def test_smoothed_cross_entropy_matches_reference(smoothing):
     target[np.arange(5), labels] += 1 - smoothing
     log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     expected = -(target * log_p).sum(axis=1) * weights
-    got = SmoothedCrossEntropy(smoothing)(mx.nd.array(logits), mx.nd.array(labels, dtype='int32'), mx.nd.array(weights))
+    got = SmoothedCrossEntropy(smoothing)(
+        mx.nd.array(logits), mx.nd.array(labels, dtype='int32'), mx.nd.array(weights)
+    )
     np.testing.assert_allclose(got.asnumpy(), expected, rtol=1e-5)
 
 
 @pytest.fixture
 def small_training(thin_resnets):
-    """Trainer of a small network, and batches of 8 from 20 images, so the third step of an epoch has 4."""
+    """Trainer of a small network, and batches of 8 from 20 images, so the third step of an epoch
+    has 4."""
     return make_normed()[:2]
 
 
@@ -67,7 +71,8 @@ def test_broadcast_covers_a_checkpoint_with_arrays_that_share_no_memory(small_tr
     trainer = Trainer(make_plan(config, 1), comm, 0, None)
     trainer.broadcast()
     owned = sorted(map(memory_of, sent), key=lambda r: r.start)
-    assert all(a.stop < b.start for a, b in zip(owned, owned[1:]))  # views would be adjacent, unlike allocations
+    # views would be adjacent, unlike allocations
+    assert all(a.stop < b.start for a, b in zip(owned, owned[1:]))
     for name, array in trainer._live_arrays().items():
         part = memory_of(array)
         assert any(part.start in r and part[-1] in r for r in owned), name
@@ -86,10 +91,14 @@ def test_learning_rate_of_partial_last_step_is_scaled_by_its_images(small_traini
 def test_non_finite_array_is_found_at_evaluation(small_training, monkeypatch, device):
     trainer, batches = small_training
     trainer.read(trainer.step(batches, 0, 0.01))
-    monkeypatch.setattr(trainer, 'context', SimpleNamespace(device_type=device))  # the arrays stay where they are
+    # the arrays stay where they are
+    monkeypatch.setattr(trainer, 'context', SimpleNamespace(device_type=device))
     assert trainer.find_non_finite() is None
     check_finite(None, 3)
-    name, before = next(n for n in trainer.array_shapes() if n.endswith('running_var')), trainer.digests()
+    name, before = (
+        next(n for n in trainer.array_shapes() if n.endswith('running_var')),
+        trainer.digests(),
+    )
     assert trainer.digests() == before
     trainer._live_arrays()[name][:1] = float('nan')
     assert trainer.find_non_finite() == name and trainer.digests() != before
@@ -122,12 +131,17 @@ def test_warm_up_keeps_the_loss_scale_that_fits_and_restores_the_rest(small_trai
     monkeypatch.setattr(trainer.optimizer, 'step', lambda *_: None)
     before = trainer.digests()
     trainer.warm_up([batches], next(batches), 3)
-    assert trainer.loss_scale == LossScale(128.0, 0) and trainer.digests() == before and not outcomes
+    assert (
+        trainer.loss_scale == LossScale(128.0, 0) and trainer.digests() == before and not outcomes
+    )
 
 
 @pytest.mark.parametrize('num_ranks', [2, 1000])
-def test_exchanges_of_a_step_do_not_grow_with_the_number_of_ranks(small_training, tmp_path, num_ranks):
-    """They are the loss with the requests, and the gradients; times of ranks are gathered at evaluations only."""
+def test_exchanges_of_a_step_do_not_grow_with_the_number_of_ranks(
+    small_training, tmp_path, num_ranks
+):
+    """They are the loss with the requests, and the gradients; times of ranks are gathered at
+    evaluations only."""
     trainer, batches = small_training
     trainer._comm = comm = Mock(wraps=Comm(), rank=0, world_size=num_ranks, threads=())
     times = RankTimes(comm, trainer.timer, {}, RunFolder(tmp_path, 0), None)
@@ -136,46 +150,85 @@ def test_exchanges_of_a_step_do_not_grow_with_the_number_of_ranks(small_training
         trainer.read(trainer.step(batches, step, 0.01))
         times.find_request()
         times.trace()
-    sizes = [(name, sum(a.size for a in (args if name == 'sum_in_background' else args[0])))
-             for name, args, _ in comm.method_calls]
-    gradients = [('average_gradients', sum(g.size for g in b.grads)) for b in trainer.optimizer.buckets]
+    sizes = [
+        (name, sum(a.size for a in (args if name == 'sum_in_background' else args[0])))
+        for name, args, _ in comm.method_calls
+    ]
+    gradients = [
+        ('average_gradients', sum(g.size for g in b.grads)) for b in trainer.optimizer.buckets
+    ]
     assert sizes == [('sum_in_background', 4), *gradients] * 3
 
 
-# --- running variances -----------------------------------------------------------------------------------------
+# --- running variances
+# -----------------------------------------------------------------------------------------
+
 
 def make_normed(num_images=20, num_passes=1, momentum=0.9, **model):
-    data = DataConfig(num_train=num_images, num_val=8, num_classes=3, image_size=16, resize_shorter=16, synthetic=True)
+    data = DataConfig(
+        num_train=num_images,
+        num_val=8,
+        num_classes=3,
+        image_size=16,
+        resize_shorter=16,
+        synthetic=True,
+    )
     train = TrainConfig(local_batch_size=min(8, num_images), gradient_accumulation_steps=num_passes)
-    config = Config(data=data, model=ModelConfig(name='resnet18', bn_momentum=momentum, **model), train=train)
+    config = Config(
+        data=data, model=ModelConfig(name='resnet18', bn_momentum=momentum, **model), train=train
+    )
     plan = make_plan(config, 1)
-    return Trainer(plan, Comm(), 0, None), synthetic_batches(config, plan.train_shard(), None), config
+    return (
+        Trainer(plan, Comm(), 0, None),
+        synthetic_batches(config, plan.train_shard(), None),
+        config,
+    )
 
 
 def variances_of(arrays):
-    return {n.removeprefix('model/'): a if isinstance(a, np.ndarray) else a.asnumpy() for n, a in arrays.items()
-            if n.endswith('running_var')}
+    return {
+        n.removeprefix('model/'): a if isinstance(a, np.ndarray) else a.asnumpy()
+        for n, a in arrays.items()
+        if n.endswith('running_var')
+    }
 
 
 def follow_variances(net, momentum=0.9):
     """Return a dict that follows PyTorch's rule in float64 as the network is trained."""
-    expected = {n: np.ones(p.shape) for n, p in net.collect_params().items() if n.endswith('running_var')}
+    expected = {
+        n: np.ones(p.shape) for n, p in net.collect_params().items() if n.endswith('running_var')
+    }
 
     def follow(layer, inputs):
         if mx.autograd.is_training():
-            values = inputs[0].asnumpy().astype(float).swapaxes(0, 1).reshape(inputs[0].shape[1], -1)
+            values = (
+                inputs[0].asnumpy().astype(float).swapaxes(0, 1).reshape(inputs[0].shape[1], -1)
+            )
             variance = values.var(axis=1, ddof=min(1, values.shape[1] - 1))
             name = layer.running_var.name
             expected[name] = momentum * expected[name] + (1 - momentum) * variance
+
     net.hybridize(False)  # otherwise hooks of its layers would not be called
-    net.apply(lambda layer: hasattr(layer, 'running_var') and layer.register_forward_pre_hook(follow))
+    net.apply(
+        lambda layer: hasattr(layer, 'running_var') and layer.register_forward_pre_hook(follow)
+    )
     return expected
 
 
-@pytest.mark.parametrize('kind', [
-    {}, {'fused_bn_relu': True}, {'num_passes': 2, 'momentum': 0.5}, {'num_images': 1}, {'num_images': 2}], ids=str)
+@pytest.mark.parametrize(
+    'kind',
+    [
+        {},
+        {'fused_bn_relu': True},
+        {'num_passes': 2, 'momentum': 0.5},
+        {'num_images': 1},
+        {'num_images': 2},
+    ],
+    ids=str,
+)
 def test_running_variances_follow_the_unbiased_rule(thin_resnets, kind):
-    """An epoch ends with a partly filled step; with one image, the last maps have one value per channel."""
+    """An epoch ends with a partly filled step; with one image, the last maps have one value per
+    channel."""
     trainer, batches, config = make_normed(**kind)
     num_steps = make_plan(config, 1).steps_per_epoch
     expected = follow_variances(trainer.net, config.model.bn_momentum)
@@ -190,7 +243,9 @@ def test_running_variances_follow_the_unbiased_rule(thin_resnets, kind):
     plain = restore_model(config, mx.cpu(), {n: a.asnumpy() for n, a in stored.items()}, '')
     images = next(batches).images
     with trainer.evaluating() as net:
-        np.testing.assert_allclose(net(images).asnumpy(), plain(images).asnumpy(), rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(
+            net(images).asnumpy(), plain(images).asnumpy(), rtol=1e-3, atol=1e-4
+        )
 
 
 def test_network_that_is_not_folded_is_evaluated_with_the_stored_variances(thin_resnets):
@@ -202,10 +257,16 @@ def test_network_that_is_not_folded_is_evaluated_with_the_stored_variances(thin_
         used = variances_of({n: p.data() for n, p in net.collect_params().items()})
     after = variances_of(trainer._live_arrays())
     for name, values in stored.items():
-        assert (used[name] == values).all() and (after[name] == kept[name]).all() and (values != kept[name]).any()
+        assert (
+            (used[name] == values).all()
+            and (after[name] == kept[name]).all()
+            and (values != kept[name]).any()
+        )
 
 
-def test_restored_variances_continue_to_the_bit_and_keep_their_values_at_another_batch(thin_resnets):
+def test_restored_variances_continue_to_the_bit_and_keep_their_values_at_another_batch(
+    thin_resnets,
+):
     trainer, batches, _ = make_normed()
     trainer.read(trainer.step(batches, 0, 0.01))
     before, saved = variances_of(trainer._live_arrays()), trainer.snapshot()
@@ -214,7 +275,8 @@ def test_restored_variances_continue_to_the_bit_and_keep_their_values_at_another
     for name, values in variances_of(trainer._live_arrays()).items():
         assert (values == before[name]).all(), name
     other, *_ = make_normed(num_images=2)
-    older = {n: a.astype(np.float32) for n, a in saved.items()}  # as in a checkpoint of an earlier version
+    # as in a checkpoint of an earlier version
+    older = {n: a.astype(np.float32) for n, a in saved.items()}
     other.load_state(TrainerState(older))
     for name, values in variances_of(other.snapshot()).items():
         np.testing.assert_allclose(values, variances_of(saved)[name], rtol=1e-6)
@@ -225,11 +287,19 @@ def test_restored_variances_continue_to_the_bit_and_keep_their_values_at_another
 
 
 @pytest.mark.parametrize('policy, is_checked', [('dynamic', True), ('static', False)])
-def test_static_scale_neither_checks_nor_skips_steps(small_training, monkeypatch, policy, is_checked):
+def test_static_scale_neither_checks_nor_skips_steps(
+    small_training, monkeypatch, policy, is_checked
+):
     config = small_training[0]._plan.config
     train = replace(config.train, precision='float16', loss_scale=512.0, loss_scale_policy=policy)
-    trainer, checks, skips = Trainer(make_plan(replace(config, train=train), 1), Comm(), 0, None), [], []
-    monkeypatch.setattr(trainer.optimizer, 'all_finite', lambda: checks.append(mx.nd.zeros((1,))) or checks[-1])
+    trainer, checks, skips = (
+        Trainer(make_plan(replace(config, train=train), 1), Comm(), 0, None),
+        [],
+        [],
+    )
+    monkeypatch.setattr(
+        trainer.optimizer, 'all_finite', lambda: checks.append(mx.nd.zeros((1,))) or checks[-1]
+    )
     monkeypatch.setattr(trainer.optimizer, 'step', lambda *arguments: skips.append(arguments[3]))
     pending = trainer.update(trainer.exchange(mx.nd.zeros((1,)), 0), 0, 0.1)
     trainer.read(pending)
@@ -237,8 +307,9 @@ def test_static_scale_neither_checks_nor_skips_steps(small_training, monkeypatch
     assert trainer.loss_scale.value == (256.0 if is_checked else 512.0)
 
 
-# Reads the parameters of a small graph in the main and a saver thread, and prints how many threads were started.
-COUNT_THREADS = '''import os
+# Reads the parameters of a small graph in the main and a saver thread, and prints how many threads
+# were started.
+COUNT_THREADS = """import os
 import mxnet as mx
 from mlperf_rn50.system.processor import leave_openmp_to_engine
 from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter
@@ -256,7 +327,7 @@ read()
 saver.submit(read)
 saver.finish()
 print(len(os.listdir('/proc/self/task')) - before)
-'''
+"""
 
 
 def test_reading_weights_starts_no_threads():
@@ -265,13 +336,22 @@ def test_reading_weights_starts_no_threads():
     assert done.stdout.split() == ['0'], done.stderr
 
 
-@pytest.mark.parametrize('environ, missing', [
-    ({}, f'{ENFORCED}=1 and {AUTOTUNE}=0'), ({ENFORCED: '1', AUTOTUNE: '1'}, f'{AUTOTUNE}=0'), (DETERMINISM, None)])
+@pytest.mark.parametrize(
+    'environ, missing',
+    [
+        ({}, f'{ENFORCED}=1 and {AUTOTUNE}=0'),
+        ({ENFORCED: '1', AUTOTUNE: '1'}, f'{AUTOTUNE}=0'),
+        (DETERMINISM, None),
+    ],
+)
 def test_gpu_note_on_reproducibility_depends_on_environment(environ, missing):
     fused, *note = device_notes(GPU, environ)
     assert fused == 'layout NCHW; fused operators: none'
-    assert note == ([] if missing is None else [
-        f'results are not reproducible to the bit; on a GPU this requires {missing}'])
+    assert note == (
+        []
+        if missing is None
+        else [f'results are not reproducible to the bit; on a GPU this requires {missing}']
+    )
     [layers] = device_notes(replace(GPU, train=TrainConfig(local_batch_size=4)), environ)
     assert 'float32: layout NCHW; fused operators: ' in layers
 
@@ -280,22 +360,35 @@ def record_inputs(net) -> set:
     """Return a set that collects (shape, dtype, is_recording) of every input of a network."""
     seen = set()
     net.register_forward_pre_hook(
-        lambda block, inputs: seen.add((inputs[0].shape, inputs[0].dtype, mx.autograd.is_recording())))
+        lambda block, inputs: seen.add(
+            (inputs[0].shape, inputs[0].dtype, mx.autograd.is_recording())
+        )
+    )
     return seen
 
 
-@pytest.mark.parametrize('train', [
-    {'local_batch_size': 4, 'gradient_accumulation_steps': 2}, {'global_batch_size': 6, 'eval_batch_size': 100}],
-    ids=str)
+@pytest.mark.parametrize(
+    'train',
+    [
+        {'local_batch_size': 4, 'gradient_accumulation_steps': 2},
+        {'global_batch_size': 6, 'eval_batch_size': 100},
+    ],
+    ids=str,
+)
 def test_warm_up_covers_every_shape_of_the_run(thin_resnets, train):
     """Use 19 and 9 images, so that the last batches are partial."""
-    data = DataConfig(num_train=19, num_val=9, num_classes=3, image_size=16, resize_shorter=16, synthetic=True)
+    data = DataConfig(
+        num_train=19, num_val=9, num_classes=3, image_size=16, resize_shorter=16, synthetic=True
+    )
     config = Config(data=data, model=ModelConfig(name='resnet18'), train=TrainConfig(**train))
     plan, comm = make_plan(config, 1), Comm()
     trainer = Trainer(plan, comm, 0, None)
     trained, evaluated = record_inputs(trainer.net), record_inputs(trainer._folded.net)
-    trainer.warm_up([synthetic_batches(config, plan.train_shard(), None)],
-                    next(synthetic_batches(config, plan.eval_shard(), None)), 1)
+    trainer.warm_up(
+        [synthetic_batches(config, plan.train_shard(), None)],
+        next(synthetic_batches(config, plan.eval_shard(), None)),
+        1,
+    )
     in_warm_up = set(trained), set(evaluated)
     assert all(in_warm_up) and in_warm_up[0] != in_warm_up[1]
     trained.clear(), evaluated.clear()

@@ -1,4 +1,5 @@
 """prepare --verify: damaged files and records; the sample that the doctor checks."""
+
 import json
 import re
 import zlib
@@ -37,8 +38,10 @@ def place_of(rec, position) -> slice:
 def test_undamaged_folder_passes(folder):
     done = call('prepare', '--verify', folder, '--workers', 3)
     assert (done.returncode, done.stderr) == (0, '')  # no progress bar without a terminal
-    assert done.stdout == (f'{folder}/train.rec: 60 records match their checksums\n'
-                           f'{folder}/validation.rec: 12 records match their checksums\n')
+    assert done.stdout == (
+        f'{folder}/train.rec: 60 records match their checksums\n'
+        f'{folder}/validation.rec: 12 records match their checksums\n'
+    )
     rec = folder / 'train.rec'
     checksums = np.load(rec.with_suffix(CHECKSUMS))
     assert checksums.dtype == np.uint32 and checksums.shape == (NUM_TRAIN,)
@@ -51,7 +54,10 @@ def test_flipped_bits_are_reported_by_record(folder):
         flip(rec, place_of(rec, position).stop - 1 - (position == 0) * 90)
     done = call('prepare', '--verify', folder)
     assert done.returncode == 1
-    assert 'train.rec: 3 of 60 records do not match their checksums: 0, 37, 59 (counted from 0)\n' in done.stdout
+    assert (
+        'train.rec: 3 of 60 records do not match their checksums: 0, 37, 59 (counted from 0)\n'
+        in done.stdout
+    )
     assert 'validation.rec: 12 records match their checksums\n' in done.stdout
     assert f'{folder}: damaged; copy the folder' in done.stdout
 
@@ -59,7 +65,7 @@ def test_flipped_bits_are_reported_by_record(folder):
 def test_truncated_file_lists_ten_records_and_counts_the_rest(folder):
     rec = folder / 'train.rec'
     whole = rec.stat().st_size
-    rec.write_bytes(rec.read_bytes()[:place_of(rec, NUM_TRAIN - 12).start + 20])
+    rec.write_bytes(rec.read_bytes()[: place_of(rec, NUM_TRAIN - 12).start + 20])
     size, records = verify(folder, 2)[1]
     assert f'train.rec: got {rec.stat().st_size:,} bytes, expected {whole:,}' in size
     named = ', '.join(map(str, range(48, 58)))
@@ -68,19 +74,41 @@ def test_truncated_file_lists_ten_records_and_counts_the_rest(folder):
     assert verify(folder, 2)[1] == [f'{rec}: No such file or directory']
 
 
-@pytest.mark.parametrize('name, damage, message', [
-    ('train.rec', lambda path: path.write_bytes(path.read_bytes() + b'more'), r'got [\d,]+ bytes, expected [\d,]+'),
-    ('train.idx', Path.unlink, 'No such file or directory'),
-    ('train.names.txt', lambda path: path.write_text('0\n'), 'does not match its SHA-256 in manifest.json'),
-    ('train.index.npy', lambda path: flip(path, -3), 'does not match its SHA-256 in manifest.json'),
-    ('validation.crc.npy', lambda path: flip(path, -3), 'does not match its SHA-256 in manifest.json')])
+@pytest.mark.parametrize(
+    'name, damage, message',
+    [
+        (
+            'train.rec',
+            lambda path: path.write_bytes(path.read_bytes() + b'more'),
+            r'got [\d,]+ bytes, expected [\d,]+',
+        ),
+        ('train.idx', Path.unlink, 'No such file or directory'),
+        (
+            'train.names.txt',
+            lambda path: path.write_text('0\n'),
+            'does not match its SHA-256 in manifest.json',
+        ),
+        (
+            'train.index.npy',
+            lambda path: flip(path, -3),
+            'does not match its SHA-256 in manifest.json',
+        ),
+        (
+            'validation.crc.npy',
+            lambda path: flip(path, -3),
+            'does not match its SHA-256 in manifest.json',
+        ),
+    ],
+)
 def test_damaged_file_is_named_and_records_are_still_checked(folder, name, damage, message):
     damage(folder / name)
     [found] = verify(folder, 2)[1]
     assert re.fullmatch(f'{folder}/{name}: {message}', found)
     flip(folder / 'train.rec', 5000)
     found = verify(folder, 2)[1]
-    assert len(found) == 2 and any('train.rec: 1 of 60 records do not match their checksums: ' in f for f in found)
+    assert len(found) == 2 and any(
+        'train.rec: 1 of 60 records do not match their checksums: ' in f for f in found
+    )
 
 
 def test_whole_file_is_checked_if_indexes_are_damaged(folder):
@@ -91,14 +119,25 @@ def test_whole_file_is_checked_if_indexes_are_damaged(folder):
     assert 'train.rec: matches its SHA-256 (no usable record checksums)' in right[0]
 
 
-@pytest.mark.parametrize('damage, message', [
-    (lambda text: text.replace('"0"', '"zero"'), 'manifest.json: does not match its own SHA-256'),
-    (lambda text: text[:-40], 'manifest.json: not a manifest')])
+@pytest.mark.parametrize(
+    'damage, message',
+    [
+        (
+            lambda text: text.replace('"0"', '"zero"'),
+            'manifest.json: does not match its own SHA-256',
+        ),
+        (lambda text: text[:-40], 'manifest.json: not a manifest'),
+    ],
+)
 def test_damaged_manifest_is_named(folder, damage, message):
     path = folder / 'manifest.json'
     path.write_text(damage(path.read_text()))
     done = call('prepare', '--verify', folder)
-    assert done.returncode == 1 and f'{folder}/{message}' in done.stdout and 'Traceback' not in done.stderr
+    assert (
+        done.returncode == 1
+        and f'{folder}/{message}' in done.stdout
+        and 'Traceback' not in done.stderr
+    )
 
 
 def test_doctor_names_an_edited_manifest(tmp_path):
@@ -125,7 +164,9 @@ def test_older_folder_is_checked_by_available_checksums(folder):
     assert 'train.rec: does not match its SHA-256 in manifest.json' in found
 
 
-# --- the sample of the doctor -----------------------------------------------------------------------
+# --- the sample of the doctor
+# -----------------------------------------------------------------------
+
 
 def sample(folder, num_records, seed):
     records = RecordFile(folder / 'train.rec')
@@ -138,16 +179,22 @@ def sample(folder, num_records, seed):
 def test_last_record_is_in_every_sample(folder):
     flip(folder / 'train.rec', -1)
     for seed in range(3):
-        with pytest.raises(DataError, match='train.rec, record 59: does not match its checksum; copy the folder'):
+        with pytest.raises(
+            DataError, match='train.rec, record 59: does not match its checksum; copy the folder'
+        ):
             sample(folder, 2, seed)
     flip(folder / 'train.crc.npy', -1)
-    with pytest.raises(DataError, match='train.crc.npy: does not match its SHA-256 in manifest.json'):
+    with pytest.raises(
+        DataError, match='train.crc.npy: does not match its SHA-256 in manifest.json'
+    ):
         sample(folder, 2, 0)
 
 
 def test_ranks_check_different_records(folder, monkeypatch):
     seen, read = [], RecordFile.read
-    monkeypatch.setattr(RecordFile, 'read', lambda self, position: (seen.append(position), read(self, position))[1])
+    monkeypatch.setattr(
+        RecordFile, 'read', lambda self, position: (seen.append(position), read(self, position))[1]
+    )
     assert [sample(folder, 10, rank) for rank in range(2)] == [10, 10]
     assert len(set(seen[:10])) == len(set(seen[10:])) == 10 and len(set(seen)) > 12
     assert sample(folder, 10**6, 0) == len(set(seen)) == NUM_TRAIN  # all of a small set

@@ -1,4 +1,5 @@
 """mlperf-rn50 watch: facts of runs, terminal output, lines, JSON and page."""
+
 import json
 import os
 import re
@@ -23,11 +24,25 @@ HOSTILE = '\x1b[31m<script>alert(1)</script>[red]&'
 
 @pytest.fixture
 def folder(tmp_path):
-    """Folder of a run with a reference, ranks and three evaluations; a fourth has more correct answers than images."""
-    ranks = {'event': 'ranks', 'epoch': 3, 'time_s': 30.0, 'stragglers': ['rank 1 is slow: 50 % above the median'],
-             'ranks': [rank(0, 1.0), rank(1, 1.5, 'n2')]}
-    return write_live(tmp_path / 'run', reference(*range(1, 11)), train(10),
-                      *(evaluation(e, 15 * e) for e in (1, 2, 3)), evaluation(4, 101), course(3), ranks, train(70))
+    """Folder of a run with a reference, ranks and three evaluations; a fourth has more correct
+    answers than images."""
+    ranks = {
+        'event': 'ranks',
+        'epoch': 3,
+        'time_s': 30.0,
+        'stragglers': ['rank 1 is slow: 50 % above the median'],
+        'ranks': [rank(0, 1.0), rank(1, 1.5, 'n2')],
+    }
+    return write_live(
+        tmp_path / 'run',
+        reference(*range(1, 11)),
+        train(10),
+        *(evaluation(e, 15 * e) for e in (1, 2, 3)),
+        evaluation(4, 101),
+        course(3),
+        ranks,
+        train(70),
+    )
 
 
 @pytest.fixture
@@ -43,8 +58,18 @@ def text_of(runs, width=80, rows=24, encoding='utf-8', price=None):
     return re.sub('(?m) +$', '', stream.read())
 
 
-@pytest.mark.parametrize('seconds, text', [(0, '0 s'), (99, '99 s'), (99.6, '2 min'), (720, '12 min'),
-                                           (5990, '1 h 40 min'), (12000, '3 h 20 min'), (183_600, '2 d 3 h')])
+@pytest.mark.parametrize(
+    'seconds, text',
+    [
+        (0, '0 s'),
+        (99, '99 s'),
+        (99.6, '2 min'),
+        (720, '12 min'),
+        (5990, '1 h 40 min'),
+        (12000, '3 h 20 min'),
+        (183_600, '2 d 3 h'),
+    ],
+)
 def test_durations_are_short(seconds, text):
     assert duration(seconds) == text
 
@@ -53,26 +78,45 @@ def test_facts_of_running_run(run):
     assert [tuple(f) for f in facts_of(run, 3.0)] == [
         ('status', 'running, last written 3 s ago', 'good'),
         ('run', 'digits (not ImageNet), 2 nodes, 2 ranks, batch 64, sgd, seed 1', ''),
-        ('epoch', '3.50 of 10, 38 s since the start', ''), ('Top-1', '45.00 % at epoch 3, target 74.90 %', ''),
+        ('epoch', '3.50 of 10, 38 s since the start', ''),
+        ('Top-1', '45.00 % at epoch 3, target 74.90 %', ''),
         ('reference', 'at epoch 3: on course: 5 of 5 reference runs', ''),
         ('speed', '128 images/s, 10 s/epoch, loss 2, learning rate 0.1', ''),
         ('limit', 'Healthy: 3 % of the time is forward and backward', ''),
-        ('rank skew', '20.0 % above the median: rank 1 on n2 takes 0.15 s per step; ranks wait 0.05 s per step on '
-                      'average', 'warn'),
+        (
+            'rank skew',
+            '20.0 % above the median: rank 1 on n2 takes 0.15 s per step; ranks wait 0.05 s per '
+            'step on '
+            'average',
+            'warn',
+        ),
         ('left', '62 s to epoch 10, the end of the schedule', ''),
         ('target in', '2 s to 22 s, if reached at epoch 4 to 6, as in the reference runs', ''),
-        ('checkpoints', 'none', ''), ('node-hours', '0.0211 so far (cost 0.0633), 0.0556 at epoch 10 (cost 0.167)', ''),
-        ('energy', 'not measured: no telemetry of the run', '')]
+        ('checkpoints', 'none', ''),
+        ('node-hours', '0.0211 so far (cost 0.0633), 0.0556 at epoch 10 (cost 0.167)', ''),
+        ('energy', 'not measured: no telemetry of the run', ''),
+    ]
 
 
-@pytest.mark.parametrize('place, changes, text', [
-    ({}, {'note': 'not started yet'}, 'not started yet'),
-    ({'quiet_s': 720.0, 'checkpoints': Checkpoints(1, 40, 9.0)}, {'status': 'failed'},
-     'killed: the log has no end, and nothing was written for 12 min; resumable from step 40'),
-    ({}, {'status': 'failed', 'has_end': True, 'time_s': 60.0}, 'failed, 60 s since the start'),
-    ({'checkpoints': Checkpoints(1, 40)}, {'status': 'interrupted', 'has_end': True},
-     'interrupted; resumable from step 40'),
-    ({}, {'status': 'running'}, 'running')])
+@pytest.mark.parametrize(
+    'place, changes, text',
+    [
+        ({}, {'note': 'not started yet'}, 'not started yet'),
+        (
+            {'quiet_s': 720.0, 'checkpoints': Checkpoints(1, 40, 9.0)},
+            {'status': 'failed'},
+            'killed: the log has no end, and nothing was written for 12 min; resumable from step '
+            '40',
+        ),
+        ({}, {'status': 'failed', 'has_end': True, 'time_s': 60.0}, 'failed, 60 s since the start'),
+        (
+            {'checkpoints': Checkpoints(1, 40)},
+            {'status': 'interrupted', 'has_end': True},
+            'interrupted; resumable from step 40',
+        ),
+        ({}, {'status': 'running'}, 'running'),
+    ],
+)
 def test_status_text_of_every_state(place, changes, text):
     assert status_text(LiveRun('x', **place, **changes)) == text
 
@@ -88,7 +132,9 @@ def test_curve_shows_band_target_and_every_evaluation(run):
     lines = str(draw_curves([run], 60, 12)).splitlines()
     assert len(lines) == 12 and all(len(line) <= 60 for line in lines)
     assert lines[0] == '● Top-1  ░ 5 reference runs  ╌ target 74.90 %'
-    assert sum(line.count('●') for line in lines[1:]) == 3 and any('╌' in line for line in lines[1:])
+    assert sum(line.count('●') for line in lines[1:]) == 3 and any(
+        '╌' in line for line in lines[1:]
+    )
     rows = [k for k, line in enumerate(lines[1:-1]) if '░' in line]
     assert rows == [3, 4]  # 45 to 55 % of 80, in ten rows
     assert lines[-1].startswith('epoch 0') and lines[-1].endswith('10')
@@ -101,7 +147,9 @@ def test_output_is_ascii_without_unicode(run):
 
 
 def test_each_of_several_runs_has_a_row_and_a_marker(folder, run, tmp_path):
-    other = Follower(write_live(tmp_path / 'other', evaluation(1, 70), status='success', accuracies=(0.7, 0.8)))
+    other = Follower(
+        write_live(tmp_path / 'other', evaluation(1, 70), status='success', accuracies=(0.7, 0.8))
+    )
     runs = [run, other.look(NOW_S), LiveRun(str(tmp_path / 'late'), note='not started yet')]
     text = text_of(runs, 100, 40)
     assert re.search(r'run +running +3\.50 of 10 +45\.00 % +128 +20\.0 % +62 s', text)
@@ -113,34 +161,70 @@ def test_each_of_several_runs_has_a_row_and_a_marker(folder, run, tmp_path):
 
 
 def test_texts_of_run_are_escaped_in_terminal_and_page(tmp_path):
-    folder = write_live(tmp_path / 'x[red]', course(1, text=HOSTILE), evaluation(1, 20),
-                        {'event': 'ranks', 'ranks': [rank(0, 1.0, HOSTILE), rank(1, 2.0, HOSTILE)],
-                         'stragglers': [HOSTILE]})
+    folder = write_live(
+        tmp_path / 'x[red]',
+        course(1, text=HOSTILE),
+        evaluation(1, 20),
+        {
+            'event': 'ranks',
+            'ranks': [rank(0, 1.0, HOSTILE), rank(1, 2.0, HOSTILE)],
+            'stragglers': [HOSTILE],
+        },
+    )
     run = Follower(folder).look(NOW_S)
     text = text_of([run], 200, 50)
-    assert '\x1b' not in text and '?[31m<script>alert(1)</script>[red]&' in text and 'x[red], run 0' in text
+    assert (
+        '\x1b' not in text
+        and '?[31m<script>alert(1)</script>[red]&' in text
+        and 'x[red], run 0' in text
+    )
     page = render_page(run, WRITTEN, 5.0)
     assert page.count('<script') == 1 and '\x1b' not in page and '&lt;script&gt;' in page
 
 
 def test_page_shows_curve_speed_and_ranks_and_refreshes_until_the_end(run):
     page = render_page(run, WRITTEN, 4.2)
-    assert '<noscript><meta http-equiv="refresh" content="5"></noscript>' in page and '}, 5000);' in page
+    assert (
+        '<noscript><meta http-equiv="refresh" content="5"></noscript>' in page
+        and '}, 5000);' in page
+    )
     assert 'Written 2026-01-02 03:04:05 UTC' in page
     over = render_page(replace(run, status='converged', has_end=True), WRITTEN, 4.2)
-    assert 'http-equiv="refresh"' not in over and '<script' not in over and 'The run is over' in over
+    assert (
+        'http-equiv="refresh"' not in over and '<script' not in over and 'The run is over' in over
+    )
     assert page.count('<figure>') == 3 and page.count('<title>rank ') == 6
-    assert '<title>30.00 % at epoch 2</title>' in page and 'band of 5 reference runs; dashed line: their mean' in page
+    assert (
+        '<title>30.00 % at epoch 2</title>' in page
+        and 'band of 5 reference runs; dashed line: their mean' in page
+    )
     assert len(re.findall('stroke-dasharray: [1-9]', page)) == 2  # the mean and the target
     assert '<title>rank 1 on n2: compute 150.0 ms per step</title>' in page
-    assert re.search('>'.join(rf'<td class="number">{cell}</td' for cell in (
-        '3', '45.00 %', '50.00 %', '45.00 to 55.00')), page)
+    assert re.search(
+        '>'.join(
+            rf'<td class="number">{cell}</td'
+            for cell in ('3', '45.00 %', '50.00 %', '45.00 to 55.00')
+        ),
+        page,
+    )
 
 
 def test_json_output(folder):
-    done = call('watch', folder, folder / 'result_0.txt', '--once', '--format', 'json', '--price-per-node-hour', '2')
+    done = call(
+        'watch',
+        folder,
+        folder / 'result_0.txt',
+        '--once',
+        '--format',
+        'json',
+        '--price-per-node-hour',
+        '2',
+    )
     first, second = json.loads(done.stdout)['runs']
-    assert first['evaluations'][-1] == {'epoch': 3, 'accuracy': 0.45, 'time_s': 30.0} and len(first['band']) == 10
+    assert (
+        first['evaluations'][-1] == {'epoch': 3, 'accuracy': 0.45, 'time_s': 30.0}
+        and len(first['band']) == 10
+    )
     assert first['cost'] == pytest.approx(2 * first['node_hours']) and first['is_over'] is False
     assert second['path'].endswith('result_0.txt') and second['number'] == 0
 
@@ -150,7 +234,11 @@ def test_pipe_gets_lines_until_all_runs_are_over(tmp_path):
     b = write_live(tmp_path / 'b', evaluation(1, 20), status='aborted')
     done = call('watch', a, b)
     first, second = done.stdout.splitlines()
-    assert done.returncode == 0 and 'a, run 0: converged after 1 epochs' in first and 'b, run 0: aborted' in second
+    assert (
+        done.returncode == 0
+        and 'a, run 0: converged after 1 epochs' in first
+        and 'b, run 0: aborted' in second
+    )
 
 
 def test_tree_of_runs_is_shown_once(tmp_path):

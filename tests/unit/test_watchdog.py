@@ -1,4 +1,5 @@
 """Watcher of a rank: reports of dead and stalled ranks, and no leftover processes."""
+
 import json
 import os
 import signal
@@ -18,10 +19,15 @@ from mlperf_rn50.runfolder.records import Failure, StepSpans, read_failures
 from mlperf_rn50.system import cgroup
 from mlperf_rn50.train.watchdog import stall_report
 from mlperf_rn50.train.watchdog.heartbeat import PHASES, Heartbeat, RankState
-from mlperf_rn50.train.watchdog.stall_report import explain, full_folders, read_states, stalled_folder
+from mlperf_rn50.train.watchdog.stall_report import (
+    explain,
+    full_folders,
+    read_states,
+    stalled_folder,
+)
 from mlperf_rn50.train.watchdog.watcher import Action, Health, Watcher, assess
 
-PROGRAM = '''
+PROGRAM = """
 import os, signal, sys, time
 from mlperf_rn50.train.watchdog.watcher import PHASES, run_watched
 def rest(heartbeat):
@@ -33,17 +39,24 @@ def rank(heartbeat):
     {body}
     return 7
 sys.exit(run_watched(rank, dict.fromkeys(PHASES, 0) | {limits_s}, {folder}, True))
-'''
+"""
 
 
 def program(body, limits_s='{}', folder=None):
-    return PROGRAM.format(body=body, limits_s=limits_s, folder=folder and f'__import__("pathlib").Path("{folder}")')
+    return PROGRAM.format(
+        body=body, limits_s=limits_s, folder=folder and f'__import__("pathlib").Path("{folder}")'
+    )
 
 
 def start(body, limits_s='{}', folder=None, command=(), **variables):
     code = program(body, limits_s, folder)
-    return subprocess.Popen([*command, sys.executable, '-c', code], stderr=subprocess.PIPE, stdout=subprocess.PIPE,
-                            text=True, env={**os.environ, 'HOROVOD_RANK': '0', **variables})
+    return subprocess.Popen(
+        [*command, sys.executable, '-c', code],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, 'HOROVOD_RANK': '0', **variables},
+    )
 
 
 def error_of(process):
@@ -61,29 +74,57 @@ def assert_ends(process):
     assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
-# --- decisions --------------------------------------------------------------------------------------
+# --- decisions
+# --------------------------------------------------------------------------------------
+
 
 def health(**keys):
     return Health(**{'rank': 0, 'phase': 'training', 'limit_s': 300.0, 'beat_at': 1000.0, **keys})
 
 
-@pytest.mark.parametrize('keys, now, expected', [
-    ({}, 1299.9, (Action.WAIT, '')), ({}, 1300.0, (Action.RECORD, '')), ({'limit_s': 0}, 1e9, (Action.WAIT, '')),
-    ({'stacks': 'x'}, 1309.9, (Action.WAIT, '')), ({'stacks': '', 'rank': 2}, 1311.9, (Action.WAIT, '')),
-    ({'stacks': 'x'}, 1310.0, (Action.END_AND_EXPLAIN, 'no progress for 310 s (comm.stall_limit_s)')),
-    ({'stacks': '', 'rank': 500}, 1320.0, (Action.END_AND_EXPLAIN, 'no progress for 320 s (comm.stall_limit_s)')),
-    ({'stacks': '', 'is_stopped': True}, 1300.0, (Action.END, 'stopped (SIGSTOP) for 300 s')),
-    ({'is_stopped': True}, 1299.0, (Action.WAIT, '')),
-    ({'stacks': '', 'phase': 'evaluation'}, 1310.0, (Action.END_AND_EXPLAIN,
-                                                     'no progress for 310 s (comm.eval_limit_s)')),
-    ({'orphaned_at': 1000.0}, 1015.0, (Action.WAIT, '')),
-    ({'orphaned_at': 1000.0, 'limit_s': 0}, 1015.1, (Action.END, 'the launcher has ended'))])
+@pytest.mark.parametrize(
+    'keys, now, expected',
+    [
+        ({}, 1299.9, (Action.WAIT, '')),
+        ({}, 1300.0, (Action.RECORD, '')),
+        ({'limit_s': 0}, 1e9, (Action.WAIT, '')),
+        ({'stacks': 'x'}, 1309.9, (Action.WAIT, '')),
+        ({'stacks': '', 'rank': 2}, 1311.9, (Action.WAIT, '')),
+        (
+            {'stacks': 'x'},
+            1310.0,
+            (Action.END_AND_EXPLAIN, 'no progress for 310 s (comm.stall_limit_s)'),
+        ),
+        (
+            {'stacks': '', 'rank': 500},
+            1320.0,
+            (Action.END_AND_EXPLAIN, 'no progress for 320 s (comm.stall_limit_s)'),
+        ),
+        ({'stacks': '', 'is_stopped': True}, 1300.0, (Action.END, 'stopped (SIGSTOP) for 300 s')),
+        ({'is_stopped': True}, 1299.0, (Action.WAIT, '')),
+        (
+            {'stacks': '', 'phase': 'evaluation'},
+            1310.0,
+            (Action.END_AND_EXPLAIN, 'no progress for 310 s (comm.eval_limit_s)'),
+        ),
+        ({'orphaned_at': 1000.0}, 1015.0, (Action.WAIT, '')),
+        ({'orphaned_at': 1000.0, 'limit_s': 0}, 1015.1, (Action.END, 'the launcher has ended')),
+    ],
+)
 def test_action_for_health_of_rank(keys, now, expected):
     assert assess(health(**keys), now) == expected
 
 
 def watcher_of(heartbeat, **limits_s):
-    return Watcher(os.getpid(), heartbeat, {**dict.fromkeys(PHASES, 5), **limits_s}, None, False, -1, os.getppid())
+    return Watcher(
+        os.getpid(),
+        heartbeat,
+        {**dict.fromkeys(PHASES, 5), **limits_s},
+        None,
+        False,
+        -1,
+        os.getppid(),
+    )
 
 
 def test_heartbeat_restarts_clock_with_limit_of_phase():
@@ -97,7 +138,11 @@ def test_heartbeat_restarts_clock_with_limit_of_phase():
     watcher._health = replace(before, stacks='of an earlier stall')
     watcher._refresh()
     after = watcher._health
-    assert after.beat_at > before.beat_at and (after.phase, after.limit_s, after.stacks) == ('evaluation', 9, None)
+    assert after.beat_at > before.beat_at and (after.phase, after.limit_s, after.stacks) == (
+        'evaluation',
+        9,
+        None,
+    )
 
 
 def test_oom_kill_counted_during_exit_is_attributed_to_rank(tmp_path, monkeypatch):
@@ -111,26 +156,62 @@ def test_oom_kill_counted_during_exit_is_attributed_to_rank(tmp_path, monkeypatc
     assert watcher._cause(signal.SIGKILL)[0].startswith('out of memory: ')
 
 
-# --- explanation of a stall -------------------------------------------------------------------------
+# --- explanation of a stall
+# -------------------------------------------------------------------------
+
 
 def state(rank, num_reached, doing='waiting', phase='training', time_s=0.0):
     return RankState(rank, f'h{rank + 1}', 11, phase, doing, num_reached, time_s)
 
 
-@pytest.mark.parametrize('rank, states, size, message', [
-    (0, [state(0, 20), state(1, 20), state(2, 19, 'reading data'), state(3, 20)], 4,
-     'waiting in the exchange of step 12 for rank 2 on h3 (busy: reading data)'),
-    (2, [state(0, 20), state(1, 20), state(2, 19, 'computing'), state(3, 20)], 4,
-     'busy: computing; ranks 0, 1, 3 waiting for it in the exchange of step 12'),
-    (0, [state(0, 20), state(1, 18, 'computing')], 3,
-     'waiting in the exchange of step 12 for rank 1 on h2 (busy: computing); no report from rank 2'),
-    (0, [state(0, 20), state(1, 20)], 3, 'waiting in the exchange of step 12; no report from rank 2'),
-    (0, [state(0, 20), state(1, 20)], 2,
-     'waiting in the exchange of step 12, which all ranks have reached; check the network'),
-    (0, [state(0, 5, phase='start-up'), state(1, 0, 'start-up', 'start-up')], 2,
-     'waiting in an exchange (start-up) for rank 1 on h2 (busy: start-up)'),
-    (0, [state(0, 3, 'computing')], 99,
-     'busy: computing; no report from ranks 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ... 98 (98)')])
+@pytest.mark.parametrize(
+    'rank, states, size, message',
+    [
+        (
+            0,
+            [state(0, 20), state(1, 20), state(2, 19, 'reading data'), state(3, 20)],
+            4,
+            'waiting in the exchange of step 12 for rank 2 on h3 (busy: reading data)',
+        ),
+        (
+            2,
+            [state(0, 20), state(1, 20), state(2, 19, 'computing'), state(3, 20)],
+            4,
+            'busy: computing; ranks 0, 1, 3 waiting for it in the exchange of step 12',
+        ),
+        (
+            0,
+            [state(0, 20), state(1, 18, 'computing')],
+            3,
+            'waiting in the exchange of step 12 for rank 1 on h2 (busy: computing); no report '
+            'from rank 2',
+        ),
+        (
+            0,
+            [state(0, 20), state(1, 20)],
+            3,
+            'waiting in the exchange of step 12; no report from rank 2',
+        ),
+        (
+            0,
+            [state(0, 20), state(1, 20)],
+            2,
+            'waiting in the exchange of step 12, which all ranks have reached; check the network',
+        ),
+        (
+            0,
+            [state(0, 5, phase='start-up'), state(1, 0, 'start-up', 'start-up')],
+            2,
+            'waiting in an exchange (start-up) for rank 1 on h2 (busy: start-up)',
+        ),
+        (
+            0,
+            [state(0, 3, 'computing')],
+            99,
+            'busy: computing; no report from ranks 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ... 98 (98)',
+        ),
+    ],
+)
 def test_explanation_of_stalled_rank(rank, states, size, message):
     assert explain(states[rank], [s for s in states if s.rank != rank], size) == message
 
@@ -138,14 +219,19 @@ def test_explanation_of_stalled_rank(rank, states, size, message):
 def test_outdated_and_invalid_states_are_ignored(tmp_path):
     now = time.time()
     for rank, time_s in ((0, now), (1, now - 7200)):
-        (tmp_path / f'rank_{rank}.json').write_text(json.dumps(asdict(state(rank, 1, time_s=time_s))))
+        (tmp_path / f'rank_{rank}.json').write_text(
+            json.dumps(asdict(state(rank, 1, time_s=time_s)))
+        )
     (tmp_path / 'rank_2.json').write_text('{"rank": 2}')
     (tmp_path / 'rank_3.json').write_text('half')
     assert [s.rank for s in read_states(tmp_path, now - 600)] == [0]
 
 
 def test_each_start_has_its_own_folder(tmp_path):
-    first, second = (stalled_folder(tmp_path, {'MLPERF_RN50_JOB': job, 'SLURM_JOB_ID': '7'}) for job in ('1-2', '1-3'))
+    first, second = (
+        stalled_folder(tmp_path, {'MLPERF_RN50_JOB': job, 'SLURM_JOB_ID': '7'})
+        for job in ('1-2', '1-3')
+    )
     assert first == tmp_path / 'stalled/1-2' and first != second
     assert stalled_folder(tmp_path, {'PMIX_NAMESPACE': '../x'}).parent == tmp_path / 'stalled'
 
@@ -161,7 +247,9 @@ def test_activity_of_rank():
     with heartbeat.exchange():
         assert (heartbeat.state().doing, heartbeat.state().num_reached) == ('waiting', 2)
     assert next(heartbeat.track_reading(iter([heartbeat.state().doing]))) == 'computing'
-    assert next(heartbeat.track_reading(heartbeat.state().doing for _ in range(1))) == 'reading data'
+    assert (
+        next(heartbeat.track_reading(heartbeat.state().doing for _ in range(1))) == 'reading data'
+    )
 
 
 def test_heartbeat_keeps_the_last_64_steps_in_order():
@@ -180,38 +268,67 @@ def test_hanging_work_is_abandoned():
 
 
 def test_full_folder_is_named(monkeypatch):
-    monkeypatch.setattr('shutil.disk_usage',
-                        lambda p: SimpleNamespace(free=0 if p == '/dev/shm' else 10**9, total=64 * 10**6))
+    monkeypatch.setattr(
+        'shutil.disk_usage',
+        lambda p: SimpleNamespace(free=0 if p == '/dev/shm' else 10**9, total=64 * 10**6),
+    )
     assert full_folders() == '/dev/shm is full (0 bytes free of 64 MB)'
 
 
 def test_truncated_index_of_the_data_is_named_as_a_cause(tmp_path):
     path = tmp_path / 'train.index.npy'
     path.write_bytes(bytes(1 << 16))
-    body = f'import numpy as np; index = np.memmap({str(path)!r}, "u1"); os.truncate({str(path)!r}, 0); index.sum()'
+    body = (
+        f'import numpy as np; index = np.memmap({str(path)!r}, "u1"); '
+        f'os.truncate({str(path)!r}, 0); index.sum()'
+    )
     assert error_of(start(body, TMPDIR=str(tmp_path))).endswith(
-        'training: killed by signal 7 (SIGBUS): a file mapped into memory, such as <split>.index.npy of the data, was '
-        'truncated or cannot be read\n')
+        'training: killed by signal 7 (SIGBUS): a file mapped into memory, such as '
+        '<split>.index.npy of the data, was '
+        'truncated or cannot be read\n'
+    )
 
 
-# --- with processes ---------------------------------------------------------------------------------
+# --- with processes
+# ---------------------------------------------------------------------------------
 
-@pytest.mark.parametrize('status, code, message', [
-    (7 << 8, 7, ''), (75 << 8, 75, ''), (signal.SIGTERM, 1, ''), (signal.SIGKILL, 1, 'killed by signal 9 (SIGKILL)'),
-    (137 << 8, 1, 'killed by signal 9 (SIGKILL)'), (signal.SIGSEGV, 1, 'killed by signal 11 (SIGSEGV)'),
-    (40, 1, 'killed by signal 40 (signal 40)')])
-def test_exit_code_and_message_of_rank(status, code, message, capsys):  # status as returned by waitpid
+
+@pytest.mark.parametrize(
+    'status, code, message',
+    [
+        (7 << 8, 7, ''),
+        (75 << 8, 75, ''),
+        (signal.SIGTERM, 1, ''),
+        (signal.SIGKILL, 1, 'killed by signal 9 (SIGKILL)'),
+        (137 << 8, 1, 'killed by signal 9 (SIGKILL)'),
+        (signal.SIGSEGV, 1, 'killed by signal 11 (SIGSEGV)'),
+        (40, 1, 'killed by signal 40 (signal 40)'),
+    ],
+)
+# status as returned by waitpid
+def test_exit_code_and_message_of_rank(status, code, message, capsys):
     assert watcher_of(Heartbeat())._exit_code(status) == code
-    assert capsys.readouterr().err == (f'mlperf-rn50: rank 0 on {os.uname().nodename}, step 0, start-up: {message}\n'
-                                       if message else '')
+    assert capsys.readouterr().err == (
+        f'mlperf-rn50: rank 0 on {os.uname().nodename}, step 0, start-up: {message}\n'
+        if message
+        else ''
+    )
 
 
 def test_stacks_and_state_of_stalled_rank_are_written(tmp_path):
-    body = ('import ctypes; from mlperf_rn50.runfolder.records import StepSpans; '
-            'heartbeat.record_step(StepSpans(42, *range(6))); '
-            'list(heartbeat.track_reading(ctypes.PyDLL(None).sleep(1000) or 1 for _ in range(9)))')
-    process = start(body, '{"training": 0.5}', tmp_path / 'stalled/4-2', HOROVOD_RANK='2', HOROVOD_SIZE='4',
-                    MLPERF_RN50_JOB='4-2')
+    body = (
+        'import ctypes; from mlperf_rn50.runfolder.records import StepSpans; '
+        'heartbeat.record_step(StepSpans(42, *range(6))); '
+        'list(heartbeat.track_reading(ctypes.PyDLL(None).sleep(1000) or 1 for _ in range(9)))'
+    )
+    process = start(
+        body,
+        '{"training": 0.5}',
+        tmp_path / 'stalled/4-2',
+        HOROVOD_RANK='2',
+        HOROVOD_SIZE='4',
+        MLPERF_RN50_JOB='4-2',
+    )
     path = tmp_path / 'stalled/4-2/rank_2.txt'
     err = error_of(process)
     assert f'busy: reading data; no report from ranks 0, 1, 3; stacks: {path}\n' in err
@@ -230,11 +347,16 @@ def test_stopped_rank_is_ended_if_report_cannot_be_written(tmp_path):
     (tmp_path / 'file').touch()
     process = start('os.kill(os.getpid(), signal.SIGSTOP)', '{"training": 0.5}', tmp_path / 'file')
     err = error_of(process)
-    assert process.returncode == 1 and 'step 42, training: stopped (SIGSTOP) for ' in err and err.endswith(' s\n')
+    assert (
+        process.returncode == 1
+        and 'step 42, training: stopped (SIGSTOP) for ' in err
+        and err.endswith(' s\n')
+    )
 
 
 def test_time_for_which_a_rank_was_stopped_is_recorded():
-    # The watcher records a stop when it has noticed its end, and on a busy machine it may not notice a short one.
+    # The watcher records a stop when it has noticed its end, and on a busy machine it may not
+    # notice a short one.
     body = '[os.kill(os.getpid(), signal.SIGSTOP) or time.sleep(0.2) for _ in range(99)'
     body += ' if not heartbeat._shared.stopped_ms]; '
     body += 'print(heartbeat.take_stopped_s(), heartbeat.take_stopped_s(), flush=True)'
@@ -248,51 +370,81 @@ def test_time_for_which_a_rank_was_stopped_is_recorded():
     assert stopped_s > 0 and again_s == 0
 
 
-def test_early_signal_is_a_stop_request():  # so early that the watcher may not have installed its handlers
+# so early that the watcher may not have installed its handlers
+def test_early_signal_is_a_stop_request():
     body = 'os.kill(os.getppid(), signal.SIGUSR1); rest(heartbeat)'
-    assert subprocess.run([sys.executable, '-c', program(body)], timeout=HANG_LIMIT_S).returncode == 7
+    assert (
+        subprocess.run([sys.executable, '-c', program(body)], timeout=HANG_LIMIT_S).returncode == 7
+    )
 
 
 def test_rank_gets_stop_request_if_launcher_dies_which_is_recorded(tmp_path):
     body = f'print(os.getppid(), flush=True); rest(heartbeat); os.mkdir("{tmp_path}/requested")'
-    launcher = start(body, folder=tmp_path / 'stalled/4-2', command=['sh', '-c', '"$@" & wait', 'sh'],
-                     MLPERF_RN50_JOB='4-2')
+    launcher = start(
+        body,
+        folder=tmp_path / 'stalled/4-2',
+        command=['sh', '-c', '"$@" & wait', 'sh'],
+        MLPERF_RN50_JOB='4-2',
+    )
     watcher = psutil.Process(int(launcher.stdout.readline()))
     assert watcher.ppid() == launcher.pid
     launcher.kill()
     assert_ends(watcher)
     assert (tmp_path / 'requested').exists()
     [failure] = read_failures(tmp_path)
-    assert failure.is_outside and failure.cause == 'the engine (mpirun, horovodrun or srun) on this host has ended'
+    assert (
+        failure.is_outside
+        and failure.cause == 'the engine (mpirun, horovodrun or srun) on this host has ended'
+    )
 
 
 @pytest.mark.parametrize('is_stop_requested', [False, True])
 def test_rank_ends_with_killed_watcher_and_reports_unless_stop_requested(is_stop_requested):
-    process, rank = start_ready('rest(heartbeat); print("requested", flush=True); time.sleep(600)', HOROVOD_RANK='1')
+    process, rank = start_ready(
+        'rest(heartbeat); print("requested", flush=True); time.sleep(600)', HOROVOD_RANK='1'
+    )
     if is_stop_requested:  # like mpirun: SIGTERM, then SIGKILL a second later
         process.terminate()
         assert process.stdout.readline() == 'requested\n'
     process.kill()
-    assert error_of(process) == ('' if is_stop_requested else (
-        f'mlperf-rn50: rank 1 on {os.uname().nodename}, step 42, training: the watcher was killed (SIGKILL, or out of '
-        'memory); the rank ends with it\n'))
+    assert error_of(process) == (
+        ''
+        if is_stop_requested
+        else (
+            f'mlperf-rn50: rank 1 on {os.uname().nodename}, step 42, training: the watcher was '
+            'killed (SIGKILL, or out of '
+            'memory); the rank ends with it\n'
+        )
+    )
     assert_ends(rank)
 
 
-@pytest.mark.parametrize('body, recorded', [
-    ('os.kill(os.getpid(), signal.SIGKILL)', [('killed by signal 9 (SIGKILL)', True)]),
-    ('os.kill(os.getpid(), signal.SIGSEGV)', [('killed by signal 11 (SIGSEGV)', False)]),
-    ('os.kill(os.getppid(), signal.SIGKILL); rest(heartbeat)', [('the watcher was killed', True)]),
-    ('raise RuntimeError("Traceback:\\n  no memory for 64 GB")', [('no memory for 64 GB', False)]),
-    ('raise MemoryError', [('out of memory: an allocation failed (MemoryError)', False)]),
-    # Consequences of the end of another rank, and findings of a program without state.
-    ('from mlperf_rn50.errors import RankLost; raise RankLost("lost")', []),
-    ('raise RuntimeError("Horovod has been shut down")', []), ('', [])])
+@pytest.mark.parametrize(
+    'body, recorded',
+    [
+        ('os.kill(os.getpid(), signal.SIGKILL)', [('killed by signal 9 (SIGKILL)', True)]),
+        ('os.kill(os.getpid(), signal.SIGSEGV)', [('killed by signal 11 (SIGSEGV)', False)]),
+        (
+            'os.kill(os.getppid(), signal.SIGKILL); rest(heartbeat)',
+            [('the watcher was killed', True)],
+        ),
+        (
+            'raise RuntimeError("Traceback:\\n  no memory for 64 GB")',
+            [('no memory for 64 GB', False)],
+        ),
+        ('raise MemoryError', [('out of memory: an allocation failed (MemoryError)', False)]),
+        # Consequences of the end of another rank, and findings of a program without state.
+        ('from mlperf_rn50.errors import RankLost; raise RankLost("lost")', []),
+        ('raise RuntimeError("Horovod has been shut down")', []),
+        ('', []),
+    ],
+)
 def test_cause_of_the_end_of_a_rank_is_recorded(tmp_path, body, recorded):
     process = start(body, folder=tmp_path / 'stalled/4-2', HOROVOD_RANK='2', MLPERF_RN50_JOB='4-2')
     error_of(process)  # until the rank, too, has closed its output
-    assert untimed(read_failures(tmp_path)) == [Failure('4-2', os.uname().nodename, cause, 2, is_outside)
-                                       for cause, is_outside in recorded]
+    assert untimed(read_failures(tmp_path)) == [
+        Failure('4-2', os.uname().nodename, cause, 2, is_outside) for cause, is_outside in recorded
+    ]
 
 
 @pytest.mark.slow  # the alarm takes 12 s

@@ -1,4 +1,5 @@
 """Saved weights: round trip, damage, and transfer to other networks."""
+
 import hashlib
 import json
 from dataclasses import replace
@@ -12,17 +13,41 @@ from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import DataError, UserError
 from mlperf_rn50.model.options import ModelConfig
-from mlperf_rn50.model.weights import describe_weights, find_weights, load_weights, portable, save_weights, set_weights
+from mlperf_rn50.model.weights import (
+    describe_weights,
+    find_weights,
+    load_weights,
+    portable,
+    save_weights,
+    set_weights,
+)
 from mlperf_rn50.model.zoo import build_model, restore_model
 from mlperf_rn50.runfolder.names import RunFolder, new_run
 from mlperf_rn50.train.options import TrainConfig
 
-CONFIG = Config(data=DataConfig(dataset='squares', num_val=40, num_classes=3, image_size=32, resize_shorter=36),
-                model=ModelConfig(name='resnet18', zero_gamma=True), train=TrainConfig(local_batch_size=4))
+CONFIG = Config(
+    data=DataConfig(dataset='squares', num_val=40, num_classes=3, image_size=32, resize_shorter=36),
+    model=ModelConfig(name='resnet18', zero_gamma=True),
+    train=TrainConfig(local_batch_size=4),
+)
 pytestmark = pytest.mark.usefixtures('thin_resnets')
-ARRAYS = {'a_weight': np.arange(6, dtype=np.float32).reshape(2, 3), 'a_bias': np.ones(2, np.float16)}
-DESCRIPTION = describe_weights(CONFIG, ['x', 'y', 'z'], 8, 5, 7, is_best=True, is_last=False, top1=0.75, num_top1=30,
-                               num_top5=38, num_images=40)
+ARRAYS = {
+    'a_weight': np.arange(6, dtype=np.float32).reshape(2, 3),
+    'a_bias': np.ones(2, np.float16),
+}
+DESCRIPTION = describe_weights(
+    CONFIG,
+    ['x', 'y', 'z'],
+    8,
+    5,
+    7,
+    is_best=True,
+    is_last=False,
+    top1=0.75,
+    num_top1=30,
+    num_top5=38,
+    num_images=40,
+)
 
 
 def arrays_of(net):
@@ -40,7 +65,9 @@ def test_weights_round_trip(saved):
     assert replace(description, sha256='') == DESCRIPTION and list(arrays) == list(ARRAYS)
     assert (DESCRIPTION.top1, DESCRIPTION.num_top5, DESCRIPTION.epoch) == (0.75, 38, 5)
     assert DESCRIPTION.train == {'precision': 'float32', 'device': 'cpu', 'eval_batch_size': 8}
-    assert describe_weights(CONFIG, ['x', 'y', 'z'], 8, 0, 7, is_best=False, is_last=True).top1 is None
+    assert (
+        describe_weights(CONFIG, ['x', 'y', 'z'], 8, 0, 7, is_best=False, is_last=True).top1 is None
+    )
     for name, array in arrays.items():
         assert array.dtype == ARRAYS[name].dtype
         np.testing.assert_array_equal(array, ARRAYS[name])
@@ -49,9 +76,14 @@ def test_weights_round_trip(saved):
 
 
 def test_description_is_that_of_evaluations_and_older_ones_are_read(saved):
-    config = replace(CONFIG, data=replace(CONFIG.data, sizes=(16, 24), eval_size=28, eval_flip=True))
+    config = replace(
+        CONFIG, data=replace(CONFIG.data, sizes=(16, 24), eval_size=28, eval_flip=True)
+    )
     data = describe_weights(config, ['x', 'y', 'z'], 8, 5, 7, is_best=True, is_last=False).data
-    assert (data['image_size'], data['eval_flip']) == (28, True) and not {'sizes', 'eval_size'} & set(data)
+    assert (data['image_size'], data['eval_flip']) == (28, True) and not {
+        'sizes',
+        'eval_size',
+    } & set(data)
     path = saved / 'best.json'
     tree = json.loads(path.read_text())
     del tree['data']['eval_flip']
@@ -74,7 +106,9 @@ def test_newest_run_with_weights_is_loaded(tmp_path):
 def test_last_weights_have_the_most_epochs(saved):
     assert find_weights(saved, 'last').name == 'best.npz'
     later = DESCRIPTION.epoch + 1
-    save_weights(saved, 'last', replace(DESCRIPTION, epoch=later, is_best=False, is_last=True), ARRAYS)
+    save_weights(
+        saved, 'last', replace(DESCRIPTION, epoch=later, is_best=False, is_last=True), ARRAYS
+    )
     assert find_weights(saved, 'last').name == 'last.npz' and find_weights(saved).name == 'best.npz'
     # last.npz is now from an earlier end of the run.
     save_weights(saved, 'best', replace(DESCRIPTION, epoch=later + 1, is_last=True), ARRAYS)
@@ -82,7 +116,9 @@ def test_last_weights_have_the_most_epochs(saved):
 
 
 def test_folder_without_weights_is_an_error_with_advice(tmp_path):
-    with pytest.raises(UserError, match='contains no weights, expected weights/best.npz; a run writes them with '):
+    with pytest.raises(
+        UserError, match='contains no weights, expected weights/best.npz; a run writes them with '
+    ):
         load_weights(tmp_path)
     with pytest.raises(UserError, match='no such file or folder; expected a run folder'):
         load_weights(tmp_path / 'none')
@@ -98,11 +134,15 @@ def _update_digest(folder):
     (folder / 'best.json').write_text(json.dumps(content))
 
 
-@pytest.mark.parametrize('content, message', [
-    (lambda path: path.write_bytes(path.read_bytes()[:-9]), 'not an .npz'),
-    (lambda path: np.savez(path, a=np.arange(3)), 'a: got int64, expected float32 or float16'),
-    (lambda path: np.savez(path, a=np.array([1, np.inf])), 'a: got 1 non-finite of 2 values'),
-], ids=['cut', 'integers', 'infinity'])
+@pytest.mark.parametrize(
+    'content, message',
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-9]), 'not an .npz'),
+        (lambda path: np.savez(path, a=np.arange(3)), 'a: got int64, expected float32 or float16'),
+        (lambda path: np.savez(path, a=np.array([1, np.inf])), 'a: got 1 non-finite of 2 values'),
+    ],
+    ids=['cut', 'integers', 'infinity'],
+)
 def test_invalid_arrays_are_refused_even_with_their_digest(saved, content, message):
     """test_checkpoint has the hostile arrays that the common reader refuses."""
     content(saved / 'best.npz')
@@ -113,17 +153,31 @@ def test_invalid_arrays_are_refused_even_with_their_digest(saved, content, messa
         load_weights(saved)
 
 
-@pytest.mark.parametrize('change, message', [
-    (b'[]', 'expected format 1'), (b'\xff', 'decode'), (b'\xff\xfe', 'UTF-16'), (b'[' * 100_000, 'nested'),
-    (b'{"format": 1}', 'missing'),
-    ({'format': 2}, 'expected format 1'), ({'epoch': '5'}, 'epoch'),
-    ({'classes': ['x', 'y']}, 'classes: got 2, expected data.num_classes=3 names'),
-    ({'model': {'name': 'resnet18'}}, 'model.layout is missing'),
-    ({'model': {'name': 'resnet18', 'layout': 'NCHW', 'depth': 18}}, 'model.depth: unknown key')])
+@pytest.mark.parametrize(
+    'change, message',
+    [
+        (b'[]', 'expected format 1'),
+        (b'\xff', 'decode'),
+        (b'\xff\xfe', 'UTF-16'),
+        (b'[' * 100_000, 'nested'),
+        (b'{"format": 1}', 'missing'),
+        ({'format': 2}, 'expected format 1'),
+        ({'epoch': '5'}, 'epoch'),
+        ({'classes': ['x', 'y']}, 'classes: got 2, expected data.num_classes=3 names'),
+        ({'model': {'name': 'resnet18'}}, 'model.layout is missing'),
+        (
+            {'model': {'name': 'resnet18', 'layout': 'NCHW', 'depth': 18}},
+            'model.depth: unknown key',
+        ),
+    ],
+)
 def test_damaged_description_is_refused(saved, change, message):
     path = saved / 'best.json'
-    path.write_bytes(change if isinstance(change, bytes) else
-                     json.dumps({**json.loads(path.read_text()), **change}).encode())
+    path.write_bytes(
+        change
+        if isinstance(change, bytes)
+        else json.dumps({**json.loads(path.read_text()), **change}).encode()
+    )
     with pytest.raises(DataError, match=rf'best.json: not weights of this program \(.*{message}'):
         load_weights(saved)
 
@@ -157,30 +211,57 @@ def test_weights_of_the_other_layout_are_transposed():
         np.testing.assert_array_equal(array, other[name])
 
 
-@pytest.mark.parametrize('name, num_classes, expected', [
-    ('resnet18', 5, 'for 3 classes, the data has 5; the last layer'), ('googlenet', 5, 'for 3 classes, the data has 5'),
-    ('resnet18', 3, 'for 3 other classes, the data has 3; the last layer (')])
+@pytest.mark.parametrize(
+    'name, num_classes, expected',
+    [
+        ('resnet18', 5, 'for 3 classes, the data has 5; the last layer'),
+        ('googlenet', 5, 'for 3 classes, the data has 5'),
+        ('resnet18', 3, 'for 3 other classes, the data has 3; the last layer ('),
+    ],
+)
 def test_last_layer_stays_new_for_other_classes_with_a_note(name, num_classes, expected):
-    config = replace(CONFIG, model=replace(CONFIG.model, name=name), data=replace(
-        CONFIG.data, image_size=96, resize_shorter=96))
+    config = replace(
+        CONFIG,
+        model=replace(CONFIG.model, name=name),
+        data=replace(CONFIG.data, image_size=96, resize_shorter=96),
+    )
     old = arrays_of(build_model(config, mx.cpu(), 2))
-    net = build_model(replace(config, data=replace(config.data, num_classes=num_classes)), mx.cpu(), 1)
+    net = build_model(
+        replace(config, data=replace(config.data, num_classes=num_classes)), mx.cpu(), 1
+    )
     before = arrays_of(net)
     [note] = set_weights(net, old, has_other_classes=num_classes == 3)
     assert expected in note
     after, last = arrays_of(net), list(old)[-2:]
     for key in after:
         np.testing.assert_array_equal(after[key], before[key] if key in last else old[key])
-    assert not np.array_equal(before['conv0_weight' if name == 'resnet18' else list(old)[0]], list(old.values())[0])
+    assert not np.array_equal(
+        before['conv0_weight' if name == 'resnet18' else list(old)[0]], list(old.values())[0]
+    )
 
 
-@pytest.mark.parametrize('change, message', [
-    (lambda a: a.pop('bn0_gamma'), r'bn0_gamma is missing in the weights \(1 such names\); expected the same model'),
-    (lambda a: a.update(x=a['bn0_gamma']), 'x is missing in the network'),
-    (lambda a: a.update(conv0_weight=a['conv0_weight'][:, :2]),
-     r'conv0_weight: got shape \(16, 2, 7, 7\), expected \(16, 3, 7, 7\)'),
-    (lambda a: a.update(fc1_weight=a['fc1_weight'][:2], fc1_bias=np.ones(4, np.float32)), 'fc1_weight: got shape'),
-    (lambda a: a.update(fc1_weight=a['fc1_weight'][:2, :9], fc1_bias=a['fc1_bias'][:2]), 'fc1_weight: got shape')])
+@pytest.mark.parametrize(
+    'change, message',
+    [
+        (
+            lambda a: a.pop('bn0_gamma'),
+            r'bn0_gamma is missing in the weights \(1 such names\); expected the same model',
+        ),
+        (lambda a: a.update(x=a['bn0_gamma']), 'x is missing in the network'),
+        (
+            lambda a: a.update(conv0_weight=a['conv0_weight'][:, :2]),
+            r'conv0_weight: got shape \(16, 2, 7, 7\), expected \(16, 3, 7, 7\)',
+        ),
+        (
+            lambda a: a.update(fc1_weight=a['fc1_weight'][:2], fc1_bias=np.ones(4, np.float32)),
+            'fc1_weight: got shape',
+        ),
+        (
+            lambda a: a.update(fc1_weight=a['fc1_weight'][:2, :9], fc1_bias=a['fc1_bias'][:2]),
+            'fc1_weight: got shape',
+        ),
+    ],
+)
 def test_other_differences_are_refused_without_changes(change, message):
     net, arrays = build(1), arrays_of(build(2))
     change(arrays)
@@ -192,8 +273,11 @@ def test_other_differences_are_refused_without_changes(change, message):
 
 
 def test_portable_network_computes_the_same_in_nchw_float32():
-    config = replace(CONFIG, data=replace(CONFIG.data, pad_to_4_channels=True),
-                     model=replace(CONFIG.model, fused_bn_relu=True, zero_gamma=False))
+    config = replace(
+        CONFIG,
+        data=replace(CONFIG.data, pad_to_4_channels=True),
+        model=replace(CONFIG.model, fused_bn_relu=True, zero_gamma=False),
+    )
     net = build_model(config, mx.cpu(), 2)
     images = np.random.default_rng(0).normal(size=(2, 3, 32, 32)).astype(np.float32)
     expected = net(mx.nd.array(np.pad(images, ((0, 0), (0, 1), (0, 0), (0, 0))))).asnumpy()
@@ -201,8 +285,13 @@ def test_portable_network_computes_the_same_in_nchw_float32():
     got = restore_model(plain, mx.cpu(), arrays, '')(mx.nd.array(images)).asnumpy()
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(DataError, match='w.npz: the weights are for 3 classes, the data has 4'):
-        restore_model(replace(plain, data=replace(plain.data, num_classes=4)), mx.cpu(), arrays, 'w.npz')
-    last = {n: (a.transpose(0, 2, 3, 1) if a.ndim == 4 else a).astype(np.float16) for n, a in arrays_of(net).items()}
+        restore_model(
+            replace(plain, data=replace(plain.data, num_classes=4)), mx.cpu(), arrays, 'w.npz'
+        )
+    last = {
+        n: (a.transpose(0, 2, 3, 1) if a.ndim == 4 else a).astype(np.float16)
+        for n, a in arrays_of(net).items()
+    }
     exported, got = portable(replace(config, model=replace(config.model, layout='NHWC')), last)
     assert (exported.model.layout, exported.train.precision) == ('NCHW', 'float32')
     restored = restore_model(exported, mx.cpu(), got, '').collect_params()

@@ -1,4 +1,5 @@
 """Picture of a run's time: choice of ranks, parts of the clock, order and widths of blocks."""
+
 import re
 from xml.etree import ElementTree
 
@@ -15,14 +16,40 @@ SVG = '{http://www.w3.org/2000/svg}'
 
 
 def record(*ranks, **keys):
-    return RanksRecord(ranks=[RankSteps(rank=k, host=f'h{k}', num_steps=10, **r) for k, r in enumerate(ranks)], **keys)
+    return RanksRecord(
+        ranks=[RankSteps(rank=k, host=f'h{k}', num_steps=10, **r) for k, r in enumerate(ranks)],
+        **keys,
+    )
 
 
-RECORDS = [record({'data_s': 1, 'python_s': 2, 'compute_s': 50, 'wait_s': 10, 'slow_rank_s': 8, 'update_s': 2},
-                  {'data_s': 3, 'python_s': 2, 'compute_s': 58, 'wait_s': 2, 'update_s': 0}, eval_s=5, checkpoint_s=1),
-           record({'data_s': 2, 'compute_s': 20, 'wait_s': 0}, eval_s=4)]
-PARTS = {'read': 1, 'decode': 2, 'prepare': 1, 'python': 2, 'compute': 78, 'exchange': 2, 'update': 1, 'evaluation': 9,
-         'checkpoints': 1, 'rest': 13}
+RECORDS = [
+    record(
+        {
+            'data_s': 1,
+            'python_s': 2,
+            'compute_s': 50,
+            'wait_s': 10,
+            'slow_rank_s': 8,
+            'update_s': 2,
+        },
+        {'data_s': 3, 'python_s': 2, 'compute_s': 58, 'wait_s': 2, 'update_s': 0},
+        eval_s=5,
+        checkpoint_s=1,
+    ),
+    record({'data_s': 2, 'compute_s': 20, 'wait_s': 0}, eval_s=4),
+]
+PARTS = {
+    'read': 1,
+    'decode': 2,
+    'prepare': 1,
+    'python': 2,
+    'compute': 78,
+    'exchange': 2,
+    'update': 1,
+    'evaluation': 9,
+    'checkpoints': 1,
+    'rest': 13,
+}
 BAR = bar_of(PARTS)
 NOTHING = bar_of(dict.fromkeys(PARTS, 0.0))
 
@@ -33,21 +60,33 @@ def run(tmp_path):
 
 
 def blocks_of(picture):
-    """Return the (x, y, width, height) in points of each block with a tooltip, by its tooltip without the figures."""
+    """Return the (x, y, width, height) in points of each block with a tooltip, by its tooltip
+    without the figures."""
     blocks = {}
     for group in ElementTree.fromstring(picture.svg).iter(f'{SVG}g'):
         if group.get('id', '').startswith('tip'):
             text = re.sub(r'( |: )[\d.,]+ (ms|s).*', '', group.find(f'{SVG}title').text)
             for path in group.iter(f'{SVG}path'):
                 numbers = [float(n) for n in re.findall(r'-?[\d.]+', path.get('d'))]
-                (left, right), (top, low) = ((min(v), max(v)) for v in (numbers[::2], numbers[1::2]))
+                (left, right), (top, low) = (
+                    (min(v), max(v)) for v in (numbers[::2], numbers[1::2])
+                )
                 blocks.setdefault(text, []).append((left, top, right - left, low - top))
     return blocks
 
 
 def test_bar_joins_the_parts_of_input_and_keeps_the_others():
-    assert BAR == {'Python': 2, 'input': 4, 'forward and backward': 78, 'waiting for the slowest rank': 0,
-                   'exchange': 2, 'update': 1, 'evaluation': 9, 'checkpoints': 1, 'rest': 13}
+    assert BAR == {
+        'Python': 2,
+        'input': 4,
+        'forward and backward': 78,
+        'waiting for the slowest rank': 0,
+        'exchange': 2,
+        'update': 1,
+        'evaluation': 9,
+        'checkpoints': 1,
+        'rest': 13,
+    }
 
 
 def test_beyond_16_ranks_the_slowest_and_the_fastest_are_chosen():
@@ -80,10 +119,15 @@ def test_phases_follow_each_other_with_widths_of_their_times_and_buckets_below(r
 
 def test_bar_of_the_whole_run_has_the_colours_of_the_phases(run):
     svg = draw_times(run, RECORDS, BAR, 'made up').svg
-    widths = {name: b[0][2] for name, b in blocks_of(draw_times(run, RECORDS, BAR, 'made up')).items()}
+    widths = {
+        name: b[0][2] for name, b in blocks_of(draw_times(run, RECORDS, BAR, 'made up')).items()
+    }
     assert list(widths) == [*PHASES, 'evaluation', 'checkpoints', 'rest']
-    assert widths['forward and backward'] / sum(widths.values()) == pytest.approx(78 / 110, abs=1e-3)
-    assert all(svg.count(f'fill: {colour}') >= 2 for colour in COLOURS)  # in the bar and in the legend
+    assert widths['forward and backward'] / sum(widths.values()) == pytest.approx(
+        78 / 110, abs=1e-3
+    )
+    # in the bar and in the legend
+    assert all(svg.count(f'fill: {colour}') >= 2 for colour in COLOURS)
 
 
 def test_picture_without_a_trace_shows_the_option_that_traces(run):
@@ -104,10 +148,28 @@ def test_only_the_last_steps_are_drawn(run):
 
 
 def test_hostile_names_and_times_are_drawn_as_text(run):
-    records = [RanksRecord(ranks=[RankSteps(rank=0, host='<script>$x$\x1b' + 'y' * 9999, num_steps=1, data_s=1e9,
-                                            compute_s=1e9, wait_s=0, slow_rank_s=1e9)], eval_s=1e9)]
+    records = [
+        RanksRecord(
+            ranks=[
+                RankSteps(
+                    rank=0,
+                    host='<script>$x$\x1b' + 'y' * 9999,
+                    num_steps=1,
+                    data_s=1e9,
+                    compute_s=1e9,
+                    wait_s=0,
+                    slow_rank_s=1e9,
+                )
+            ],
+            eval_s=1e9,
+        )
+    ]
     dump(run, 0, [step(10**12, start_s=0.0, updated_s=1e9, buckets=[(0.0, 1e9)])])
-    dump_picture(draw_times(run, records, {**NOTHING, 'forward and backward': 1e9}, '<b>$\\frac'), run.dir, 'why')
+    dump_picture(
+        draw_times(run, records, {**NOTHING, 'forward and backward': 1e9}, '<b>$\\frac'),
+        run.dir,
+        'why',
+    )
     assert '<script' not in (run.dir / 'why.svg').read_text()
     assert (run.dir / 'why.png').read_bytes()[16:20] == (1275).to_bytes(4, 'big')  # pixels
 

@@ -1,4 +1,5 @@
 """Traced steps: clocks of ranks, untrusted files, and the Chrome trace format."""
+
 import json
 import random
 
@@ -26,9 +27,19 @@ def test_planted_offsets_of_clocks_are_removed():
 
 
 def test_error_is_the_95th_percentile_of_the_worst_rank():
-    jitter = [0.0] * 81 + [1e-3, -1e-3] * 5 + [4e-3, -4e-3] * 4 + [9.0]  # 95 of 100 residuals are at most 4 ms
-    late = [step(k, 50.0 + k, exchanged_s=50.09 + k + j, updated_s=70.0 + k) for k, j in enumerate(jitter)]
-    _, error_s = align({0: [step(k, float(k)) for k in range(100)], 1: late, 2: [step(k, 9.0 + k) for k in range(100)]})
+    # 95 of 100 residuals are at most 4 ms
+    jitter = [0.0] * 81 + [1e-3, -1e-3] * 5 + [4e-3, -4e-3] * 4 + [9.0]
+    late = [
+        step(k, 50.0 + k, exchanged_s=50.09 + k + j, updated_s=70.0 + k)
+        for k, j in enumerate(jitter)
+    ]
+    _, error_s = align(
+        {
+            0: [step(k, float(k)) for k in range(100)],
+            1: late,
+            2: [step(k, 9.0 + k) for k in range(100)],
+        }
+    )
     assert error_s == pytest.approx(4e-3, rel=1e-6)
 
 
@@ -47,13 +58,19 @@ def test_waiting_lasts_until_the_slowest_rank_has_computed():
     aligned, _ = align({0: steps(2), 1: steps(2, at=400.0, slow=0.02)})
     for rank, waiting, exchange in ((0, 0.02, 0.01), (1, 0.0, 0.01)):
         times = aligned[rank][0].times
-        assert (times[4] - times[3], times[5] - times[4]) == (pytest.approx(waiting), pytest.approx(exchange))
+        assert (times[4] - times[3], times[5] - times[4]) == (
+            pytest.approx(waiting),
+            pytest.approx(exchange),
+        )
         assert len(times) == len(PHASES) + 1
 
 
 def test_bucket_is_sent_when_the_last_rank_has_it_ready_after_alignment():
     aligned, _ = align({0: steps(2), 1: steps(2, at=400.0, slow=0.02)})
-    assert aligned[0][0].buckets == [pytest.approx((0.04, 0.06, 0.085)), pytest.approx((0.06, 0.08, 0.09))]
+    assert aligned[0][0].buckets == [
+        pytest.approx((0.04, 0.06, 0.085)),
+        pytest.approx((0.06, 0.08, 0.09)),
+    ]
 
 
 def test_bucket_is_sent_before_its_exchange_ends_also_with_an_error_of_clocks():
@@ -70,26 +87,56 @@ def test_file_is_read_as_it_was_written(run):
     assert [s.step for s in aligned[10]] == [1, 2, 3]
 
 
-@pytest.mark.parametrize('changes', [
-    {'asked_s': 0.5}, {'updated_s': 0.05}, {'start_s': 1e9}, {'start_s': -1.0}, {'updated_s': float('nan')},
-    {'updated_s': 1e300}, {'step': -1}, {'step': 2.5}, {'buckets': [(0.3, 0.25)]}, {'buckets': [(0.0, 0.25)]},
-    {'buckets': [(0.25, 9.0)]}, {'buckets': [(0.24, 0.25)] * 1000}, {'buckets': [(0.25,)]}, {'start_s': '0'}])
+@pytest.mark.parametrize(
+    'changes',
+    [
+        {'asked_s': 0.5},
+        {'updated_s': 0.05},
+        {'start_s': 1e9},
+        {'start_s': -1.0},
+        {'updated_s': float('nan')},
+        {'updated_s': 1e300},
+        {'step': -1},
+        {'step': 2.5},
+        {'buckets': [(0.3, 0.25)]},
+        {'buckets': [(0.0, 0.25)]},
+        {'buckets': [(0.25, 9.0)]},
+        {'buckets': [(0.24, 0.25)] * 1000},
+        {'buckets': [(0.25,)]},
+        {'start_s': '0'},
+    ],
+)
 def test_step_with_impossible_values_is_skipped(run, changes):
-    dump(run, 0, [step(1), step(2, 0.1), step(3, 0.2, **{**changes}) if 'step' not in changes else
-                  step(changes['step'], 0.2), step(4, 0.3)])
+    dump(
+        run,
+        0,
+        [
+            step(1),
+            step(2, 0.1),
+            step(3, 0.2, **{**changes}) if 'step' not in changes else step(changes['step'], 0.2),
+            step(4, 0.3),
+        ],
+    )
     assert [s.step for s in read_traces(run)[0][0]] == [1, 2, 4]
 
 
 def test_lines_that_are_no_steps_are_skipped(run):
-    run.trace(0).write_bytes(b'[' * 100_000 + b'\n\xff\n{}\nnull\n' + json.dumps(
-        {'step': 1}).encode() + b'\n' + b'x' * (1 << 22) + b'\n')
+    run.trace(0).write_bytes(
+        b'[' * 100_000
+        + b'\n\xff\n{}\nnull\n'
+        + json.dumps({'step': 1}).encode()
+        + b'\n'
+        + b'x' * (1 << 22)
+        + b'\n'
+    )
     assert read_traces(run) == ({}, 0.0, '')
     dump(run, 0, [step(1)])
     assert [s.step for s in read_traces(run)[0][0]] == [1]
 
 
-@pytest.mark.parametrize('most, expected', [
-    (120, [2] * 6), (119, [1] * 6), (49, [1] * 4), (10**6, [3] * 6)])  # a step has 10 blocks
+@pytest.mark.parametrize(
+    'most, expected', [(120, [2] * 6), (119, [1] * 6), (49, [1] * 4), (10**6, [3] * 6)]
+)  # a step has 10 blocks
 def test_total_of_all_ranks_is_bounded_and_stated(run, monkeypatch, most, expected):
     for rank in range(6):
         dump(run, rank, steps(3))
@@ -100,10 +147,15 @@ def test_total_of_all_ranks_is_bounded_and_stated(run, monkeypatch, most, expect
 
 
 def test_only_the_newest_attempt_with_traces_is_read_and_others_are_named(run):
-    for rank, attempt_s in ((0, 200.0), (1, 200.0), (2, 100.0), (3, 0.0)):  # 0: of an earlier version
+    # 0: of an earlier version
+    for rank, attempt_s in ((0, 200.0), (1, 200.0), (2, 100.0), (3, 0.0)):
         dump(run, rank, [step(k, attempt_s=attempt_s) for k in (1, 2)])
     traces = read_traces(run)
-    assert list(traces.steps) == [0, 1] and 'earlier attempt' in traces.note and 'rank 2, 3' in traces.note
+    assert (
+        list(traces.steps) == [0, 1]
+        and 'earlier attempt' in traces.note
+        and 'rank 2, 3' in traces.note
+    )
     assert traces.note in write_perfetto(WhyRun(run), run.dir / 'out.json')
 
 
@@ -116,8 +168,14 @@ def test_folders_and_links_in_the_place_of_traces_are_skipped(run):
 
 
 def test_perfetto_file_has_a_process_per_host_and_a_thread_per_rank_and_bucket(run):
-    records = [RanksRecord(ranks=[RankSteps(rank=r, host=h, num_steps=1, data_s=0, compute_s=0, wait_s=0) for r, h in
-                                  ((0, 'h1'), (1, 'h2\x1b'), (2, 'h2\x1b'))])]
+    records = [
+        RanksRecord(
+            ranks=[
+                RankSteps(rank=r, host=h, num_steps=1, data_s=0, compute_s=0, wait_s=0)
+                for r, h in ((0, 'h1'), (1, 'h2\x1b'), (2, 'h2\x1b'))
+            ]
+        )
+    ]
     for rank in range(3):
         dump(run, rank, steps(2))
     sentence = write_perfetto(WhyRun(run, records=records), run.dir / 'out.json')
@@ -125,8 +183,11 @@ def test_perfetto_file_has_a_process_per_host_and_a_thread_per_rank_and_bucket(r
     names = [(e['name'], e['args']['name']) for e in events if e['ph'] == 'M']
     assert {n for k, n in names if k == 'process_name'} == {'h1', 'h2?'}
     assert [n for k, n in names if k == 'thread_name'] == [
-        name for r in range(3) for name in (f'rank {r}', f'rank {r} bucket 0', f'rank {r} bucket 1')]
-    assert {len({e['pid'] for e in events if e['tid'] == tid}) for tid in {e['tid'] for e in events}} == {1}
+        name for r in range(3) for name in (f'rank {r}', f'rank {r} bucket 0', f'rank {r} bucket 1')
+    ]
+    assert {
+        len({e['pid'] for e in events if e['tid'] == tid}) for tid in {e['tid'] for e in events}
+    } == {1}
     assert 'out.json: 2 steps of 3 ranks' in sentence and '0.00 ms' in sentence
 
 
@@ -137,7 +198,8 @@ def test_perfetto_blocks_of_a_thread_follow_each_other_in_microseconds(run):
     events = json.loads((run.dir / 'out.json').read_text())['traceEvents']
     blocks = [e for e in events if e['ph'] == 'X']
     assert [(e['ts'], e['dur']) for e in blocks if e['name'] == 'forward and backward'] == [
-        pytest.approx((5e6 + 1e5 * k + 3e4, length)) for length in (3e4, 5e4) for k in range(3)]
+        pytest.approx((5e6 + 1e5 * k + 3e4, length)) for length in (3e4, 5e4) for k in range(3)
+    ]
     for tid in {e['tid'] for e in blocks}:
         own = [e for e in blocks if e['tid'] == tid and not e['name'].startswith('step ')]
         assert all(a['ts'] + a['dur'] <= b['ts'] + 1e-4 for a, b in zip(own, own[1:]))

@@ -47,7 +47,8 @@ def test_interrupted_run_says_how_far_it_is_and_how_to_resume_it(tmp_path):
     (tmp_path / 'checkpoints' / 'step_100').mkdir(parents=True)
     end, path = EndRecord('interrupted'), f'{tmp_path}/checkpoints'
     assert sentence('interrupted', tmp_path, records=[end]) == (
-        f'Stopped after 5.25 of 80 epochs; resume with launch/ranks.sh 2 mlperf-rn50 train --resume {path}.'
+        'Stopped after 5.25 of 80 epochs; resume with launch/ranks.sh 2 mlperf-rn50 train '
+        f'--resume {path}.'
     )
     assert f'ranks.sh --hosts HOSTS 4 mlperf-rn50 train --resume {path}' in sentence(
         'interrupted', tmp_path, num_ranks=8, num_nodes=2

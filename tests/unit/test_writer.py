@@ -1,4 +1,5 @@
 """Run log: keys, order of events, resume, and write errors."""
+
 import json
 from dataclasses import replace
 from itertools import count
@@ -35,19 +36,47 @@ def test_keys_match_mllog_constants():
 
 def test_events_follow_the_rules_with_epochs_from_one_and_in_v05_from_zero(tmp_path):
     path = write_run(tmp_path / 'result_0.txt')
-    logged, v05 = ([e.key for e in events(path, line_format)] for line_format in ('MLLOG', 'MLPv0.5.0'))
-    places = [logged.index(k) for k in (
-        'submission_benchmark', 'cache_clear', 'init_start', 'seed', 'global_batch_size', 'init_stop', 'run_start',
-        'train_samples', 'block_start', 'epoch_start', 'epoch_stop', 'eval_start', 'eval_accuracy', 'eval_stop',
-        'block_stop', 'run_stop')]
+    logged, v05 = (
+        [e.key for e in events(path, line_format)] for line_format in ('MLLOG', 'MLPv0.5.0')
+    )
+    places = [
+        logged.index(k)
+        for k in (
+            'submission_benchmark',
+            'cache_clear',
+            'init_start',
+            'seed',
+            'global_batch_size',
+            'init_stop',
+            'run_start',
+            'train_samples',
+            'block_start',
+            'epoch_start',
+            'epoch_stop',
+            'eval_start',
+            'eval_accuracy',
+            'eval_stop',
+            'block_stop',
+            'run_stop',
+        )
+    ]
     assert places == sorted(places)
     assert v05[:2] == ['run_clear_caches', 'run_start'] and v05[-2:] == ['run_stop', 'run_final']
-    for key, epochs in [('epoch_start', [1, 2, 3, 4]), ('epoch_stop', [1, 2, 3, 4]), ('tracked_stats', [1, 2, 3, 4]),
-                        ('eval_start', [2, 4]), ('eval_accuracy', [2, 4]), ('eval_stop', [2, 4])]:
+    for key, epochs in [
+        ('epoch_start', [1, 2, 3, 4]),
+        ('epoch_stop', [1, 2, 3, 4]),
+        ('tracked_stats', [1, 2, 3, 4]),
+        ('eval_start', [2, 4]),
+        ('eval_accuracy', [2, 4]),
+        ('eval_stop', [2, 4]),
+    ]:
         assert [e.metadata['epoch_num'] for e in events(path) if e.key == key] == epochs
     assert values(path, 'train_epoch', 'MLPv0.5.0') == [0, 1, 2, 3]
     assert values(path, 'eval_accuracy') == [0.1, 0.7595]
-    assert values(path, 'eval_accuracy', 'MLPv0.5.0') == [{'epoch': 1, 'value': 0.1}, {'epoch': 3, 'value': 0.7595}]
+    assert values(path, 'eval_accuracy', 'MLPv0.5.0') == [
+        {'epoch': 1, 'value': 0.1},
+        {'epoch': 3, 'value': 0.7595},
+    ]
     blocks = [e.metadata for e in events(path) if e.key == 'block_start']
     assert [(b['first_epoch_num'], b['epoch_count']) for b in blocks] == [(1, 2), (3, 2)]
     cleared = next(e for e in events(path) if e.key == 'cache_clear')
@@ -67,11 +96,18 @@ def test_times_follow_the_monotonic_clock_when_the_wall_clock_jumps(tmp_path, mo
     log.clock_step('h1', 600.0)
     log.run_stop('converged')
     log.close()
-    times = {e.line_format: [round(e.time_s - 1.6e9) for e in events(p, e.line_format)]
-             for p in tmp_path.iterdir() for _, e in read_events(p)}
+    times = {
+        e.line_format: [round(e.time_s - 1.6e9) for e in events(p, e.line_format)]
+        for p in tmp_path.iterdir()
+        for _, e in read_events(p)
+    }
     assert times == {'MLLOG': [0] * 4, 'MLPv0.5.0': [0] * 3, 'MLL': [0] * 4}
-    assert [(e.value, e.metadata['host']) for e in events(path) if e.key == 'clock_step'] == [(600.0, 'h1')]
-    assert make_finding('clock_jumped', None, 'h1', 600.0).text in [f.text for f in read_run(path).findings]
+    assert [(e.value, e.metadata['host']) for e in events(path) if e.key == 'clock_step'] == [
+        (600.0, 'h1')
+    ]
+    assert make_finding('clock_jumped', None, 'h1', 600.0).text in [
+        f.text for f in read_run(path).findings
+    ]
 
 
 @pytest.mark.parametrize('reason', ['converged', 'aborted', 'failed'])
@@ -86,10 +122,16 @@ def test_run_stop_of_a_converged_run_has_the_time_of_the_evaluation(tmp_path, mo
         writer.time.monotonic()
     log.run_stop(reason)
     log.close()
-    for path, line_format in ((tmp_path / 'log', 'MLLOG'), (tmp_path / 'v06', 'MLL'), (tmp_path / 'log', 'MLPv0.5.0')):
+    for path, line_format in (
+        (tmp_path / 'log', 'MLLOG'),
+        (tmp_path / 'v06', 'MLL'),
+        (tmp_path / 'log', 'MLPv0.5.0'),
+    ):
         times = [e.time_s for e in events(path, line_format)]
         stop = next(e.time_s for e in events(path, line_format) if e.key == 'run_stop')
-        last = max(e.time_s for e in events(path, line_format) if e.key in ('eval_stop', 'block_stop'))
+        last = max(
+            e.time_s for e in events(path, line_format) if e.key in ('eval_stop', 'block_stop')
+        )
         assert times == sorted(times) and (stop - last < 9) == (reason == 'converged'), line_format
 
 
@@ -106,10 +148,14 @@ def test_log_contains_shuffle_mode(tmp_path):
     log.eval_stop(0, np.float32(0.5))
     log.close()
     logged = [e.metadata for e in events(tmp_path / 'log') if e.key == 'dataset']
-    assert [(m['shuffle'], m.get('node_rotation_epochs')) for m in logged] == [('global', None), ('node', 3)]
+    assert [(m['shuffle'], m.get('node_rotation_epochs')) for m in logged] == [
+        ('global', None),
+        ('node', 3),
+    ]
     assert values(tmp_path / 'log', 'input_order', 'MLPv0.5.0') == [
         'a new global permutation every epoch',
-        'each node permutes its part of the images every epoch, and gets a new part every 3 epochs']
+        'each node permutes its part of the images every epoch, and gets a new part every 3 epochs',
+    ]
     assert values(tmp_path / 'log', 'eval_accuracy') == [0.5]  # a plain float
 
 
@@ -122,7 +168,8 @@ def test_only_rank_0_writes_and_only_to_the_file(tmp_path, capfd):
         log.close()
         assert capfd.readouterr() == ('', '') and path.exists() == (place is not None)
     text = path.read_text()
-    assert len(text.splitlines()) == len(set(text.splitlines())) == 3  # an epoch in both vocabularies
+    # an epoch in both vocabularies
+    assert len(text.splitlines()) == len(set(text.splitlines())) == 3
     with pytest.raises(FileExistsError):
         RunLog(path, None)
     assert path.read_text() == text
@@ -135,18 +182,26 @@ def test_torn_last_line_is_removed_and_full_disk_is_an_error(tmp_path):
     log.run_resumed(10, 2, 33.0)
     first, last = path.read_text().splitlines()
     resumed = json.loads(last.removeprefix(':::MLLOG '))
-    assert first == 'whole' and (resumed['key'], resumed['metadata']['epoch_num']) == ('run_resumed', 3)
+    assert first == 'whole' and (resumed['key'], resumed['metadata']['epoch_num']) == (
+        'run_resumed',
+        3,
+    )
     log.close()
     log._sink._file = LineFile(Path('/dev/full'))
-    with pytest.raises(StorageError, match='/dev/full: cannot write: No space left on device; the disk at /dev has'):
+    with pytest.raises(
+        StorageError, match='/dev/full: cannot write: No space left on device; the disk at /dev has'
+    ):
         log.seed(1)
 
 
 @pytest.mark.parametrize('opt_name', ['lars', 'sgd'])
 @pytest.mark.parametrize('decay', ['poly', 'cosine', 'step'])
 def test_shape_of_the_decay_is_read_back(tmp_path, opt_name, decay):
-    config = replace(SGD, schedule=ScheduleConfig(decay=decay, step_epochs=(1.0, 2.0)),
-                     optimizer=replace(SGD.optimizer, name=opt_name))
+    config = replace(
+        SGD,
+        schedule=ScheduleConfig(decay=decay, step_epochs=(1.0, 2.0)),
+        optimizer=replace(SGD.optimizer, name=opt_name),
+    )
     write_run(tmp_path / 'result_0.txt', config)
     [run_set] = load_run_sets([tmp_path])
     assert run_set.recipe.decay == decay

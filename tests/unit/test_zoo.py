@@ -1,4 +1,5 @@
 """Networks of the throughput studies: parameters, FLOPs, initialisation."""
+
 import math
 
 import mxnet as mx
@@ -10,18 +11,34 @@ from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.resnet import ResNet
-from mlperf_rn50.model.zoo import Classifier, build_model, count_flops, count_parameters, image_shape, image_size_of
+from mlperf_rn50.model.zoo import (
+    Classifier,
+    build_model,
+    count_flops,
+    count_parameters,
+    image_shape,
+    image_size_of,
+)
 from mlperf_rn50.train.options import TrainConfig
 
 
 def config_of(name, num_classes=1000, image_size=None, **data):
-    return Config(model=ModelConfig(name=name), train=TrainConfig(local_batch_size=1),
-                  data=DataConfig(num_classes=num_classes, image_size=image_size or image_size_of(name), **data))
+    return Config(
+        model=ModelConfig(name=name),
+        train=TrainConfig(local_batch_size=1),
+        data=DataConfig(
+            num_classes=num_classes, image_size=image_size or image_size_of(name), **data
+        ),
+    )
 
 
 def graph_of(config):
     """Return a network without allocated weights, and its symbol."""
-    net = ResNet(config) if config.model.is_resnet else Classifier(config.model, config.data.num_classes)
+    net = (
+        ResNet(config)
+        if config.model.is_resnet
+        else Classifier(config.model, config.data.num_classes)
+    )
     return net, net(mx.sym.var('data'))
 
 
@@ -32,13 +49,25 @@ def parameters_of(config):
     return {n: math.prod(s) for n, s in zip(symbol.list_arguments(), shapes) if n != 'data'}
 
 
-# Parameters: torchvision's (AlexNet, VGG, ResNet, Inception-v3 without its auxiliary part), BVLC's GoogLeNet, timm's
-# Inception-v4. Multiply-adds in G: as published with these networks, without biases and norms.
-@pytest.mark.parametrize('name, parameters, giga_macs', [
-    ('alexnet', 61_100_840, 0.714), ('googlenet', 6_998_552, 1.58), ('inception_v3', 23_834_568, 5.71),
-    ('inception_v4', 42_679_816, 12.25), ('vgg16', 138_357_544, 15.47), ('vgg19', 143_667_240, 19.63),
-    ('resnet18', 11_689_512, 1.81), ('resnet34', 21_797_672, 3.66), ('resnet50', 25_557_032, 4.09),
-    ('resnet101', 44_549_160, 7.80), ('resnet152', 60_192_808, 11.51)])
+# Parameters: torchvision's (AlexNet, VGG, ResNet, Inception-v3 without its auxiliary part), BVLC's
+# GoogLeNet, timm's Inception-v4. Multiply-adds in G: as published with these networks, without
+# biases and norms.
+@pytest.mark.parametrize(
+    'name, parameters, giga_macs',
+    [
+        ('alexnet', 61_100_840, 0.714),
+        ('googlenet', 6_998_552, 1.58),
+        ('inception_v3', 23_834_568, 5.71),
+        ('inception_v4', 42_679_816, 12.25),
+        ('vgg16', 138_357_544, 15.47),
+        ('vgg19', 143_667_240, 19.63),
+        ('resnet18', 11_689_512, 1.81),
+        ('resnet34', 21_797_672, 3.66),
+        ('resnet50', 25_557_032, 4.09),
+        ('resnet101', 44_549_160, 7.80),
+        ('resnet152', 60_192_808, 11.51),
+    ],
+)
 def test_parameters_and_flops(name, parameters, giga_macs):
     config = config_of(name)
     net, symbol = graph_of(config)
@@ -46,7 +75,8 @@ def test_parameters_and_flops(name, parameters, giga_macs):
     assert count_flops(net, image_shape(config)) / 2e9 == pytest.approx(giga_macs, abs=0.01)
     used = {*symbol.list_arguments(), *symbol.list_auxiliary_states()}
     assert set(net.collect_params()) == used - {'data'}  # no unconnected layers
-    assert num_parameters(name, 10) == sum(parameters_of(config_of(name, 10)).values())  # known without MXNet
+    # known without MXNet
+    assert num_parameters(name, 10) == sum(parameters_of(config_of(name, 10)).values())
 
 
 def test_parameter_count_excludes_running_statistics(thin_resnets):
@@ -58,13 +88,24 @@ def test_seed_determines_weights_but_not_their_names():
     config = config_of('googlenet', 4, pad_to_4_channels=True)
     nets = [build_model(config, mx.cpu(), seed).collect_params() for seed in (1, 1, 2)]
     weights = [net['googlenet_conv0_weight'].data().asnumpy() for net in nets]
-    assert (weights[0] == weights[1]).all() and (weights[0] != weights[2]).any() and weights[0].shape[1] == 4
+    assert (
+        (weights[0] == weights[1]).all()
+        and (weights[0] != weights[2]).any()
+        and weights[0].shape[1] == 4
+    )
     assert list(nets[0]) == list(nets[1]) and all(n.startswith('googlenet_') for n in nets[0])
 
 
-@pytest.mark.parametrize('name, sizes', [
-    ('alexnet', {'image_size': 16}), ('inception_v4', {'image_size': 299, 'sizes': (96, 16)}),
-    ('inception_v4', {'image_size': 96, 'eval_size': 16})])
+@pytest.mark.parametrize(
+    'name, sizes',
+    [
+        ('alexnet', {'image_size': 16}),
+        ('inception_v4', {'image_size': 299, 'sizes': (96, 16)}),
+        ('inception_v4', {'image_size': 96, 'eval_size': 16}),
+    ],
+)
 def test_too_small_images_are_refused(name, sizes):
-    with pytest.raises(ConfigError, match=f'data.eval_size: got 16, too small for {name}, expected about '):
+    with pytest.raises(
+        ConfigError, match=f'data.eval_size: got 16, too small for {name}, expected about '
+    ):
         build_model(config_of(name, 4, **sizes), mx.cpu(), 0)

@@ -1,7 +1,9 @@
-"""Find the one-node set that a set on several nodes is predicted from, a second set of its machine, and its ports.
+"""Find the one-node set that a set on several nodes is predicted from, a second set of its machine,
+and its ports.
 
 Only with_network reads files; all other functions are pure.
 """
+
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -15,30 +17,66 @@ from mlperf_rn50.runfolder.records import NetworkRecord
 
 _SLOWEST_GBIT_S = 50.0  # minimum rate of described ports between nodes
 # Trained parameters for 1000 classes, and inputs of the last layer.
-_NETWORKS = {'resnet18': (11_689_512, 512), 'resnet34': (21_797_672, 512), 'resnet50': (25_557_032, 2048),
-             'resnet101': (44_549_160, 2048), 'resnet152': (60_192_808, 2048), 'alexnet': (61_100_840, 4096),
-             'googlenet': (6_998_552, 1024), 'inception_v3': (23_834_568, 2048), 'inception_v4': (42_679_816, 1536),
-             'vgg16': (138_357_544, 4096), 'vgg19': (143_667_240, 4096)}
+_NETWORKS = {
+    'resnet18': (11_689_512, 512),
+    'resnet34': (21_797_672, 512),
+    'resnet50': (25_557_032, 2048),
+    'resnet101': (44_549_160, 2048),
+    'resnet152': (60_192_808, 2048),
+    'alexnet': (61_100_840, 4096),
+    'googlenet': (6_998_552, 1024),
+    'inception_v3': (23_834_568, 2048),
+    'inception_v4': (42_679_816, 1536),
+    'vgg16': (138_357_544, 4096),
+    'vgg19': (143_667_240, 4096),
+}
 
 
 def base_of(run_set: RunSet) -> Base | None:
-    """Return a run set as a base, or None if the logs lack times, training images, nodes, or accelerators and ranks.
+    """Return a run set as a base, or None if the logs lack times, training images, nodes, or
+    accelerators and ranks.
 
-    If the epochs were not logged, the step is the mean over the whole run, evaluations and gaps included. If the first
-    epoch was the shortest, epochs differ by chance, so the step is the mean over all of them, without a start.
+    If the epochs were not logged, the step is the mean over the whole run, evaluations and gaps
+    included. If the first epoch was the shortest, epochs differ by chance, so the step is the mean
+    over all of them, without a start.
     """
     times, batch, samples = run_set.times, run_set.global_batch_size, run_set.train_samples
     epochs, noise = run_set.scored_epochs_mean, 0.0
-    if not run_set.has_recipe or not run_set.num_nodes or not run_set.num_units or not batch or not samples:
+    if (
+        not run_set.has_recipe
+        or not run_set.num_nodes
+        or not run_set.num_units
+        or not batch
+        or not samples
+    ):
         return None
-    epoch_s, evaluation_s, outside_s = (times.epoch_s, times.evaluation_s, times.outside_s) if times else (
-        run_set.time_s / epochs if run_set.time_s and epochs else 0.0, 0.0, 0.0)
+    epoch_s, evaluation_s, outside_s = (
+        (times.epoch_s, times.evaluation_s, times.outside_s)
+        if times
+        else (run_set.time_s / epochs if run_set.time_s and epochs else 0.0, 0.0, 0.0)
+    )
     if outside_s < 0 and epochs:
         noise, epoch_s, outside_s = -outside_s / epochs / epoch_s, epoch_s + outside_s / epochs, 0.0
-    return Base(run_set.name, run_set.source, run_set.num_nodes, run_set.num_units, bool(run_set.num_accelerators),
-                batch, epoch_s * batch / samples, evaluation_s, max(outside_s, 0.0), samples,
-                run_set.other_dataset, run_set, generation_of(run_set.accelerator),
-                noise=noise) if epoch_s > 0 else None
+    return (
+        Base(
+            run_set.name,
+            run_set.source,
+            run_set.num_nodes,
+            run_set.num_units,
+            bool(run_set.num_accelerators),
+            batch,
+            epoch_s * batch / samples,
+            evaluation_s,
+            max(outside_s, 0.0),
+            samples,
+            run_set.other_dataset,
+            run_set,
+            generation_of(run_set.accelerator),
+            noise=noise,
+        )
+        if epoch_s > 0
+        else None
+    )
 
 
 def num_parameters(network: str, num_classes: int) -> int:
@@ -48,25 +86,38 @@ def num_parameters(network: str, num_classes: int) -> int:
 
 
 def with_network(link: Link, run_set: RunSet) -> Link:
-    """Return a link with the gradients of the network that the files of a set's last run name, if any do."""
+    """Return a link with the gradients of the network that the files of a set's last run name, if
+    any do."""
     run = load_run(run_of(run_set.readable[-1].path))
     network, config = run.last(NetworkRecord), run.config
     if network:
         return replace(link, exchange_bytes=network.gradient_bytes, network=run.folder.metrics.name)
     if not config:
         return link if run_set.is_imagenet else replace(link, network='ResNet-50 assumed')
-    name, classes, is_half = config.model.name, config.data.num_classes, config.comm.compression == 'fp16'
+    name, classes, is_half = (
+        config.model.name,
+        config.data.num_classes,
+        config.comm.compression == 'fp16',
+    )
     size = 2 if is_half or config.train.precision == 'float16' else 4
-    return replace(link, exchange_bytes=size * num_parameters(name, classes),
-                   network=f'{name} with {classes:,} classes')
+    return replace(
+        link,
+        exchange_bytes=size * num_parameters(name, classes),
+        network=f'{name} with {classes:,} classes',
+    )
 
 
 def link_of(run_set: RunSet) -> Link:
-    """Return the described ports of a node. Slow ports are for management, so the rate is then unknown."""
-    gbit_s, num_bytes = run_set.node_gbit_s, FLOAT16_BYTES if run_set.num_accelerators else (
-        4 * num_parameters('resnet50', 1000))  # ranks without accelerators exchange float32
+    """Return the described ports of a node. Slow ports are for management, so the rate is then
+    unknown."""
+    gbit_s, num_bytes = (
+        run_set.node_gbit_s,
+        FLOAT16_BYTES if run_set.num_accelerators else (4 * num_parameters('resnet50', 1000)),
+    )  # ranks without accelerators exchange float32
     is_known = gbit_s is not None and gbit_s >= _SLOWEST_GBIT_S
-    return Link(gbit_s if is_known else None, num_bytes, 'the system description' if is_known else 'unknown')
+    return Link(
+        gbit_s if is_known else None, num_bytes, 'the system description' if is_known else 'unknown'
+    )
 
 
 def organisation(run_set: RunSet) -> str:
@@ -75,21 +126,38 @@ def organisation(run_set: RunSet) -> str:
 
 def _accelerator(run_set: RunSet) -> str:
     """Return the name of the accelerator without vendor, power and form-factor version."""
-    return re.sub(r'nvidia|tesla|\(.*?\)|[\s-]|(?<=sxm)\d', '', (run_set.accelerator or '').casefold())
+    return re.sub(
+        r'nvidia|tesla|\(.*?\)|[\s-]|(?<=sxm)\d', '', (run_set.accelerator or '').casefold()
+    )
 
 
 def is_machine(a: RunSet, b: RunSet) -> bool:
-    """Return whether two sets are of one machine: equal round, organisation, data and kind of accelerator or node."""
-    return (a.round == b.round and organisation(a) == organisation(b) and a.other_dataset == b.other_dataset
-            and _accelerator(a) == _accelerator(b) and (bool(_accelerator(a)) or a.units_per_node == b.units_per_node))
+    """Return whether two sets are of one machine: equal round, organisation, data and kind of
+    accelerator or node."""
+    return (
+        a.round == b.round
+        and organisation(a) == organisation(b)
+        and a.other_dataset == b.other_dataset
+        and _accelerator(a) == _accelerator(b)
+        and (bool(_accelerator(a)) or a.units_per_node == b.units_per_node)
+    )
 
 
 def most_local(base: Base, own: Sequence[RunSet], published: Iterable[RunSet]) -> float:
-    """Return the most images per unit in a base, the sets `own` and published sets with its accelerator."""
+    """Return the most images per unit in a base, the sets `own` and published sets with its
+    accelerator."""
     name = _accelerator(base.run_set) if base.run_set else ''
-    return max([base.local_batch_size, *(b for b, _ in base.steps), *(
-        s.global_batch_size / s.num_units for s in (*own, *(s for s in published if name and _accelerator(s) == name))
-        if s.global_batch_size and s.num_units)])
+    return max(
+        [
+            base.local_batch_size,
+            *(b for b, _ in base.steps),
+            *(
+                s.global_batch_size / s.num_units
+                for s in (*own, *(s for s in published if name and _accelerator(s) == name))
+                if s.global_batch_size and s.num_units
+            ),
+        ]
+    )
 
 
 def _words(run_set: RunSet) -> frozenset[str]:
@@ -98,33 +166,62 @@ def _words(run_set: RunSet) -> frozenset[str]:
 
 
 def _nearest(target: RunSet, local_batch_size: float, sets: Iterable[RunSet]) -> Base | None:
-    """Return the set that is most similar to a target, by the criteria below in this order, or None without sets."""
+    """Return the set that is most similar to a target, by the criteria below in this order, or None
+    without sets."""
+
     def distance(pair: tuple[RunSet, Base]) -> tuple:
         s, base = pair
-        return (_accelerator(s) != _accelerator(target), s.units_per_node != target.units_per_node,
-                abs(_round_number(s) - _round_number(target)), -len(_words(s) & _words(target)),
-                s.recipe.opt_name != target.recipe.opt_name, abs(math.log(base.local_batch_size / local_batch_size)),
-                -base.num_nodes, s.name)
+        return (
+            _accelerator(s) != _accelerator(target),
+            s.units_per_node != target.units_per_node,
+            abs(_round_number(s) - _round_number(target)),
+            -len(_words(s) & _words(target)),
+            s.recipe.opt_name != target.recipe.opt_name,
+            abs(math.log(base.local_batch_size / local_batch_size)),
+            -base.num_nodes,
+            s.name,
+        )
+
     found = min(((s, base) for s in sets if (base := base_of(s))), key=distance, default=None)
     return found[1] if found else None
 
 
 def one_node_base(target: RunSet, sets: Sequence[RunSet], is_own: bool = True) -> Base | None:
-    """Return a one-node set of a target's machine or, if not is_own, another machine of its generation; else None."""
+    """Return a one-node set of a target's machine or, if not is_own, another machine of its
+    generation; else None."""
     generation = generation_of(target.accelerator)
-    return _nearest(target, target.recipe.global_batch_size / (target.num_units or 1), (
-        s for s in sets if s.num_nodes == 1 and is_machine(s, target) is is_own and (
-            is_own or s.is_imagenet and generation_of(s.accelerator) == generation != '')))
+    return _nearest(
+        target,
+        target.recipe.global_batch_size / (target.num_units or 1),
+        (
+            s
+            for s in sets
+            if s.num_nodes == 1
+            and is_machine(s, target) is is_own
+            and (is_own or s.is_imagenet and generation_of(s.accelerator) == generation != '')
+        ),
+    )
 
 
-def second_base(layout: Layout, base: Base, sets: Sequence[RunSet], target: RunSet | None = None) -> Base | None:
-    """Return a set of a one-node base's machine on several equal nodes, fewer than the layout has; else None."""
+def second_base(
+    layout: Layout, base: Base, sets: Sequence[RunSet], target: RunSet | None = None
+) -> Base | None:
+    """Return a set of a one-node base's machine on several equal nodes, fewer than the layout has;
+    else None."""
     own = base.run_set
     if own is None or base.num_nodes > 1 or base.is_scaled or not base.has_accelerators:
         return None
-    return _nearest(target or own, layout.local_batch_size, (
-        s for s in sets if 1 < (s.num_nodes or 0) < layout.num_nodes and is_machine(s, own)
-        and s.units_per_node == base.num_units))
+    return _nearest(
+        target or own,
+        layout.local_batch_size,
+        (
+            s
+            for s in sets
+            if 1 < (s.num_nodes or 0) < layout.num_nodes
+            and is_machine(s, own)
+            and s.units_per_node == base.num_units
+        ),
+    )
 
 
 def _round_number(run_set: RunSet) -> float:
@@ -133,8 +230,13 @@ def _round_number(run_set: RunSet) -> float:
 
 
 def lacks_schedule(run_set: RunSet | None) -> bool:
-    """Return whether a set's logs declare no schedule, as in v0.5, whose software differs from that of other sets."""
-    return run_set is not None and run_set.is_imagenet and (run_set.recipe.decay is None or 'decay' in run_set.unlogged)
+    """Return whether a set's logs declare no schedule, as in v0.5, whose software differs from that
+    of other sets."""
+    return (
+        run_set is not None
+        and run_set.is_imagenet
+        and (run_set.recipe.decay is None or 'decay' in run_set.unlogged)
+    )
 
 
 def is_early(run_set: RunSet) -> bool:

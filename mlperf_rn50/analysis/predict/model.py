@@ -1,25 +1,39 @@
-"""Model of the training time on other layouts, whose terms docs/predict.md derives. Pure functions."""
+"""Model of the training time on other layouts, whose terms docs/predict.md derives. Pure
+functions."""
+
 import math
 import re
 import statistics
 from dataclasses import replace
 
 from mlperf_rn50.analysis.predict.anchors import is_early, link_of
-from mlperf_rn50.analysis.predict.prediction import Base, Costs, Epochs, Knowledge, Layout, Link, Prediction
+from mlperf_rn50.analysis.predict.prediction import (
+    Base,
+    Costs,
+    Epochs,
+    Knowledge,
+    Layout,
+    Link,
+    Prediction,
+)
 
 # The exchange can overlap with the backward pass, which takes two thirds of the computing time.
 BACKWARD_SHARE = 2 / 3
-UNKNOWN_GBIT_S, _SLOW_GBIT_S = 400.0, 100.0  # assumed for unknown ports, and the low end of the interval
-# Latency of Horovod over TCP: per member of the ring, and for reductions within a node. Source: horovod/horovod#542
+# assumed for unknown ports, and the low end of the interval
+UNKNOWN_GBIT_S, _SLOW_GBIT_S = 400.0, 100.0
+# Latency of Horovod over TCP: per member of the ring, and for reductions within a node. Source:
+# horovod/horovod#542
 HOP_S, STAGES_S = 0.62e-3, 12e-3
 EVALUATION_S = 0.015  # part of an evaluation that does not shrink with the number of nodes
-_SECOND_WEIGHT, _MAX_DEVIATION = 0.5, 0.06  # weight of a second set's step deviation, and its limit before weighting
+# weight of a second set's step deviation, and its limit before weighting
+_SECOND_WEIGHT, _MAX_DEVIATION = 0.5, 0.06
 _NEAREST_STARTS = 15
 _AGES = 'KMPVTALHB'  # first letters of NVIDIA's generations, the oldest first
 
 
 def ring_s(num_bytes: int, num_members: int, gbit_s: float) -> float:
-    """Return the time of a ring all-reduce. Each link carries 2 (n - 1) / n times the bytes (source: nccl-tests)."""
+    """Return the time of a ring all-reduce. Each link carries 2 (n - 1) / n times the bytes
+    (source: nccl-tests)."""
     return 2 * (num_members - 1) / num_members * num_bytes / (gbit_s * 1e9 / 8)
 
 
@@ -28,45 +42,67 @@ def _members(layout: Layout, link: Link) -> int:
 
 
 def generation_with_costs(generation: str, costs: Costs) -> str:
-    """Return the generation of NVIDIA cards with costs that is the next in age, the newer of two; '' for others."""
+    """Return the generation of NVIDIA cards with costs that is the next in age, the newer of two;
+    '' for others."""
     if generation in costs.latency_s:
         return generation
-    ages = {g: _AGES.index(found[1]) for g in (*costs.latency_s, generation)
-            if (found := re.search(rf'([{_AGES}])\d', g))}
+    ages = {
+        g: _AGES.index(found[1])
+        for g in (*costs.latency_s, generation)
+        if (found := re.search(rf'([{_AGES}])\d', g))
+    }
     own = ages.pop(generation, None)
-    return '' if own is None else min(ages, default='', key=lambda g: (abs(ages[g] - own), -ages[g]))
+    return (
+        '' if own is None else min(ages, default='', key=lambda g: (abs(ages[g] - own), -ages[g]))
+    )
 
 
 def latency_s(base: Base, costs: Costs) -> float:
-    """Return the fitted latency of a step on several nodes, for the base's accelerator and software."""
+    """Return the fitted latency of a step on several nodes, for the base's accelerator and
+    software."""
     early_s = costs.early_s if base.run_set and is_early(base.run_set) else 0.0
-    return costs.latency_s.get(generation_with_costs(base.generation, costs), costs.other_latency_s) + early_s
+    return (
+        costs.latency_s.get(generation_with_costs(base.generation, costs), costs.other_latency_s)
+        + early_s
+    )
 
 
 def _several_nodes_s(base: Base, layout: Layout, link: Link, costs: Costs) -> tuple[float, float]:
-    """Return the seconds of a step's exchange and the other seconds that several nodes add; (0, 0) on one node."""
+    """Return the seconds of a step's exchange and the other seconds that several nodes add; (0, 0)
+    on one node."""
     if layout.num_nodes == 1:
         return 0.0, 0.0
     members = _members(layout, link)
     other_s = latency_s(base, costs) if link.extra_s is None else link.extra_s
-    added_s = HOP_S * members * link.is_tcp + STAGES_S * (link.is_hierarchical and layout.units_per_node > 1)
+    added_s = HOP_S * members * link.is_tcp + STAGES_S * (
+        link.is_hierarchical and layout.units_per_node > 1
+    )
     return ring_s(link.exchange_bytes, members, link.gbit_s or UNKNOWN_GBIT_S), added_s + other_s
 
 
 def compute_s(base: Base, layout: Layout, link: Link, costs: Costs) -> float:
-    """Return the computing time of a step: on the line through two measured local batches, or in proportion to one."""
-    step_s, local = base.step_s - sum(_several_nodes_s(base, base.layout, link, costs)), base.local_batch_size
+    """Return the computing time of a step: on the line through two measured local batches, or in
+    proportion to one."""
+    step_s, local = (
+        base.step_s - sum(_several_nodes_s(base, base.layout, link, costs)),
+        base.local_batch_size,
+    )
     proportional_s = step_s * layout.local_batch_size / local
     if not base.steps:
         return proportional_s
-    other_local, other_step_s = min(base.steps, key=lambda p: abs(math.log(p[0] / layout.local_batch_size)))
+    other_local, other_step_s = min(
+        base.steps, key=lambda p: abs(math.log(p[0] / layout.local_batch_size))
+    )
     slope = max(0.0, (base.step_s - other_step_s) / (local - other_local))
     on_line = step_s + slope * (layout.local_batch_size - local)
     return on_line if on_line > 0 else proportional_s
 
 
-def step_parts(base: Base, layout: Layout, link: Link, costs: Costs) -> tuple[float, float, float, float]:
-    """Return the times of a step: computing, exchange, the part of it that the backward pass hides, and the rest."""
+def step_parts(
+    base: Base, layout: Layout, link: Link, costs: Costs
+) -> tuple[float, float, float, float]:
+    """Return the times of a step: computing, exchange, the part of it that the backward pass hides,
+    and the rest."""
     computed_s = compute_s(base, layout, link, costs)
     exchanged_s, other_s = _several_nodes_s(base, layout, link, costs)
     hidden_s = min(exchanged_s, BACKWARD_SHARE * computed_s)
@@ -74,81 +110,155 @@ def step_parts(base: Base, layout: Layout, link: Link, costs: Costs) -> tuple[fl
         hidden_s = min(link.overlap * exchanged_s, computed_s)
     elif base.num_nodes > 1:  # the computing time was derived without overlap
         hidden_s = 0.0
-    elif not link.is_tcp:  # published sets show no overlap; assume just enough that TCP would not be faster
+    # published sets show no overlap; assume just enough that TCP would not be faster
+    elif not link.is_tcp:
         hidden_s = max(0.0, hidden_s - HOP_S * _members(layout, link))
     return computed_s, exchanged_s, hidden_s, other_s
 
 
 def _run_spread(base: Base) -> float:
-    """Return half of the 80 % interval of a further run's seconds per epoch, as a fraction of the base runs' mean."""
-    rates = [r.time_to_train_s / r.epochs_to_converge for r in base.run_set.timed
-             if r.time_to_train_s and r.epochs_to_converge] if base.run_set else []
+    """Return half of the 80 % interval of a further run's seconds per epoch, as a fraction of the
+    base runs' mean."""
+    rates = (
+        [
+            r.time_to_train_s / r.epochs_to_converge
+            for r in base.run_set.timed
+            if r.time_to_train_s and r.epochs_to_converge
+        ]
+        if base.run_set
+        else []
+    )
     if len(rates) < 2:
         return 0.0
     k = 1 / (len(rates) - 1)
-    sigmas = 1.2816 + 0.8467 * k + 0.571 * k**2 + 0.2587 * k**3  # Student's t, by Cornish and Fisher's expansion
-    return sigmas * math.sqrt(1 + 1 / len(rates)) * statistics.stdev(rates) / statistics.fmean(rates)
+    # Student's t, by Cornish and Fisher's expansion
+    sigmas = 1.2816 + 0.8467 * k + 0.571 * k**2 + 0.2587 * k**3
+    return (
+        sigmas * math.sqrt(1 + 1 / len(rates)) * statistics.stdev(rates) / statistics.fmean(rates)
+    )
 
 
 def _total_s(base: Base, layout: Layout, costs: Costs, epochs: float, step_s: float) -> float:
-    """Return the time of a run. On another number of nodes, its start is the median of sets with similar numbers."""
+    """Return the time of a run. On another number of nodes, its start is the median of sets with
+    similar numbers."""
     recipe, evaluations = layout.recipe, epochs
     if recipe.eval_period and recipe.first_eval_epoch is not None:
         evaluations = max(0.0, 1 + (epochs - recipe.first_eval_epoch) / recipe.eval_period)
-    evaluation_s, start_s = (base.evaluation_s or 0.0) * base.num_units / layout.num_units, base.outside_s
+    evaluation_s, start_s = (
+        (base.evaluation_s or 0.0) * base.num_units / layout.num_units,
+        base.outside_s,
+    )
     if layout.num_nodes != base.num_nodes:
         evaluation_s += EVALUATION_S
-        nearest = sorted(costs.starts, key=lambda pair: abs(math.log(pair[0] / layout.num_nodes)))[:_NEAREST_STARTS]
+        nearest = sorted(costs.starts, key=lambda pair: abs(math.log(pair[0] / layout.num_nodes)))[
+            :_NEAREST_STARTS
+        ]
         start_s = max(0.0, statistics.median(s for _, s in nearest)) if nearest else start_s
-    return epochs * base.train_samples / recipe.global_batch_size * step_s + evaluations * evaluation_s + start_s
+    return (
+        epochs * base.train_samples / recipe.global_batch_size * step_s
+        + evaluations * evaluation_s
+        + start_s
+    )
 
 
 def _interval(epochs: Epochs, error: float, share: float) -> tuple[float, float]:
-    """Return the factors of both ends of the 80 % interval, from independent errors of model, epochs and ports.
+    """Return the factors of both ends of the 80 % interval, from independent errors of model,
+    epochs and ports.
 
-    The error of the model is a natural logarithm; share is exchange / step if the ports are unknown, otherwise 0.
+    The error of the model is a natural logarithm; share is exchange / step if the ports are
+    unknown, otherwise 0.
     """
-    slow, fast = math.log1p((UNKNOWN_GBIT_S / _SLOW_GBIT_S - 1) * share), math.log1p(-min(0.9, share))
-    return (math.exp(-math.hypot(error, fast, math.log(epochs.mean / epochs.low) if epochs.low else math.inf)),
-            math.exp(math.hypot(error, slow, math.log(epochs.high / epochs.mean))))
+    slow, fast = (
+        math.log1p((UNKNOWN_GBIT_S / _SLOW_GBIT_S - 1) * share),
+        math.log1p(-min(0.9, share)),
+    )
+    return (
+        math.exp(
+            -math.hypot(error, fast, math.log(epochs.mean / epochs.low) if epochs.low else math.inf)
+        ),
+        math.exp(math.hypot(error, slow, math.log(epochs.high / epochs.mean))),
+    )
 
 
 def _second_factor(base: Base, second: Base, costs: Costs) -> float:
-    """Return the factor by which a second set's step corrects a predicted step. Large deviations are limited."""
+    """Return the factor by which a second set's step corrects a predicted step. Large deviations
+    are limited."""
     assert second.run_set, 'a bench is never a second set'
-    computed_s, exchanged_s, hidden_s, other_s = step_parts(base, second.layout, link_of(second.run_set), costs)
+    computed_s, exchanged_s, hidden_s, other_s = step_parts(
+        base, second.layout, link_of(second.run_set), costs
+    )
     deviation = math.log(second.step_s / (computed_s + exchanged_s - hidden_s + other_s))
     return math.exp(_SECOND_WEIGHT * max(-_MAX_DEVIATION, min(_MAX_DEVIATION, deviation)))
 
 
-def predict_layout(base: Base, layout: Layout, link: Link, costs: Costs, knowledge: Knowledge = 'own',
-                   second: Base | None = None) -> Prediction:
-    """Predict a layout from a base, and from a second set of its machine on several nodes if there is one."""
-    batch, epochs, is_one_node = layout.recipe.global_batch_size, layout.epochs, layout.num_nodes == 1
+def predict_layout(
+    base: Base,
+    layout: Layout,
+    link: Link,
+    costs: Costs,
+    knowledge: Knowledge = 'own',
+    second: Base | None = None,
+) -> Prediction:
+    """Predict a layout from a base, and from a second set of its machine on several nodes if there
+    is one."""
+    batch, epochs, is_one_node = (
+        layout.recipe.global_batch_size,
+        layout.epochs,
+        layout.num_nodes == 1,
+    )
     if batch > base.train_samples:
-        return Prediction(layout, f'batch {batch:,} exceeds the {base.train_samples:,} training images')
+        return Prediction(
+            layout, f'batch {batch:,} exceeds the {base.train_samples:,} training images'
+        )
     factor = _second_factor(base, second, costs) if second else 1.0
-    computed_s, exchanged_s, hidden_s, other_s = (factor * s for s in step_parts(base, layout, link, costs))
+    computed_s, exchanged_s, hidden_s, other_s = (
+        factor * s for s in step_parts(base, layout, link, costs)
+    )
     if computed_s <= 0:
-        return Prediction(layout, 'the assumed exchange and latency exceed the measured step; pass a source on one '
-                                  'node, or a higher --link-gbit-s')
+        return Prediction(
+            layout,
+            'the assumed exchange and latency exceed the measured step; pass a source on one '
+            'node, or a higher --link-gbit-s',
+        )
     has_extra, step_s = link.extra_s is not None, computed_s + exchanged_s - hidden_s + other_s
-    is_same = not base.is_scaled and (layout.num_nodes, layout.num_units, layout.local_batch_size) == (
-        base.num_nodes, base.num_units, base.local_batch_size)
+    is_same = not base.is_scaled and (
+        layout.num_nodes,
+        layout.num_units,
+        layout.local_batch_size,
+    ) == (base.num_nodes, base.num_units, base.local_batch_size)
     is_measured = is_same or is_one_node and base.num_nodes == 1 and not base.is_scaled
     if knowledge == 'own' and not is_one_node:
         is_known = base.num_nodes > 1 or base.generation in costs.latency_s
         knowledge = 'two' if second or has_extra else 'own' if is_known else 'other'
-    found = Prediction(layout, None, computed_s, exchanged_s, hidden_s, other_s, step_s, batch / step_s,
-                       layout.local_batch_size / step_s * base.step_s / base.local_batch_size,
-                       knowledge=None if is_measured else knowledge,
-                       measured_share=None if base.is_scaled else 1.0 if is_measured or has_extra else
-                       computed_s / step_s)
+    found = Prediction(
+        layout,
+        None,
+        computed_s,
+        exchanged_s,
+        hidden_s,
+        other_s,
+        step_s,
+        batch / step_s,
+        layout.local_batch_size / step_s * base.step_s / base.local_batch_size,
+        knowledge=None if is_measured else knowledge,
+        measured_share=None
+        if base.is_scaled
+        else 1.0
+        if is_measured or has_extra
+        else computed_s / step_s,
+    )
     if epochs is None or base.evaluation_s is None:
         return found
     minutes = _total_s(base, layout, costs, epochs.mean, step_s) / 60
     error = math.log1p(_run_spread(base) if is_same else 0.0) or costs.errors.get(knowledge, 0.0)
-    low, high = _interval(epochs, math.hypot(error, base.noise),
-                          0.0 if link.gbit_s or is_same else exchanged_s / step_s)
-    return replace(found, minutes=minutes, interval=(low * minutes, high * minutes),
-                   node_hours=minutes / 60 * layout.num_nodes)
+    low, high = _interval(
+        epochs,
+        math.hypot(error, base.noise),
+        0.0 if link.gbit_s or is_same else exchanged_s / step_s,
+    )
+    return replace(
+        found,
+        minutes=minutes,
+        interval=(low * minutes, high * minutes),
+        node_hours=minutes / 60 * layout.num_nodes,
+    )

@@ -1,4 +1,6 @@
-"""Data classes of predictions: measured base, interconnect, epochs, costs of several nodes, layout, predicted times."""
+"""Data classes of predictions: measured base, interconnect, epochs, costs of several nodes, layout,
+predicted times."""
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -7,11 +9,16 @@ from mlperf_rn50.analysis.sets.cost import node_hours
 from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.analysis.sets.run_set import RunSet
 
-# A prediction on several nodes starts from a one-node set of another machine (other) or of the same machine (own), or
-# from the latter and a measured step on several nodes (two). Knowledge increases in this order.
+# A prediction on several nodes starts from a one-node set of another machine (other) or of the same
+# machine (own), or from the latter and a measured step on several nodes (two). Knowledge increases
+# in this order.
 Knowledge = Literal['other', 'own', 'two']
 KNOWLEDGE: tuple[Knowledge, ...] = ('other', 'own', 'two')
-KNOWLEDGE_TEXTS: dict[Knowledge, str] = {'own': 'own set', 'two': 'own set and a second set', 'other': 'other set'}
+KNOWLEDGE_TEXTS: dict[Knowledge, str] = {
+    'own': 'own set',
+    'two': 'own set and a second set',
+    'other': 'other set',
+}
 
 
 @dataclass(frozen=True)
@@ -22,12 +29,14 @@ class Epochs:
     low: float
     high: float
     source: str
-    kind: Literal['source', 'published', 'interpolated', 'given'] = 'source'  # where the recipe is from
+    # where the recipe is from
+    kind: Literal['source', 'published', 'interpolated', 'given'] = 'source'
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Nodes, accelerators or ranks per node, a recipe, and its epochs to the target if they are known."""
+    """Nodes, accelerators or ranks per node, a recipe, and its epochs to the target if they are
+    known."""
 
     num_nodes: int
     units_per_node: int
@@ -64,8 +73,10 @@ class Base:
     dataset: str | None  # None for ImageNet
     run_set: RunSet | None = None  # None for a bench
     generation: str = ''  # of the accelerators
-    steps: tuple[tuple[float, float], ...] = ()  # (local batch, seconds) on these nodes at other batches
-    is_scaled: bool = False  # whether the step was measured on other accelerators or with other images
+    # (local batch, seconds) on these nodes at other batches
+    steps: tuple[tuple[float, float], ...] = ()
+    # whether the step was measured on other accelerators or with other images
+    is_scaled: bool = False
     noise: float = 0.0  # relative change of the step by the first epoch, if that was the shortest
 
     @property
@@ -89,25 +100,33 @@ class Link:
     gbit_s: float | None  # all ports of a node together, per direction; None if unknown
     exchange_bytes: int
     source: str
-    overlap: float = 0.0  # share of the exchange that the backward pass hid, if extra_s was measured
-    extra_s: float | None = None  # measured time of a step besides exchange and computing; None to use the model's
+    # share of the exchange that the backward pass hid, if extra_s was measured
+    overlap: float = 0.0
+    # measured time of a step besides exchange and computing; None to use the model's
+    extra_s: float | None = None
     is_tcp: bool = False  # without RDMA, each member of the ring adds latency
     is_hierarchical: bool = False  # reduction within each node, then a ring of nodes
-    network: str = ''  # whose gradients are exchanged, or the file that states them; '' for ResNet-50 on ImageNet
+    # whose gradients are exchanged, or the file that states them; '' for ResNet-50 on ImageNet
+    network: str = ''
 
 
-FLOAT16_BYTES = 51_000_000  # ResNet-50 has 25.56 million gradients; published sets exchange them in 2 bytes each
+# ResNet-50 has 25.56 million gradients; published sets exchange them in 2 bytes each
+FLOAT16_BYTES = 51_000_000
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Time on several nodes besides computing and exchange, fitted to published sets, and the errors of the model."""
+    """Time on several nodes besides computing and exchange, fitted to published sets, and the
+    errors of the model."""
 
-    latency_s: Mapping[str, float] = field(default_factory=dict)  # of a step, by generation of the accelerator
+    # of a step, by generation of the accelerator
+    latency_s: Mapping[str, float] = field(default_factory=dict)
     other_latency_s: float = 0.0  # of a step with any other accelerator
     early_s: float = 0.0  # added to a step of the rounds before v1.0
-    starts: tuple[tuple[int, float], ...] = ()  # nodes, and extra time of the first epoch and gaps, of published sets
-    errors: Mapping[Knowledge, float] = field(default_factory=dict)  # half of the 80 % interval, natural logarithm
+    # nodes, and extra time of the first epoch and gaps, of published sets
+    starts: tuple[tuple[int, float], ...] = ()
+    # half of the 80 % interval, natural logarithm
+    errors: Mapping[Knowledge, float] = field(default_factory=dict)
     most_nodes: int = 0  # largest number of nodes of a set
     least_local: float = 0.0  # smallest number of images per accelerator of a set on several nodes
     source: str = 'assumed for ranks without accelerators'
@@ -115,7 +134,8 @@ class Costs:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted values of a layout, None after a refusal; minutes also if epochs or evaluations are unknown."""
+    """Predicted values of a layout, None after a refusal; minutes also if epochs or evaluations are
+    unknown."""
 
     layout: Layout
     refusal: str | None = None
@@ -125,7 +145,8 @@ class Prediction:
     other_s: float | None = None  # besides computing and exchange
     step_s: float | None = None
     images_per_s: float | None = None
-    hardware_efficiency: float | None = None  # images/s per accelerator or rank, relative to the base
+    # images/s per accelerator or rank, relative to the base
+    hardware_efficiency: float | None = None
     minutes: float | None = None
     interval: tuple[float, float] | None = None  # minutes at both ends of the 80 % interval
     node_hours: float | None = None
@@ -133,10 +154,14 @@ class Prediction:
     speedup: float | None = None  # minutes of the base's layout / minutes of this layout
     efficiency: float | None = None  # speedup / ratio of accelerators or ranks
     knowledge: Knowledge | None = None  # None for the base's layout, and from one node to one node
-    measured_share: float | None = None  # share of the step from measurements, not from fitted costs
-    measured_step_s: float | None = None  # of a set with this layout and batch, but perhaps another recipe
-    measured_minutes: float | None = None  # of this set, if recipe and target are those of the layout
-    best_measured_minutes: float | None = None  # of the fastest set with this layout and target, at any batch
+    # share of the step from measurements, not from fitted costs
+    measured_share: float | None = None
+    # of a set with this layout and batch, but perhaps another recipe
+    measured_step_s: float | None = None
+    # of this set, if recipe and target are those of the layout
+    measured_minutes: float | None = None
+    # of the fastest set with this layout and target, at any batch
+    best_measured_minutes: float | None = None
     best_measured_batch_size: int | None = None
     best_measured_system: str | None = None
     unchanged_step_s: float | None = None  # without the changes of --what-if

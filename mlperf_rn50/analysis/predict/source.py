@@ -1,4 +1,6 @@
-"""Load the base and the interconnect of a prediction from logs, bench files (untrusted) or published systems."""
+"""Load the base and the interconnect of a prediction from logs, bench files (untrusted) or
+published systems."""
+
 import os
 import re
 import statistics
@@ -27,12 +29,21 @@ from mlperf_rn50.text import printable, some
 _IMAGENET_PIXELS = 224
 _MAX_NAMES = 5  # maximum names listed in a message
 _compared = attrgetter('round', 'org', 'other_dataset', 'recipe.target_accuracy', 'accelerator')
-_INCOMPLETE = ('no run has finished, or the logs lack the number of nodes, the number of accelerators or ranks, or the '
-               'time of an epoch')
-_UNMEASURED = ('Not measured: evaluations (assumed to take a third of the training time of 50,000 images), first-epoch '
-               'overhead on one node (assumed to be zero), input pipeline (assumed to keep up)')
-_ALIKE = 1.1  # largest ratio of equal gradients, and of local batches that are too similar for a slope of the step time
-_MAX_TEXT = 200  # maximum characters of a decoder's error in a message, and of an accelerator's name
+_INCOMPLETE = (
+    'no run has finished, or the logs lack the number of nodes, the number of accelerators or '
+    'ranks, or the '
+    'time of an epoch'
+)
+_UNMEASURED = (
+    'Not measured: evaluations (assumed to take a third of the training time of 50,000 images), '
+    'first-epoch '
+    'overhead on one node (assumed to be zero), input pipeline (assumed to keep up)'
+)
+# largest ratio of equal gradients, and of local batches that are too similar for a slope of the
+# step time
+_ALIKE = 1.1
+# maximum characters of a decoder's error in a message, and of an accelerator's name
+_MAX_TEXT = 200
 _MAX_FILE_BYTES = 4 * 2**20
 _Text = Annotated[str, Meta(pattern=r'\A[\w .,/+-]{1,40}\Z')]
 _Count = Annotated[int, Meta(ge=1, le=10**6)]
@@ -48,7 +59,9 @@ class _Measured(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.num_ranks % self.num_hosts:
-            raise ValueError(f'num_hosts: got {self.num_hosts}, expected a divisor of the {self.num_ranks} ranks')
+            raise ValueError(
+                f'num_hosts: got {self.num_hosts}, expected a divisor of the {self.num_ranks} ranks'
+            )
 
 
 class MeasuredStep(_Measured, frozen=True):
@@ -63,11 +76,15 @@ class MeasuredStep(_Measured, frozen=True):
     @property
     def kind(self) -> str:
         layout = f'{self.num_hosts}x{self.num_ranks // self.num_hosts}'
-        return f'{self.model}, {self.precision}, {self.input} images of {self.image_size} pixels, {layout}'
+        return (
+            f'{self.model}, {self.precision}, {self.input} images of {self.image_size} pixels, '
+            f'{layout}'
+        )
 
 
 class MeasuredExchange(_Measured, frozen=True):
-    """Exchange of a step's gradients between hosts. step_ms is the time of a step with the exchange."""
+    """Exchange of a step's gradients between hosts. step_ms is the time of a step with the
+    exchange."""
 
     num_hosts: Annotated[int, Meta(ge=2, le=10**6)]
     time_ms: Annotated[float, Meta(ge=1e-6, le=1e8)]
@@ -116,80 +133,144 @@ class WhatIf(Struct, frozen=True, forbid_unknown_fields=True):
     ports: Annotated[int, Meta(ge=1, le=1000)] | None = None  # per node
     generation: str | None = None  # of the accelerators
     local: Annotated[int, Meta(ge=1, le=10**7)] | None = None  # images per accelerator
-    pixels: Annotated[float, Meta(ge=1e-3, le=1e3)] | None = None  # of a training image, as a fraction of the measured
+    # of a training image, as a fraction of the measured
+    pixels: Annotated[float, Meta(ge=1e-3, le=1e3)] | None = None
     epochs: _Count | None = None  # of any recipe, with an evaluation after each
     tcp: bool = False
     hierarchical: bool = False
 
     def __str__(self) -> str:
         changes = ((name, getattr(self, name)) for name in self.__struct_fields__)
-        return ' '.join(name if value is True else f'{name}={value}' for name, value in changes if value)
+        return ' '.join(
+            name if value is True else f'{name}={value}' for name, value in changes if value
+        )
 
 
 def load_bench(path: Path) -> Bench | None:
-    """Load a JSON file of bench train or bench allreduce. Return None unless the path is a file with suffix .json."""
+    """Load a JSON file of bench train or bench allreduce. Return None unless the path is a file
+    with suffix .json."""
     if path.suffix != '.json' or not path.is_file():
         return None
     try:
         found = decode(read_text(path, _MAX_FILE_BYTES), type=_File)
         accelerator = found.machine.gpus[0][:_MAX_TEXT] if found.machine.gpus else None
         if found.format == 'mlperf-rn50 bench train 1':  # further tables compare numbers of ranks
-            return Bench(path, accelerator, tuple(convert(found.tables[0].rows, list[MeasuredStep])))
-        return Bench(path, accelerator, exchange=convert(found.tables[-1].rows[0], MeasuredExchange))
+            return Bench(
+                path, accelerator, tuple(convert(found.tables[0].rows, list[MeasuredStep]))
+            )
+        return Bench(
+            path, accelerator, exchange=convert(found.tables[-1].rows[0], MeasuredExchange)
+        )
     except (OSError, MsgspecError, ValueError, RecursionError) as e:
-        raise UserError(f'{path}: {printable(str(e))[:_MAX_TEXT]}; expected output of mlperf-rn50 bench train, '
-                        'or of bench allreduce over several hosts, with --format json') from e
+        raise UserError(
+            f'{path}: {printable(str(e))[:_MAX_TEXT]}; expected output of mlperf-rn50 bench train, '
+            'or of bench allreduce over several hosts, with --format json'
+        ) from e
 
 
 def _names(names: Sequence[str], tree: str) -> str:
-    """Return the first names and, if there are more, the command that lists the systems of a tree."""
-    return some(names, _MAX_NAMES) + f'; list them all: mlperf-rn50 report {tree}' * (len(names) > _MAX_NAMES)
+    """Return the first names and, if there are more, the command that lists the systems of a
+    tree."""
+    return some(names, _MAX_NAMES) + f'; list them all: mlperf-rn50 report {tree}' * (
+        len(names) > _MAX_NAMES
+    )
 
 
 def _from_published(name: str) -> Source:
-    """Return a published system by its full name or the last part of that name, and the other sets of its machine."""
+    """Return a published system by its full name or the last part of that name, and the other sets
+    of its machine."""
     name = '/'.join(with_round(Path(NAME, name.removeprefix(f'{NAME}/'))).parts[1:])
     bases = {s: base for s in load_table() if (base := base_of(s))}
-    named = {'/'.join(f.parts[1:]): s for s in reversed(bases) for f in reversed(s.folders)}  # the newest set first
-    found = {s: full for full, s in named.items() if name.casefold() in (full.casefold(), Path(full).name.casefold())}
+    # the newest set first
+    named = {'/'.join(f.parts[1:]): s for s in reversed(bases) for f in reversed(s.folders)}
+    found = {
+        s: full
+        for full, s in named.items()
+        if name.casefold() in (full.casefold(), Path(full).name.casefold())
+    }
     if len(found) > 1:
-        raise ConfigError(f'SOURCE: got {name}, which names {len(found)} published systems, expected one of '
-                          f'{_names(sorted(found.values()), "published")}')
+        raise ConfigError(
+            f'SOURCE: got {name}, which names {len(found)} published systems, expected one of '
+            f'{_names(sorted(found.values()), "published")}'
+        )
     if not found:
         similar = {s: full for full, s in named.items() if _letters(name) in _letters(full)}
         alike = [similar[s] for s in sorted(similar, key=attrgetter('num_nodes'))]
-        hint = '' if len(alike) > 1 else nearest(name, [*named]) or nearest(name, [s.name for s in bases])
-        raise ConfigError(f'{printable(name)}: not a file, folder or published system' + (hint or '; expected a run, a '
-                          f'study, a JSON file of bench, or a system such as {_names(alike or [*named], "published")}'))
+        hint = (
+            ''
+            if len(alike) > 1
+            else nearest(name, [*named]) or nearest(name, [s.name for s in bases])
+        )
+        raise ConfigError(
+            f'{printable(name)}: not a file, folder or published system'
+            + (
+                hint
+                or '; expected a run, a '
+                'study, a JSON file of bench, or a system such as '
+                f'{_names(alike or [*named], "published")}'
+            )
+        )
     [run_set] = found
-    return Source(bases[run_set], link_of(run_set), (run_set, *(
-        s for s in bases if s is not run_set and is_machine(s, run_set))))
+    return Source(
+        bases[run_set],
+        link_of(run_set),
+        (run_set, *(s for s in bases if s is not run_set and is_machine(s, run_set))),
+    )
 
 
 def _letters(name: str) -> str:
-    """Return the lower-case letters and digits of a name, since a card is A100-SXM, a100_sxm or A100 SXM."""
+    """Return the lower-case letters and digits of a name, since a card is A100-SXM, a100_sxm or
+    A100 SXM."""
     return re.sub(r'[\W_]', '', name.casefold())
 
 
 def _from_bench(bench: Bench, local_batch_size: int | None) -> Source:
-    """Return the step at the requested local batch or, if it was not measured, at the largest, and the other steps.
+    """Return the step at the requested local batch or, if it was not measured, at the largest, and
+    the other steps.
 
     Only ResNet-50 at 224 pixels counts as ImageNet.
     """
     names = [f'{s.kind}, {s.local_batch_size} per rank' for s in bench.steps]
     if len({(s.kind, s.num_parameters) for s in bench.steps}) > 1 or len(set(names)) < len(names):
-        raise ConfigError(f'{bench.path}: got {some(names, _MAX_NAMES)}, expected rows that differ only in the batch')
-    step, *others = sorted(bench.steps, key=lambda s: (s.local_batch_size != local_batch_size, -s.local_batch_size))
-    local, batch, step_s = step.local_batch_size, step.local_batch_size * step.num_ranks, step.step_ms / 1e3
+        raise ConfigError(
+            f'{bench.path}: got {some(names, _MAX_NAMES)}, expected rows that differ only in the '
+            'batch'
+        )
+    step, *others = sorted(
+        bench.steps, key=lambda s: (s.local_batch_size != local_batch_size, -s.local_batch_size)
+    )
+    local, batch, step_s = (
+        step.local_batch_size,
+        step.local_batch_size * step.num_ranks,
+        step.step_ms / 1e3,
+    )
     is_known = step.model == 'resnet50' and step.image_size == _IMAGENET_PIXELS
-    base = Base(step.kind, str(bench.path), step.num_hosts, step.num_ranks,
-                bench.accelerator is not None, batch, step_s,
-                (1 - BACKWARD_SHARE) * step_s * IMAGENET_VAL / batch if is_known else None, 0.0, IMAGENET_TRAIN,
-                None if is_known else f'images of {step.image_size} pixels', None, generation_of(bench.accelerator),
-                tuple((s.local_batch_size, s.step_ms / 1e3) for s in others
-                      if not is_within(s.local_batch_size, local, _ALIKE)))
-    return Source(base, Link(None, (2 if step.precision == 'float16' else 4) * step.num_parameters, 'unknown'), (),
-                  (_UNMEASURED,) if is_known else ())
+    base = Base(
+        step.kind,
+        str(bench.path),
+        step.num_hosts,
+        step.num_ranks,
+        bench.accelerator is not None,
+        batch,
+        step_s,
+        (1 - BACKWARD_SHARE) * step_s * IMAGENET_VAL / batch if is_known else None,
+        0.0,
+        IMAGENET_TRAIN,
+        None if is_known else f'images of {step.image_size} pixels',
+        None,
+        generation_of(bench.accelerator),
+        tuple(
+            (s.local_batch_size, s.step_ms / 1e3)
+            for s in others
+            if not is_within(s.local_batch_size, local, _ALIKE)
+        ),
+    )
+    return Source(
+        base,
+        Link(None, (2 if step.precision == 'float16' else 4) * step.num_parameters, 'unknown'),
+        (),
+        (_UNMEASURED,) if is_known else (),
+    )
 
 
 def _measured_link(source: Source, path: str, exchange: MeasuredExchange) -> Link:
@@ -199,101 +280,189 @@ def _measured_link(source: Source, path: str, exchange: MeasuredExchange) -> Lin
     """
     num_ranks, num_hosts, local = exchange.num_ranks, exchange.num_hosts, exchange.local_batch_size
     base, num_bytes, time_s = source.base, source.link.exchange_bytes, exchange.time_ms / 1e3
-    link = Link(ring_s(exchange.num_bytes, num_ranks, 1.0) / time_s, num_bytes,
-                f'bench allreduce over {num_ranks} ranks on {num_hosts} nodes, {path}')
-    if (base.num_nodes > 1 or not is_within(exchange.num_bytes, num_bytes, _ALIKE)
-            or local not in (base.local_batch_size, *(b for b, _ in base.steps))):
+    link = Link(
+        ring_s(exchange.num_bytes, num_ranks, 1.0) / time_s,
+        num_bytes,
+        f'bench allreduce over {num_ranks} ranks on {num_hosts} nodes, {path}',
+    )
+    if (
+        base.num_nodes > 1
+        or not is_within(exchange.num_bytes, num_bytes, _ALIKE)
+        or local not in (base.local_batch_size, *(b for b, _ in base.steps))
+    ):
         return link
     layout = Layout(num_hosts, num_ranks // num_hosts, Recipe(None, local * num_ranks))
     shown_s = max(0.0, exchange.step_ms / 1e3 - compute_s(base, layout, link, Costs()))
-    return replace(link, exchange_bytes=exchange.num_bytes, overlap=max(0.0, 1 - shown_s / time_s),
-                   extra_s=max(0.0, shown_s - time_s))
+    return replace(
+        link,
+        exchange_bytes=exchange.num_bytes,
+        overlap=max(0.0, 1 - shown_s / time_s),
+        extra_s=max(0.0, shown_s - time_s),
+    )
 
 
-def load_source(words: Sequence[str], system: str | None = None, per_node: int | None = None,
-                local_batch_size: int | None = None, gbit_s: float | None = None) -> Source:
-    """Load logs, a published system or bench files. per_node selects a system, local_batch_size a bench row."""
+def load_source(
+    words: Sequence[str],
+    system: str | None = None,
+    per_node: int | None = None,
+    local_batch_size: int | None = None,
+    gbit_s: float | None = None,
+) -> Source:
+    """Load logs, a published system or bench files. per_node selects a system, local_batch_size a
+    bench row."""
     loaded = [(word, load_bench(Path(word)), os.path.lexists(word)) for word in words]
     folders = [Path(word) for word, bench, is_path in loaded if is_path and not bench]
     names = [word for word, _, is_path in loaded if not is_path]
     steps = [bench for _, bench, _ in loaded if bench and bench.steps]
     exchanges = [(word, bench.exchange) for word, bench, _ in loaded if bench and bench.exchange]
     if bool(folders) + len(names) + len(steps) != 1 or len(exchanges) > 1:
-        raise ConfigError(f'SOURCE: got {printable(", ".join(words))}, expected one run, study, published system or '
-                          'bench train file, and at most one bench allreduce file')
+        raise ConfigError(
+            f'SOURCE: got {printable(", ".join(words))}, expected one run, study, published '
+            'system or '
+            'bench train file, and at most one bench allreduce file'
+        )
     if system and not folders:
-        raise ConfigError(f'--system: got {system}, expected a SOURCE that is a folder of several systems')
-    source = (_from_systems(folders[0], system, per_node) if folders else
-              _from_published(names[0]) if names else _from_bench(steps[0], local_batch_size))
+        raise ConfigError(
+            f'--system: got {system}, expected a SOURCE that is a folder of several systems'
+        )
+    source = (
+        _from_systems(folders[0], system, per_node)
+        if folders
+        else _from_published(names[0])
+        if names
+        else _from_bench(steps[0], local_batch_size)
+    )
     if gbit_s:
         return replace(source, link=replace(source.link, gbit_s=gbit_s, source='--link-gbit-s'))
     if not exchanges:
         return source
-    link, note = _measured_link(source, *exchanges[0]), (
-        f'{exchanges[0][0]}: only the rate is used, because gradients or images per rank differ from a one-node SOURCE')
+    link, note = (
+        _measured_link(source, *exchanges[0]),
+        (
+            f'{exchanges[0][0]}: only the rate is used, because gradients or images per rank '
+            'differ from a one-node SOURCE'
+        ),
+    )
     return replace(source, link=link, notes=(*source.notes, *[note] * (link.extra_s is None)))
 
 
 def _from_systems(folder: Path, name: str | None, per_node: int | None) -> Source:
-    """Return the named system of a folder, or the one with the fewest nodes, and all comparable sets."""
+    """Return the named system of a folder, or the one with the fewest nodes, and all comparable
+    sets."""
+
     def distance(b: Base) -> tuple[int, bool]:
         return b.num_nodes, b.num_units != b.num_nodes * (per_node or 0)
+
     run_sets, others = load_logs([folder], Rules())
     bases = [(s, base) for s in run_sets if (base := base_of(s))]
     if not bases:
-        reasons = '; '.join(f'{s.name}: {"; ".join(s.reasons) or _INCOMPLETE}' for s in run_sets[:3])
+        reasons = '; '.join(
+            f'{s.name}: {"; ".join(s.reasons) or _INCOMPLETE}' for s in run_sets[:3]
+        )
         raise UserError(f'no set to predict from: {printable(reasons)}')
     least, names = min(distance(b) for _, b in bases), [b.name for _, b in bases]
     chosen = [(s, b) for s, b in bases if (b.name == name if name else distance(b) == least)]
     if len(chosen) != 1:
-        alike = [b.name if names.count(b.name) == 1 else f'{b.name} ({b.source})' for _, b in chosen] or names
-        raise ConfigError(f'--system: got {name or "no name"}, which matches {len(chosen)} systems, expected one of '
-                          f'{printable(_names(alike, str(folder)))}{"" if chosen else nearest(name or "", names)}')
+        alike = [
+            b.name if names.count(b.name) == 1 else f'{b.name} ({b.source})' for _, b in chosen
+        ] or names
+        raise ConfigError(
+            f'--system: got {name or "no name"}, which matches {len(chosen)} systems, expected '
+            'one of '
+            f'{printable(_names(alike, str(folder)))}{"" if chosen else nearest(name or "", names)}'
+        )
     [(run_set, base)] = chosen
     comparable = [(s, b) for s, b in bases if _compared(s) == _compared(run_set)]
-    steps = {b.local_batch_size: b.step_s for _, b in comparable if b.num_nodes == base.num_nodes == 1
-             and b.num_units == base.num_units and not is_within(b.local_batch_size, base.local_batch_size, _ALIKE)}
-    notes = [] if len(comparable) == 1 or name else [
-        f'Predicted from {base.name}, the smallest of {len(comparable)} systems; --system NAME selects another']
+    steps = {
+        b.local_batch_size: b.step_s
+        for _, b in comparable
+        if b.num_nodes == base.num_nodes == 1
+        and b.num_units == base.num_units
+        and not is_within(b.local_batch_size, base.local_batch_size, _ALIKE)
+    }
+    notes = (
+        []
+        if len(comparable) == 1 or name
+        else [
+            f'Predicted from {base.name}, the smallest of {len(comparable)} systems; --system '
+            'NAME selects another'
+        ]
+    )
     if obstacles := run_set.judgement.obstacles:
         notes.append(f'{base.name} has no result for MLPerf: {"; ".join(obstacles)}')
-    return Source(replace(base, steps=tuple(steps.items())), with_network(link_of(run_set), run_set),
-                  tuple(s for s, _ in comparable), (*notes, *filter(None, [describe_others(others)])))
+    return Source(
+        replace(base, steps=tuple(steps.items())),
+        with_network(link_of(run_set), run_set),
+        tuple(s for s, _ in comparable),
+        (*notes, *filter(None, [describe_others(others)])),
+    )
 
 
 def parse_what_if(text: str) -> WhatIf:
     """Parse changes such as 'link=25 ports=2 tcp'. Raise ConfigError for others."""
     words = [word.partition('=') for word in text.split()]
     try:
-        found = convert({name: value if is_set else True for name, is_set, value in words}, WhatIf, strict=False)
+        found = convert(
+            {name: value if is_set else True for name, is_set, value in words}, WhatIf, strict=False
+        )
     except ValidationError as e:
-        raise ConfigError(f'--what-if: {printable(str(e))}; expected any of link=GBIT_S, ports=N, generation=NAME, '
-                          'local=IMAGES, pixels=FRACTION, epochs=N, tcp and hierarchical') from e
+        raise ConfigError(
+            f'--what-if: {printable(str(e))}; expected any of link=GBIT_S, ports=N, '
+            'generation=NAME, '
+            'local=IMAGES, pixels=FRACTION, epochs=N, tcp and hierarchical'
+        ) from e
     if len(str(found).split()) != len(words) or not words:
-        raise ConfigError(f'--what-if: got {printable(text)}, expected changes such as link=25, each once')
+        raise ConfigError(
+            f'--what-if: got {printable(text)}, expected changes such as link=25, each once'
+        )
     return found
 
 
 def change(source: Source, what_if: WhatIf) -> Source:
-    """Return the source with the changes, except local. Raise ConfigError if they cannot be predicted."""
+    """Return the source with the changes, except local. Raise ConfigError if they cannot be
+    predicted."""
     base, link = replace(source.base, name=f'{source.base.name} with {what_if}'), source.link
     if base.num_nodes > 1:
-        raise ConfigError(f'--what-if: got a SOURCE on {base.num_nodes} nodes, expected a measurement on one node')
+        raise ConfigError(
+            f'--what-if: got a SOURCE on {base.num_nodes} nodes, expected a measurement on one node'
+        )
     if what_if.link:
         link = Link(what_if.link * (what_if.ports or 1), link.exchange_bytes, '--what-if')
     elif what_if.ports:
         raise ConfigError('--what-if: got ports, expected also link=GBIT_S, the rate of a port')
     if what_if.generation:
         new = what_if.generation.upper()
-        speeds = [s.images_per_s / s.num_units for s in load_table() if s.num_nodes == 1 and s.num_units
-                  and s.images_per_s and generation_of(s.accelerator).upper() == new and not s.refusal]
+        speeds = [
+            s.images_per_s / s.num_units
+            for s in load_table()
+            if s.num_nodes == 1
+            and s.num_units
+            and s.images_per_s
+            and generation_of(s.accelerator).upper() == new
+            and not s.refusal
+        ]
         if not speeds or not base.has_accelerators:
-            raise ConfigError(f'--what-if: got generation {new} for {base.unit}s, expected one with published one-node '
-                              'sets, for accelerators')
-        base = replace(base, step_s=base.local_batch_size / statistics.median(speeds), generation=new, steps=(),
-                       is_scaled=True)
+            raise ConfigError(
+                f'--what-if: got generation {new} for {base.unit}s, expected one with published '
+                'one-node '
+                'sets, for accelerators'
+            )
+        base = replace(
+            base,
+            step_s=base.local_batch_size / statistics.median(speeds),
+            generation=new,
+            steps=(),
+            is_scaled=True,
+        )
     if what_if.pixels:  # convolutions take time in proportion to them
         base = replace(base, step_s=base.step_s * what_if.pixels, steps=(), is_scaled=True)
-    if what_if.tcp or what_if.hierarchical or what_if.generation:  # the measured overlap and latency do not apply
-        link = replace(link, overlap=0.0, extra_s=None, is_tcp=what_if.tcp, is_hierarchical=what_if.hierarchical)
+    # the measured overlap and latency do not apply
+    if what_if.tcp or what_if.hierarchical or what_if.generation:
+        link = replace(
+            link,
+            overlap=0.0,
+            extra_s=None,
+            is_tcp=what_if.tcp,
+            is_hierarchical=what_if.hierarchical,
+        )
     return replace(source, base=base, link=link)

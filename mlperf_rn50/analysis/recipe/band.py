@@ -1,8 +1,10 @@
-"""Compare a run's accuracy with its reference runs at the same fraction of the schedule. Pure functions.
+"""Compare a run's accuracy with its reference runs at the same fraction of the schedule. Pure
+functions.
 
-A band is the mean of the reference runs plus and minus three times the spread expected for one more run. A run that is
-below its band at two consecutive evaluations is behind, which raises the alarm.
+A band is the mean of the reference runs plus and minus three times the spread expected for one more
+run. A run that is below its band at two consecutive evaluations is behind, which raises the alarm.
 """
+
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -13,14 +15,16 @@ from mlperf_rn50.analysis.recipe.reference import MIN_RUNS, Reference, schedule_
 from mlperf_rn50.runfolder.records import CourseRecord
 from mlperf_rn50.text import span
 
-# Half of the band width in sigmas, and consecutive outliers that raise an alarm; tuned with benchmarks/replay.py.
+# Half of the band width in sigmas, and consecutive outliers that raise an alarm; tuned with
+# benchmarks/replay.py.
 SIGMAS, IN_A_ROW = 3.0, 2
 Curve = Sequence[tuple[int, float]]  # (epochs trained, Top-1 as a fraction)
 
 
 @dataclass(frozen=True)
 class Band:
-    """Accuracies of the reference runs at an epoch, as fractions. low and high are None if there are too few runs."""
+    """Accuracies of the reference runs at an epoch, as fractions. low and high are None if there
+    are too few runs."""
 
     epoch: int
     point: float | None  # fraction of the schedule; None if its length is not set
@@ -31,10 +35,15 @@ class Band:
 
 
 def _value_at(curve: Curve, epoch: float, drops: Sequence[float]) -> float | None:
-    """Interpolate a curve. Return None outside its range and between evaluations around a learning-rate drop."""
+    """Interpolate a curve. Return None outside its range and between evaluations around a
+    learning-rate drop."""
     for (e0, a0), (e1, a1) in zip(curve, curve[1:]):
         if e0 < epoch < e1:
-            return None if any(e0 <= d < e1 for d in drops) else a0 + (a1 - a0) * (epoch - e0) / (e1 - e0)
+            return (
+                None
+                if any(e0 <= d < e1 for d in drops)
+                else a0 + (a1 - a0) * (epoch - e0) / (e1 - e0)
+            )
     return next((a for e, a in curve if math.isclose(e, epoch)), None)
 
 
@@ -54,9 +63,12 @@ def band_at(reference: Reference, epoch: int) -> Band | None:
     if len(values) >= MIN_RUNS:
         phase = schedule_phase(reference.recipe, epoch)
         typical = reference.spreads.get(phase, 0.0) if phase is not None else 0.0
-        sampling = math.sqrt(mean * (1 - mean) / reference.eval_samples) if reference.eval_samples else 0.0
+        sampling = (
+            math.sqrt(mean * (1 - mean) / reference.eval_samples) if reference.eval_samples else 0.0
+        )
         spread = max(statistics.stdev(values), typical, sampling)
-        reach = SIGMAS * spread * math.sqrt(1 + 1 / len(values))  # includes the uncertainty of the mean
+        # includes the uncertainty of the mean
+        reach = SIGMAS * spread * math.sqrt(1 + 1 / len(values))
         low, high = max(0.0, mean - reach), min(1.0, mean + reach)
     return Band(epoch, _point(reference, epoch), values, mean, low, high)
 
@@ -71,32 +83,61 @@ def _is_below(found: Band | None, accuracy: float) -> bool:
 
 
 def is_behind(bands: Mapping[int, Band], curve: Curve) -> bool:
-    """Return whether the last IN_A_ROW evaluations of a curve are all below the bands of their epochs."""
+    """Return whether the last IN_A_ROW evaluations of a curve are all below the bands of their
+    epochs."""
     last = curve[-IN_A_ROW:]
-    return len(last) == IN_A_ROW and all(_is_below(bands.get(epoch), accuracy) for epoch, accuracy in last)
+    return len(last) == IN_A_ROW and all(
+        _is_below(bands.get(epoch), accuracy) for epoch, accuracy in last
+    )
 
 
 def target_epochs(reference: Reference) -> list[int]:
-    """Return the epochs of the compared run's schedule at which reference runs reached the target, ascending."""
-    found = ((reached_epoch(run, reference.recipe.target_accuracy or math.inf), scale) for run, scale in reference.runs)
+    """Return the epochs of the compared run's schedule at which reference runs reached the target,
+    ascending."""
+    found = (
+        (reached_epoch(run, reference.recipe.target_accuracy or math.inf), scale)
+        for run, scale in reference.runs
+    )
     return sorted(math.ceil(epoch / scale - 1e-6) for epoch, scale in found if epoch is not None)
 
 
-def standing_of(reference: Reference, bands: Mapping[int, Band], curve: Curve, time_s: float) -> CourseRecord:
-    """Compare the last evaluation of a non-empty curve with the reference runs. time_s is since run_start."""
+def standing_of(
+    reference: Reference, bands: Mapping[int, Band], curve: Curve, time_s: float
+) -> CourseRecord:
+    """Compare the last evaluation of a non-empty curve with the reference runs. time_s is since
+    run_start."""
     epoch, accuracy = curve[-1]
     found, epochs = bands.get(epoch), target_epochs(reference)
     ends = (epochs[0], epochs[-1]) if epochs else None
     first_s, last_s = (max(0.0, (e - epoch) * time_s / epoch) for e in ends or (0, 0))
     left_s = (first_s, last_s) if last_s else None
     below, behind = _is_below(found, accuracy), is_behind(bands, curve)
-    text = f'{_place_text(reference, found, accuracy, below, behind)}; {_end_text(reference, epochs, left_s)}'
-    mean, low, high, num = (found.mean, found.low, found.high, len(found.values)) if found else (None, None, None, 0)
-    return CourseRecord(epoch, _point(reference, epoch), accuracy, mean, low, high, num, below, behind, ends, left_s,
-                        text)
+    text = (
+        f'{_place_text(reference, found, accuracy, below, behind)}; '
+        f'{_end_text(reference, epochs, left_s)}'
+    )
+    mean, low, high, num = (
+        (found.mean, found.low, found.high, len(found.values)) if found else (None, None, None, 0)
+    )
+    return CourseRecord(
+        epoch,
+        _point(reference, epoch),
+        accuracy,
+        mean,
+        low,
+        high,
+        num,
+        below,
+        behind,
+        ends,
+        left_s,
+        text,
+    )
 
 
-def _place_text(reference: Reference, found: Band | None, accuracy: float, below: bool, behind: bool) -> str:
+def _place_text(
+    reference: Reference, found: Band | None, accuracy: float, below: bool, behind: bool
+) -> str:
     if found is None:
         return 'no reference run at this epoch'
     num, points = len(found.values), 100 * (accuracy - found.mean)
@@ -104,18 +145,32 @@ def _place_text(reference: Reference, found: Band | None, accuracy: float, below
     if found.low is None:
         return f'{distance} the only reference run; an alarm needs {MIN_RUNS} runs'
     if below:
-        times = f'at {IN_A_ROW} evaluations in a row' if behind else f'once; {IN_A_ROW} in a row raise the alarm'
-        return (f'{"behind" if behind else "outlier"}: {distance} the mean of {num} reference runs, more than '
-                f'{SIGMAS:g} sigma ({100 * (found.mean - found.low):.1f} points), {times}')
+        times = (
+            f'at {IN_A_ROW} evaluations in a row'
+            if behind
+            else f'once; {IN_A_ROW} in a row raise the alarm'
+        )
+        return (
+            f'{"behind" if behind else "outlier"}: {distance} the mean of {num} reference runs, '
+            'more than '
+            f'{SIGMAS:g} sigma ({100 * (found.mean - found.low):.1f} points), {times}'
+        )
     most = max(abs(accuracy - v) for v in found.values)
     return f'on course: {num} of {reference.num_runs} reference runs within {100 * most:.1f} points'
 
 
-def _end_text(reference: Reference, epochs: Sequence[int], left_s: tuple[float, float] | None) -> str:
+def _end_text(
+    reference: Reference, epochs: Sequence[int], left_s: tuple[float, float] | None
+) -> str:
     target = f'{100 * (reference.recipe.target_accuracy or 0):.2f} %'
     if not epochs:
         return f'none reached {target}'
-    runs = 'all converged' if len(epochs) == reference.num_runs else \
-        f'{len(epochs)} of {reference.num_runs} reached {target}'
-    when = f'epoch {epochs[0]}' if epochs[0] == epochs[-1] else f'epochs {epochs[0]} to {epochs[-1]}'
+    runs = (
+        'all converged'
+        if len(epochs) == reference.num_runs
+        else f'{len(epochs)} of {reference.num_runs} reached {target}'
+    )
+    when = (
+        f'epoch {epochs[0]}' if epochs[0] == epochs[-1] else f'epochs {epochs[0]} to {epochs[-1]}'
+    )
     return f'{runs} at {when}' + (f', {span(*left_s)} from now' if left_s else '')

@@ -1,4 +1,6 @@
-"""Choose a recipe for a batch from the published sets, or interpolate it between two batches. Pure functions."""
+"""Choose a recipe for a batch from the published sets, or interpolate it between two batches. Pure
+functions."""
+
 import dataclasses
 import math
 import statistics
@@ -16,18 +18,20 @@ from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.text import grouped, plural, printable
 
-# Largest ratio of batches that count as equal. Published sets have the same learning rate, warm-up and schedule at
-# 1,632 and 1,664 images, and at 3,264 and 3,328.
+# Largest ratio of batches that count as equal. Published sets have the same learning rate, warm-up
+# and schedule at 1,632 and 1,664 images, and at 3,264 and 3,328.
 SAME_BATCH = 1.025
 _RELIABLE = 0.9  # minimum fraction of a reliable recipe's runs that reach the target
 # Rounds with comparable recipes.
 _GENERATIONS = ('v0.7 and later', 'v0.6', 'v0.5')
-# Schedule length in epochs that the submissions with step decay declare; their runs converge long before its end.
+# Schedule length in epochs that the submissions with step decay declare; their runs converge long
+# before its end.
 STEP_SCHEDULE_EPOCHS = 100.0
 
 
 def reached_epoch(run: Run, target: float) -> int | None:
-    """Return the number of epochs before the first evaluation that reached a target, or None if none did."""
+    """Return the number of epochs before the first evaluation that reached a target, or None if
+    none did."""
     return next((epoch for epoch, accuracy in run.curve if accuracy >= target), None)
 
 
@@ -38,7 +42,8 @@ def is_within(a: float | None, b: float | None, factor: float) -> bool:
 
 @dataclass(frozen=True)
 class RecipeGroup:
-    """A recipe and one or more sets trained with it. target is the recipe's target or a lower one."""
+    """A recipe and one or more sets trained with it. target is the recipe's target or a lower
+    one."""
 
     recipe: Recipe
     generation: str
@@ -75,8 +80,17 @@ class RecipeGroup:
         """True if the recipe has all values that a run needs."""
         r = self.recipe
         ends = r.step_epochs if r.decay == 'step' else r.decay_epochs
-        return None not in (r.opt_name, r.base_lr, r.warmup_epochs, r.decay, ends, r.weight_decay, r.momentum,
-                            r.eval_period, r.first_eval_epoch)
+        return None not in (
+            r.opt_name,
+            r.base_lr,
+            r.warmup_epochs,
+            r.decay,
+            ends,
+            r.weight_decay,
+            r.momentum,
+            r.eval_period,
+            r.first_eval_epoch,
+        )
 
     @property
     def rounds(self) -> str:
@@ -86,29 +100,47 @@ class RecipeGroup:
     def text(self) -> str:
         """Description with systems, rounds, batch and convergence."""
         first, others = self.sets[0], len(self.sets) - 1
-        name, more = printable(f'{first.org or "unnamed"} {first.name}'), f' and {plural(others, "other")}'
-        return (f'{name}{more if others else ""} ({self.rounds}, batch {self.recipe.global_batch_size:,}, '
-                f'{len(self.epochs)} of {len(self.runs)} runs converged after {range_text(self.epochs)} epochs)')
+        name, more = (
+            printable(f'{first.org or "unnamed"} {first.name}'),
+            f' and {plural(others, "other")}',
+        )
+        return (
+            f'{name}{more if others else ""} ({self.rounds}, batch '
+            f'{self.recipe.global_batch_size:,}, '
+            f'{len(self.epochs)} of {len(self.runs)} runs converged after '
+            f'{range_text(self.epochs)} epochs)'
+        )
 
 
-def group(sets: Sequence[RunSet], opt_name: str | None = None, target: float | None = None) -> list[RecipeGroup]:
-    """Return recipes with which ImageNet runs reached a target (None: that of their set), by batch, newest first."""
+def group(
+    sets: Sequence[RunSet], opt_name: str | None = None, target: float | None = None
+) -> list[RecipeGroup]:
+    """Return recipes with which ImageNet runs reached a target (None: that of their set), by batch,
+    newest first."""
     groups = defaultdict(list)
     for run_set in sets:
         recipe, declared = run_set.recipe, run_set.recipe.target_accuracy
-        if (run_set.is_imagenet and declared is not None and opt_name in (None, recipe.opt_name)
-                and declared >= (target or 0)):
+        if (
+            run_set.is_imagenet
+            and declared is not None
+            and opt_name in (None, recipe.opt_name)
+            and declared >= (target or 0)
+        ):
             if recipe.decay_epochs is not None:  # lengths logged in steps are inexact
                 recipe = replace(recipe, decay_epochs=round(recipe.decay_epochs, 2))
             generation = run_set.round if run_set.round in _GENERATIONS else _GENERATIONS[0]
             groups[recipe, generation, target or declared].append(run_set)
-    found = [RecipeGroup(recipe, generation, tuple(members), goal)
-             for (recipe, generation, goal), members in groups.items()]
+    found = [
+        RecipeGroup(recipe, generation, tuple(members), goal)
+        for (recipe, generation, goal), members in groups.items()
+    ]
     return sorted((p for p in found if p.epochs), key=lambda p: (p.batch, _age(p), -len(p.runs)))
 
 
 @cache
-def published_recipes(opt_name: str | None = None, target: float | None = None) -> tuple[RecipeGroup, ...]:
+def published_recipes(
+    opt_name: str | None = None, target: float | None = None
+) -> tuple[RecipeGroup, ...]:
     """Return the result of group for the published MXNet sets of the closed division."""
     return tuple(group(load_published(), opt_name, target))
 
@@ -123,13 +155,15 @@ def _recipes_at(recipes: Sequence[RecipeGroup], batch: int) -> list[RecipeGroup]
 
 
 def families(recipes: Sequence[RecipeGroup]) -> list[list[RecipeGroup]]:
-    """Group recipes by optimizer and generation. Sort groups by generation, newest first, then size, largest first."""
+    """Group recipes by optimizer and generation. Sort groups by generation, newest first, then
+    size, largest first."""
     groups = grouped(recipes, lambda p: (_age(p), p.recipe.opt_name))
     return sorted(groups.values(), key=lambda family: (_age(family[0]), -len(family)))
 
 
 def frontier(family: Sequence[RecipeGroup]) -> list[RecipeGroup]:
-    """Return the best complete recipe of each batch. Omit a batch if a larger one takes fewer epochs."""
+    """Return the best complete recipe of each batch. Omit a batch if a larger one takes fewer
+    epochs."""
     found: list[RecipeGroup] = []
     for size in sorted({p.batch for p in family}, reverse=True):
         best = _best([p for p in family if p.batch == size], size)
@@ -138,15 +172,21 @@ def frontier(family: Sequence[RecipeGroup]) -> list[RecipeGroup]:
     return found[::-1]
 
 
-def adjacent(family: Sequence[RecipeGroup], batch: int) -> tuple[RecipeGroup | None, RecipeGroup | None]:
-    """Return the recipes of the frontier at the next smaller and at the next larger batch, or None if there is none."""
+def adjacent(
+    family: Sequence[RecipeGroup], batch: int
+) -> tuple[RecipeGroup | None, RecipeGroup | None]:
+    """Return the recipes of the frontier at the next smaller and at the next larger batch, or None
+    if there is none."""
     edge = frontier(family)
-    return (next((p for p in reversed(edge) if p.batch < batch), None),
-            next((p for p in edge if p.batch > batch), None))
+    return (
+        next((p for p in reversed(edge) if p.batch < batch), None),
+        next((p for p in edge if p.batch > batch), None),
+    )
 
 
 def recipes_near(recipes: Sequence[RecipeGroup], batch: int) -> tuple[list[RecipeGroup], bool]:
-    """Return (recipes at a batch, True), or (adjacent recipes of each optimizer and generation, False)."""
+    """Return (recipes at a batch, True), or (adjacent recipes of each optimizer and generation,
+    False)."""
     if found := _recipes_at(recipes, batch):
         return found, True
     return [p for family in families(recipes) for p in adjacent(family, batch) if p], False
@@ -182,7 +222,9 @@ class Choice:
 
     @property
     def source_text(self) -> str:
-        return ('' if self.kind == 'known' else 'between ') + ' and '.join(p.text for p in self.sources)
+        return ('' if self.kind == 'known' else 'between ') + ' and '.join(
+            p.text for p in self.sources
+        )
 
 
 def range_text(numbers: Sequence[int]) -> str:
@@ -194,20 +236,31 @@ def range_text(numbers: Sequence[int]) -> str:
 def rank(published: RecipeGroup, batch: int) -> tuple:
     """Return a sort key: reliable, fewest epochs, exact batch, highest success rate, newest round.
 
-    The success rate includes one added success and one added failure, so that 59 of 60 ranks above 5 of 5.
+    The success rate includes one added success and one added failure, so that 59 of 60 ranks above
+    5 of 5.
     """
     good, runs = len(published.epochs), len(published.runs)
-    return (good / runs < _RELIABLE, round(published.mean_epochs, 1), published.batch != batch,
-            -(good + 1) / (runs + 2), [-ord(c) for c in published.rounds.rpartition(', ')[2]])
+    return (
+        good / runs < _RELIABLE,
+        round(published.mean_epochs, 1),
+        published.batch != batch,
+        -(good + 1) / (runs + 2),
+        [-ord(c) for c in published.rounds.rpartition(', ')[2]],
+    )
 
 
 def _best(recipes: Sequence[RecipeGroup], batch: int) -> RecipeGroup | None:
     return min((p for p in recipes if p.is_whole), key=lambda p: rank(p, batch), default=None)
 
 
-def choose_recipe(batch: int, opt_name: str | None = None, target: float | None = None,
-                  sets: Sequence[RunSet] | None = None) -> Choice:
-    """Return the best recipe at a batch, or one interpolated between two batches, from the published sets by default.
+def choose_recipe(
+    batch: int,
+    opt_name: str | None = None,
+    target: float | None = None,
+    sets: Sequence[RunSet] | None = None,
+) -> Choice:
+    """Return the best recipe at a batch, or one interpolated between two batches, from the
+    published sets by default.
 
     Raise ConfigError if no published set has this batch and none can be interpolated.
     """
@@ -217,17 +270,29 @@ def choose_recipe(batch: int, opt_name: str | None = None, target: float | None 
         return Choice(recipe, 'known', (best,), best.mean_epochs, best.target)
     for family in families([p for p in recipes if p.is_whole]):
         below, above = adjacent(family, batch)
-        if below and above and below.recipe.decay == above.recipe.decay and below.target == above.target:
+        if (
+            below
+            and above
+            and below.recipe.decay == above.recipe.decay
+            and below.target == above.target
+        ):
             return interpolate(below, above, batch)
     raise ConfigError(_refusal(recipes, batch, opt_name, target))
 
 
-def _refusal(recipes: Sequence[RecipeGroup], batch: int, opt_name: str | None, target: float | None) -> str:
+def _refusal(
+    recipes: Sequence[RecipeGroup], batch: int, opt_name: str | None, target: float | None
+) -> str:
     wanted = f'{opt_name or "any optimizer"}{"" if target is None else f", {100 * target:.4g} %"}'
-    texts = [f'{f[0].recipe.opt_name} of {f[0].generation} {range_text([p.batch for p in f])}'
-             for f in families([p for p in recipes if p.is_whole])]
-    return (f'global batch: got {batch:,} ({wanted}), expected a batch in the range of converged published '
-            f'sets: {"; ".join(texts) or "there are none; choose another optimizer or target"}')
+    texts = [
+        f'{f[0].recipe.opt_name} of {f[0].generation} {range_text([p.batch for p in f])}'
+        for f in families([p for p in recipes if p.is_whole])
+    ]
+    return (
+        f'global batch: got {batch:,} ({wanted}), expected a batch in the range of converged '
+        'published '
+        f'sets: {"; ".join(texts) or "there are none; choose another optimizer or target"}'
+    )
 
 
 def _mix(low: float, high: float, share: float) -> float:
@@ -235,22 +300,33 @@ def _mix(low: float, high: float, share: float) -> float:
 
 
 def interpolate(below: RecipeGroup, above: RecipeGroup, batch: int) -> Choice:
-    """Interpolate the learning rate as a power of the batch, and warm-up, schedule length and expected epochs linearly.
+    """Interpolate the learning rate as a power of the batch, and warm-up, schedule length and
+    expected epochs linearly.
 
-    All other values are from the nearer recipe. docs/recipes.md lists the errors at published batches.
+    All other values are from the nearer recipe. docs/recipes.md lists the errors at published
+    batches.
     """
     low, high = below.recipe, above.recipe
     size = low.global_batch_size, high.global_batch_size
     power = math.log(batch / size[0]) / math.log(size[1] / size[0])
     share = (batch - size[0]) / (size[1] - size[0])
-    assert low.base_lr and high.base_lr and low.warmup_epochs is not None and high.warmup_epochs is not None
+    assert (
+        low.base_lr
+        and high.base_lr
+        and low.warmup_epochs is not None
+        and high.warmup_epochs is not None
+    )
     lr = math.exp(_mix(math.log(low.base_lr), math.log(high.base_lr), power))
     recipe = replace(
-        low if power < 0.5 else high, global_batch_size=batch, base_lr=float(f'{lr:.3g}'),
+        low if power < 0.5 else high,
+        global_batch_size=batch,
+        base_lr=float(f'{lr:.3g}'),
         warmup_epochs=round(_mix(low.warmup_epochs, high.warmup_epochs, share), 1),
-        decay_epochs=None if low.decay_epochs is None or high.decay_epochs is None else
-        float(round(_mix(low.decay_epochs, high.decay_epochs, share))),
-        target_accuracy=below.target)
+        decay_epochs=None
+        if low.decay_epochs is None or high.decay_epochs is None
+        else float(round(_mix(low.decay_epochs, high.decay_epochs, share))),
+        target_accuracy=below.target,
+    )
     epochs = _nearest_evaluation(_mix(below.mean_epochs, above.mean_epochs, share), recipe)
     return Choice(recipe, 'between', (below, above), epochs, below.target)
 
@@ -259,34 +335,60 @@ def _nearest_evaluation(epochs: float, recipe: Recipe) -> float:
     """Return the evaluation epoch within the schedule that is nearest to a number of epochs."""
     assert recipe.eval_period and recipe.first_eval_epoch is not None
     num = max(0, round((epochs - recipe.first_eval_epoch) / recipe.eval_period))
-    return float(min(recipe.first_eval_epoch + num * recipe.eval_period, recipe.last_eval_epoch or math.inf))
+    return float(
+        min(recipe.first_eval_epoch + num * recipe.eval_period, recipe.last_eval_epoch or math.inf)
+    )
 
 
-# NVIDIA's submissions add the gradients of all images of a step, so their scale is the global batch, 1,664 or more
-# (rescale_grad in fit.py, SoftmaxOutput without normalization; MLPerf v0.7).
+# NVIDIA's submissions add the gradients of all images of a step, so their scale is the global
+# batch, 1,664 or more (rescale_grad in fit.py, SoftmaxOutput without normalization; MLPerf v0.7).
 LOSS_SCALE = 2048.0
 
 
-def make_config(choice: Choice, num_nodes: int | None = None, ranks_per_node: int | None = None) -> cfg.Config:
+def make_config(
+    choice: Choice, num_nodes: int | None = None, ranks_per_node: int | None = None
+) -> cfg.Config:
     """Return the configuration of a recipe for GPUs, like the files in launch/configs."""
-    recipe, layout = choice.recipe, f'_{num_nodes}x{ranks_per_node}' if num_nodes and ranks_per_node else ''
+    recipe, layout = (
+        choice.recipe,
+        f'_{num_nodes}x{ranks_per_node}' if num_nodes and ranks_per_node else '',
+    )
     batch = recipe.global_batch_size
     assert recipe.eval_period and recipe.first_eval_epoch is not None
     assert recipe.momentum is not None and recipe.weight_decay is not None
-    filled = {f.name: v for f in dataclasses.fields(cfg.ScheduleConfig)
-              if (v := getattr(recipe, f.name, None)) is not None}
+    filled = {
+        f.name: v
+        for f in dataclasses.fields(cfg.ScheduleConfig)
+        if (v := getattr(recipe, f.name, None)) is not None
+    }
     result = cfg.Config(
-        run=cfg.RunConfig(dir=f'logs/recipe_{batch}{layout}', num_nodes=num_nodes, ranks_per_node=ranks_per_node,
-                          clear_caches=True),
-        data=cfg.DataConfig(decoder='mixed', num_threads=6, pad_to_4_channels=True, last_batch='wrap'),
-        optimizer=cfg.OptimizerConfig(name=recipe.opt_name,  # type: ignore[arg-type]
-                                      momentum=recipe.momentum, weight_decay=recipe.weight_decay),
+        run=cfg.RunConfig(
+            dir=f'logs/recipe_{batch}{layout}',
+            num_nodes=num_nodes,
+            ranks_per_node=ranks_per_node,
+            clear_caches=True,
+        ),
+        data=cfg.DataConfig(
+            decoder='mixed', num_threads=6, pad_to_4_channels=True, last_batch='wrap'
+        ),
+        optimizer=cfg.OptimizerConfig(
+            name=recipe.opt_name,  # type: ignore[arg-type]
+            momentum=recipe.momentum,
+            weight_decay=recipe.weight_decay,
+        ),
         schedule=cfg.ScheduleConfig(**{'decay_epochs': STEP_SCHEDULE_EPOCHS, **filled}),
-        train=cfg.TrainConfig(device='gpu', precision='float16', global_batch_size=batch, loss_scale=LOSS_SCALE,
-                              loss_scale_policy='static',
-                              label_smoothing=recipe.label_smoothing or 0.0, target_accuracy=choice.target,
-                              eval_period=recipe.eval_period,
-                              eval_offset=(recipe.first_eval_epoch - 1) % recipe.eval_period))
+        train=cfg.TrainConfig(
+            device='gpu',
+            precision='float16',
+            global_batch_size=batch,
+            loss_scale=LOSS_SCALE,
+            loss_scale_policy='static',
+            label_smoothing=recipe.label_smoothing or 0.0,
+            target_accuracy=choice.target,
+            eval_period=recipe.eval_period,
+            eval_offset=(recipe.first_eval_epoch - 1) % recipe.eval_period,
+        ),
+    )
     cfg.check_values(result)
     return result
 
@@ -295,5 +397,7 @@ def check_shares(batch: int, num_ranks: int) -> None:
     """Raise ConfigError for a batch that is not divisible by the number of ranks."""
     if batch % num_ranks:
         fit = max(1, round(batch / num_ranks)) * num_ranks
-        raise ConfigError(f'--global-batch-size: got {batch} for {num_ranks} ranks (--nodes x --ranks-per-node), '
-                          f'expected a multiple of {num_ranks}, such as {fit}')
+        raise ConfigError(
+            f'--global-batch-size: got {batch} for {num_ranks} ranks (--nodes x --ranks-per-node), '
+            f'expected a multiple of {num_ranks}, such as {fit}'
+        )

@@ -1,4 +1,6 @@
-"""Find reference runs for a run: runs with the same or a similar recipe, or runs named by the user. Pure functions."""
+"""Find reference runs for a run: runs with the same or a similar recipe, or runs named by the user.
+Pure functions."""
+
 import math
 import statistics
 from collections import defaultdict
@@ -20,7 +22,8 @@ from mlperf_rn50.text import plural, printable, some
 MIN_RUNS = 2  # minimum number of runs to compute a spread
 # Largest ratios of learning rate per image and of schedule length between similar recipes.
 _SIMILAR_RATE, _SIMILAR_LENGTH = 1.5, 1.2
-_SAME_EPOCHS = 0.5  # difference up to which schedule lengths count as equal, because those logged in steps are inexact
+# difference up to which schedule lengths count as equal, because those logged in steps are inexact
+_SAME_EPOCHS = 0.5
 _SHOWN, _MAX_NAME = 3, 120  # maximum numbers of names per message and of characters per name
 
 
@@ -30,43 +33,73 @@ def _is_equal(a: float | None, b: float | None) -> bool:
 
 
 def _has_same_decay(a: Recipe, b: Recipe) -> bool:
-    """Return whether kind and length of the decay (for step decay: the drops) are equal, or unknown in one recipe."""
-    return None in (a.decay, b.decay) or a.decay == b.decay and a.step_epochs == b.step_epochs and (
-        a.decay == 'step' or _has_same_length(a, b))
+    """Return whether kind and length of the decay (for step decay: the drops) are equal, or unknown
+    in one recipe."""
+    return (
+        None in (a.decay, b.decay)
+        or a.decay == b.decay
+        and a.step_epochs == b.step_epochs
+        and (a.decay == 'step' or _has_same_length(a, b))
+    )
 
 
 def _has_same_length(a: Recipe, b: Recipe) -> bool:
-    return None in (a.decay_epochs, b.decay_epochs) or abs(
-        a.decay_epochs - b.decay_epochs) <= _SAME_EPOCHS  # type: ignore[operator]
+    return (
+        None in (a.decay_epochs, b.decay_epochs)
+        or abs(a.decay_epochs - b.decay_epochs) <= _SAME_EPOCHS
+    )  # type: ignore[operator]
 
 
 def has_same_recipe(a: Recipe, b: Recipe) -> bool:
-    """Return whether optimizer, batch and learning rate are known and equal, and all other known values are equal."""
-    names = ('base_lr', 'warmup_epochs', 'poly_power', 'end_lr', 'weight_decay', 'momentum', 'nesterov',
-             'label_smoothing')
-    return (None not in (a.opt_name, a.base_lr, b.base_lr) and a.opt_name == b.opt_name
-            and is_within(a.global_batch_size, b.global_batch_size, SAME_BATCH)
-            and _has_same_decay(a, b) and all(_is_equal(getattr(a, name), getattr(b, name)) for name in names))
+    """Return whether optimizer, batch and learning rate are known and equal, and all other known
+    values are equal."""
+    names = (
+        'base_lr',
+        'warmup_epochs',
+        'poly_power',
+        'end_lr',
+        'weight_decay',
+        'momentum',
+        'nesterov',
+        'label_smoothing',
+    )
+    return (
+        None not in (a.opt_name, a.base_lr, b.base_lr)
+        and a.opt_name == b.opt_name
+        and is_within(a.global_batch_size, b.global_batch_size, SAME_BATCH)
+        and _has_same_decay(a, b)
+        and all(_is_equal(getattr(a, name), getattr(b, name)) for name in names)
+    )
 
 
 def has_similar_recipe(a: Recipe, b: Recipe) -> bool:
-    """Return whether optimizer and decay match, and batch, learning rate per image and schedule length are similar."""
-    if (a.opt_name, a.decay, a.step_epochs) != (b.opt_name, b.decay, b.step_epochs) or not a.base_lr or not b.base_lr:
+    """Return whether optimizer and decay match, and batch, learning rate per image and schedule
+    length are similar."""
+    if (
+        (a.opt_name, a.decay, a.step_epochs) != (b.opt_name, b.decay, b.step_epochs)
+        or not a.base_lr
+        or not b.base_lr
+    ):
         return False
     rates = a.base_lr / a.global_batch_size, b.base_lr / b.global_batch_size
-    return (is_within(a.global_batch_size, b.global_batch_size, SIMILAR_BATCH) and is_within(*rates, _SIMILAR_RATE)
-            and (a.decay == 'step' or is_within(a.decay_epochs, b.decay_epochs, _SIMILAR_LENGTH)))
+    return (
+        is_within(a.global_batch_size, b.global_batch_size, SIMILAR_BATCH)
+        and is_within(*rates, _SIMILAR_RATE)
+        and (a.decay == 'step' or is_within(a.decay_epochs, b.decay_epochs, _SIMILAR_LENGTH))
+    )
 
 
 def _scale(recipe: Recipe, other: Recipe) -> float:
-    """Return the number of epochs of the other schedule that correspond to one epoch of the first."""
+    """Return the number of epochs of the other schedule that correspond to one epoch of the
+    first."""
     if 'step' in (recipe.decay, other.decay) or not recipe.decay_epochs or not other.decay_epochs:
         return 1.0
     return 1.0 if _has_same_length(recipe, other) else other.decay_epochs / recipe.decay_epochs
 
 
 def schedule_phase(recipe: Recipe, epoch: float) -> int | None:
-    """Return an epoch's part of the schedule: the nearest tenth or, for step decay, -1 minus the number of drops."""
+    """Return an epoch's part of the schedule: the nearest tenth or, for step decay, -1 minus the
+    number of drops."""
     if recipe.decay == 'step' and recipe.step_epochs:
         return -1 - sum(epoch > e for e in recipe.step_epochs)
     return round(10 * min(1.0, epoch / recipe.decay_epochs)) if recipe.decay_epochs else None
@@ -74,38 +107,54 @@ def schedule_phase(recipe: Recipe, epoch: float) -> int | None:
 
 @cache
 def _variances(run_set: RunSet) -> list[tuple[int, int, float]]:
-    """Return (part of the schedule, degrees of freedom, variance) for each epoch that two or more runs evaluated."""
+    """Return (part of the schedule, degrees of freedom, variance) for each epoch that two or more
+    runs evaluated."""
     at = defaultdict(list)
     for run in run_set.converged:
         for epoch, accuracy in run.curve:
             at[epoch].append(accuracy)
-    return [(phase, len(values) - 1, statistics.variance(values)) for epoch, values in at.items()
-            if len(values) >= MIN_RUNS and (phase := schedule_phase(run_set.recipe, epoch)) is not None]
+    return [
+        (phase, len(values) - 1, statistics.variance(values))
+        for epoch, values in at.items()
+        if len(values) >= MIN_RUNS and (phase := schedule_phase(run_set.recipe, epoch)) is not None
+    ]
 
 
 def typical_spreads(sets: Sequence[RunSet]) -> dict[int, float]:
-    """Return the standard deviation of Top-1 among the runs of a set, pooled over sets, by part of the schedule."""
+    """Return the standard deviation of Top-1 among the runs of a set, pooled over sets, by part of
+    the schedule."""
     found = defaultdict(list)
     for run_set in sets:
         for phase, freedom, variance in _variances(run_set):
             found[phase].append((freedom, variance))
-    return {phase: math.sqrt(sum(n * v for n, v in pairs) / sum(n for n, _ in pairs)) for phase, pairs in found.items()}
+    return {
+        phase: math.sqrt(sum(n * v for n, v in pairs) / sum(n for n, _ in pairs))
+        for phase, pairs in found.items()
+    }
 
 
 @dataclass(frozen=True)
 class Reference:
     """Converged runs of one or more sets that a run is compared with."""
 
-    how: Literal['same', 'like', 'named']  # same recipe, similar recipes, or a different recipe named by the user
+    # same recipe, similar recipes, or a different recipe named by the user
+    how: Literal['same', 'like', 'named']
     recipe: Recipe  # of the compared run
     sets: tuple[RunSet, ...]
-    spreads: Mapping[int, float] = field(default_factory=dict)  # lower bounds by part of the schedule (typical_spreads)
-    eval_samples: int | None = None  # images per evaluation, for the sampling error; None if spreads are known
+    # lower bounds by part of the schedule (typical_spreads)
+    spreads: Mapping[int, float] = field(default_factory=dict)
+    # images per evaluation, for the sampling error; None if spreads are known
+    eval_samples: int | None = None
 
     @property
     def runs(self) -> Iterator[tuple[Run, float]]:
-        """Pairs of a reference run and the number of its epochs that correspond to one epoch of the compared run."""
-        return ((run, _scale(self.recipe, run_set.recipe)) for run_set in self.sets for run in run_set.converged)
+        """Pairs of a reference run and the number of its epochs that correspond to one epoch of the
+        compared run."""
+        return (
+            (run, _scale(self.recipe, run_set.recipe))
+            for run_set in self.sets
+            for run in run_set.converged
+        )
 
     @property
     def num_runs(self) -> int:
@@ -113,70 +162,123 @@ class Reference:
 
 
 def dataset_of(config: Config) -> str | None:
-    """Return the data set of a configuration, or None for ImageNet, like other_dataset of a run set."""
-    return None if config.data.dataset == IMAGENET and not config.data.synthetic else config.data.dataset
+    """Return the data set of a configuration, or None for ImageNet, like other_dataset of a run
+    set."""
+    return (
+        None
+        if config.data.dataset == IMAGENET and not config.data.synthetic
+        else config.data.dataset
+    )
 
 
 def recipe_of(config: Config, global_batch_size: int) -> Recipe:
     o, s, t = config.optimizer, config.schedule, config.train
-    return Recipe(o.name, global_batch_size, s.base_lr, s.warmup_epochs, s.decay, s.decay_epochs,
-                  s.end_lr if s.decay != 'step' else None, s.poly_power if s.decay == 'poly' else None,
-                  s.step_epochs if s.decay == 'step' else None, o.weight_decay, o.momentum, t.label_smoothing,
-                  t.target_accuracy, t.eval_period, t.eval_offset + 1, o.nesterov if o.name == 'sgd' else None)
+    return Recipe(
+        o.name,
+        global_batch_size,
+        s.base_lr,
+        s.warmup_epochs,
+        s.decay,
+        s.decay_epochs,
+        s.end_lr if s.decay != 'step' else None,
+        s.poly_power if s.decay == 'poly' else None,
+        s.step_epochs if s.decay == 'step' else None,
+        o.weight_decay,
+        o.momentum,
+        t.label_smoothing,
+        t.target_accuracy,
+        t.eval_period,
+        t.eval_offset + 1,
+        o.nesterov if o.name == 'sgd' else None,
+    )
 
 
 def find_published(recipe: Recipe, published: Sequence[RunSet]) -> Reference | None:
-    """Return the published sets with the same recipe or, if there are none, those with similar recipes."""
+    """Return the published sets with the same recipe or, if there are none, those with similar
+    recipes."""
     return _find(recipe, published, typical_spreads(published), None)
 
 
-def find_named(recipe: Recipe, dataset: str | None, eval_samples: int, named: Sequence[RunSet],
-               published: Sequence[RunSet]) -> Reference:
-    """Return the reference among sets named by the user: same recipe, similar recipes, or a single different recipe.
+def find_named(
+    recipe: Recipe,
+    dataset: str | None,
+    eval_samples: int,
+    named: Sequence[RunSet],
+    published: Sequence[RunSet],
+) -> Reference:
+    """Return the reference among sets named by the user: same recipe, similar recipes, or a single
+    different recipe.
 
-    On ImageNet (dataset None), the spreads of the published sets apply. Raise UserError if no set can be a reference.
+    On ImageNet (dataset None), the spreads of the published sets apply. Raise UserError if no set
+    can be a reference.
     """
     usable = [s for s in named if s.other_dataset == dataset and s.converged]
     if not usable:
         others = sorted({s.other_dataset or IMAGENET for s in named if s.converged})
         got = f'runs on {some(others, _SHOWN)}' if others else 'no converged run'
-        raise UserError(f'run.reference: got {got}, expected converged runs on {dataset or IMAGENET}')
+        raise UserError(
+            f'run.reference: got {got}, expected converged runs on {dataset or IMAGENET}'
+        )
     spreads, samples = (typical_spreads(published), None) if dataset is None else ({}, eval_samples)
     if found := _find(recipe, usable, spreads, samples):
         return found
     if not all(has_same_recipe(usable[0].recipe, s.recipe) for s in usable):
-        raise UserError(f'run.reference: got {len(usable)} sets with different recipes, expected one recipe or '
-                        f'recipes similar to that of this run ({describe_recipe(recipe)})')
+        raise UserError(
+            f'run.reference: got {len(usable)} sets with different recipes, expected one recipe or '
+            f'recipes similar to that of this run ({describe_recipe(recipe)})'
+        )
     return Reference('named', recipe, tuple(usable), spreads, samples)
 
 
-def _find(recipe: Recipe, sets: Sequence[RunSet], spreads: Mapping[int, float],
-          eval_samples: int | None) -> Reference | None:
-    same, similar = (tuple(s for s in sets if s.converged and fits(recipe, s.recipe))
-                     for fits in (has_same_recipe, has_similar_recipe))
+def _find(
+    recipe: Recipe, sets: Sequence[RunSet], spreads: Mapping[int, float], eval_samples: int | None
+) -> Reference | None:
+    same, similar = (
+        tuple(s for s in sets if s.converged and fits(recipe, s.recipe))
+        for fits in (has_same_recipe, has_similar_recipe)
+    )
     if not same and not similar:
         return None
     return Reference('same' if same else 'like', recipe, same or similar, spreads, eval_samples)
 
 
 def describe_recipe(recipe: Recipe) -> str:
-    """Format optimizer, batch, learning rate, warm-up epochs and decay of a recipe, as far as they are known."""
-    length = '' if recipe.decay == 'step' or recipe.decay_epochs is None else f' over {recipe.decay_epochs:g} epochs'
+    """Format optimizer, batch, learning rate, warm-up epochs and decay of a recipe, as far as they
+    are known."""
+    length = (
+        ''
+        if recipe.decay == 'step' or recipe.decay_epochs is None
+        else f' over {recipe.decay_epochs:g} epochs'
+    )
     rate = None if recipe.base_lr is None else f'learning rate {recipe.base_lr:g}'
     warmup = None if recipe.warmup_epochs is None else f'warm-up {recipe.warmup_epochs:g}'
     decay = recipe.decay and recipe.decay + length
-    return ', '.join(filter(None, (recipe.opt_name, f'batch {recipe.global_batch_size}', rate, warmup, decay)))
+    return ', '.join(
+        filter(None, (recipe.opt_name, f'batch {recipe.global_batch_size}', rate, warmup, decay))
+    )
 
 
 def set_name(run_set: RunSet) -> str:
     """Return the path of a set, or the name of a published one."""
-    name = f'{run_set.source} {run_set.org or ""} {run_set.name}' if run_set.is_published else run_set.source
+    name = (
+        f'{run_set.source} {run_set.org or ""} {run_set.name}'
+        if run_set.is_published
+        else run_set.source
+    )
     return printable(name[-_MAX_NAME:])
 
 
 def introduce(reference: Reference) -> str:
-    sets = f'{plural(len(reference.sets), "set")} ({some([set_name(s) for s in reference.sets], _SHOWN)})'
+    sets = (
+        f'{plural(len(reference.sets), "set")} '
+        f'({some([set_name(s) for s in reference.sets], _SHOWN)})'
+    )
     other = describe_recipe(reference.sets[0].recipe)
-    return f'reference: {plural(reference.num_runs, "run")} of {sets}, ' + {
-        'same': 'same recipe', 'like': f'similar recipes ({other}), compared at the same fraction of the schedule',
-        'named': f'a different recipe ({other}), named by run.reference'}[reference.how]
+    return (
+        f'reference: {plural(reference.num_runs, "run")} of {sets}, '
+        + {
+            'same': 'same recipe',
+            'like': f'similar recipes ({other}), compared at the same fraction of the schedule',
+            'named': f'a different recipe ({other}), named by run.reference',
+        }[reference.how]
+    )

@@ -1,4 +1,5 @@
 """Plots that compare systems by one or two values each, mostly as bars."""
+
 from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
@@ -16,22 +17,46 @@ from mlperf_rn50.analysis.sets.series import Series
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.text import cut_names, plural, printable, short
 
-_PARTS = (('initialisation, before the clock', 'init_s', 'none', '////'), ('first epoch', 'first_s', '#4a5f78', ''),
-          ('later epochs', 'training_s', '#b4c4d4', ''), ('evaluation', 'evaluation_s', '#9c5563', ''),
-          ('other', 'other_s', '#e3dcb4', ''))
-VALUES: tuple[tuple[str, str, str, Callable[[RunSet], float | None], Callable[[Run], float | None]], ...] = (
-    ('time_to_train', 'Time to train', 'minutes', lambda s: s.minutes,
-     lambda r: None if r.time_to_train_s is None else r.time_to_train_s / 60),
-    ('epochs', 'Epochs to converge', 'epochs', lambda s: s.epochs_mean,
-     lambda r: r.evaluations[-1].epoch if r.evaluations else None),
-    ('throughput', 'Training throughput', 'images/s', lambda s: s.images_per_s, lambda r: None))
+_PARTS = (
+    ('initialisation, before the clock', 'init_s', 'none', '////'),
+    ('first epoch', 'first_s', '#4a5f78', ''),
+    ('later epochs', 'training_s', '#b4c4d4', ''),
+    ('evaluation', 'evaluation_s', '#9c5563', ''),
+    ('other', 'other_s', '#e3dcb4', ''),
+)
+VALUES: tuple[
+    tuple[str, str, str, Callable[[RunSet], float | None], Callable[[Run], float | None]], ...
+] = (
+    (
+        'time_to_train',
+        'Time to train',
+        'minutes',
+        lambda s: s.minutes,
+        lambda r: None if r.time_to_train_s is None else r.time_to_train_s / 60,
+    ),
+    (
+        'epochs',
+        'Epochs to converge',
+        'epochs',
+        lambda s: s.epochs_mean,
+        lambda r: r.evaluations[-1].epoch if r.evaluations else None,
+    ),
+    ('throughput', 'Training throughput', 'images/s', lambda s: s.images_per_s, lambda r: None),
+)
 _MAX_RUNS = 240  # maximum number of runs drawn in a plot
 _BAR_HEIGHT = 0.5
 
 
-def draw_values(scene: Scene, name: str, title: str, unit: str, system_value: Callable[[RunSet], float | None],
-                 run_value: Callable[[Run], float | None]) -> drawing.Picture | None:
-    """Draw a bar for the value of each system and a point for the value of each run; None if there are no values."""
+def draw_values(
+    scene: Scene,
+    name: str,
+    title: str,
+    unit: str,
+    system_value: Callable[[RunSet], float | None],
+    run_value: Callable[[Run], float | None],
+) -> drawing.Picture | None:
+    """Draw a bar for the value of each system and a point for the value of each run; None if there
+    are no values."""
     picture, axes = scene.rows(name, title)
     sampled = scene.sample_runs(picture, _MAX_RUNS)
     sizes = [system_value(s.run_set) for s in scene.shown]
@@ -39,17 +64,33 @@ def draw_values(scene: Scene, name: str, title: str, unit: str, system_value: Ca
     values = [v for v in (*sizes, *(v for pairs in points for _, v in pairs)) if v is not None]
     if not values:
         return None
-    is_log = drawing.differ_tenfold(values)  # a bar on a logarithmic axis has no meaningful start; its end is marked
+    # a bar on a logarithmic axis has no meaningful start; its end is marked
+    is_log = drawing.differ_tenfold(values)
     for row, (s, size, pairs) in enumerate(zip(scene.shown, sizes, points)):
         if size is not None:
-            drawn = axes.plot(size, row, '|', color=s.colour, markersize=18, markeredgewidth=2.5) if is_log else (
-                axes.barh(row, size, _BAR_HEIGHT, facecolor=(s.colour, 0.3), edgecolor=s.colour))
+            drawn = (
+                axes.plot(size, row, '|', color=s.colour, markersize=18, markeredgewidth=2.5)
+                if is_log
+                else (
+                    axes.barh(row, size, _BAR_HEIGHT, facecolor=(s.colour, 0.3), edgecolor=s.colour)
+                )
+            )
             picture.tip(drawn[0], f'{s.label}: {size:,.2f} {unit}')
         for mark, places in by_mark([r for r, _ in pairs]).items():
-            line, = axes.plot([pairs[k][1] for k in places],
-                              [row + 0.38 * ((k + 0.5) / len(pairs) - 0.5) for k in places], mark, color=s.colour,
-                              markersize=4.5 if len(pairs) <= 40 else 2.5)
-            picture.tip(line, *(f'{s.run_name(r)}: {v:.2f} {unit}, {r.status}' for r, v in (pairs[k] for k in places)))
+            (line,) = axes.plot(
+                [pairs[k][1] for k in places],
+                [row + 0.38 * ((k + 0.5) / len(pairs) - 0.5) for k in places],
+                mark,
+                color=s.colour,
+                markersize=4.5 if len(pairs) <= 40 else 2.5,
+            )
+            picture.tip(
+                line,
+                *(
+                    f'{s.run_name(r)}: {v:.2f} {unit}, {r.status}'
+                    for r, v in (pairs[k] for k in places)
+                ),
+            )
     if is_log:
         drawing.scale_up(axes.xaxis, unit, values)
     else:
@@ -59,12 +100,24 @@ def draw_values(scene: Scene, name: str, title: str, unit: str, system_value: Ca
     return picture
 
 
-def _draw_panel(picture: drawing.Picture, axes: Axes, rows: Sequence[tuple[RunSet, float | None]], style: str,
-                text: str) -> None:
+def _draw_panel(
+    picture: drawing.Picture,
+    axes: Axes,
+    rows: Sequence[tuple[RunSet, float | None]],
+    style: str,
+    text: str,
+) -> None:
     """Draw values over nodes. text formats the value in a tooltip."""
     known = [(s, v) for s, v in rows if v is not None]
-    line, = axes.plot([s.num_nodes or 0 for s, _ in known], [v for _, v in known], style, color=drawing.INK,
-                      markersize=5, linewidth=1, markerfacecolor=drawing.INK if style == 'o-' else 'none')
+    (line,) = axes.plot(
+        [s.num_nodes or 0 for s, _ in known],
+        [v for _, v in known],
+        style,
+        color=drawing.INK,
+        markersize=5,
+        linewidth=1,
+        markerfacecolor=drawing.INK if style == 'o-' else 'none',
+    )
     picture.tip(line, *(f'{short(s.name, MAX_NAME)}: {text.format(v)}' for s, v in known))
 
 
@@ -83,7 +136,8 @@ def _draw_ideal_efficiency(axes: Axes, efficiencies: Sequence[float]) -> None:
 
 
 def draw_series(scene: Scene, series: Series) -> drawing.Picture:
-    """Draw time, efficiency and epochs of a series over its nodes, with the ideal time and efficiency."""
+    """Draw time, efficiency and epochs of a series over its nodes, with the ideal time and
+    efficiency."""
     figure = Figure(figsize=(drawing.WIDTH_IN, 4.2))
     panels = figure.subplot_mosaic([['time', 'time'], ['efficiency', 'epochs']])
     time, efficiency, epochs = panels['time'], panels['efficiency'], panels['epochs']
@@ -91,44 +145,85 @@ def draw_series(scene: Scene, series: Series) -> drawing.Picture:
     picture = drawing.Picture(name, series.title, study_heading(scene.study), figure)
     pairs = [(s, c) for s in series.run_sets if (c := scene.study.comparison_of.get(s))]
     nodes = sorted({s.num_nodes or 0 for s in series.run_sets})
-    ideal = [(s.num_nodes or 0, s.minutes * c.efficiency) for s, c in pairs if s.minutes and c.efficiency]
+    ideal = [
+        (s.num_nodes or 0, s.minutes * c.efficiency) for s, c in pairs if s.minutes and c.efficiency
+    ]
     time.plot([n for n, _ in ideal], [m for _, m in ideal], '--', color=drawing.GRID, linewidth=1.2)
     _draw_panel(picture, time, [(s, s.minutes) for s, _ in pairs], 'o-', '{:.2f} min')
-    _draw_panel(picture, efficiency, [(s, c.hardware_efficiency) for s, c in pairs], 's:', 'hardware {:.1%}')
-    _draw_panel(picture, efficiency, [(s, c.efficiency) for s, c in pairs], 'o-', 'efficiency {:.1%}')
+    _draw_panel(
+        picture, efficiency, [(s, c.hardware_efficiency) for s, c in pairs], 's:', 'hardware {:.1%}'
+    )
+    _draw_panel(
+        picture, efficiency, [(s, c.efficiency) for s, c in pairs], 'o-', 'efficiency {:.1%}'
+    )
     _draw_panel(picture, epochs, [(s, s.epochs_mean) for s, _ in pairs], 'o-', '{:.1f} epochs')
     for axes, ylabel in ((time, ''), (efficiency, 'efficiency'), (epochs, 'mean epochs')):
         _label_panel(axes, nodes, ylabel)
     drawing.scale_up(time.yaxis, 'minutes', [m for s, _ in pairs if (m := s.minutes)] or [1.0])
     _draw_ideal_efficiency(efficiency, [c.efficiency for _, c in pairs if c.efficiency])
     epochs.set_ylim(0, 1.1 * max((s.epochs_mean or 1.0 for s, _ in pairs), default=1.0))
-    drawing.legend(picture, [Line2D([], [], color=drawing.GRID, linestyle='--', label='ideal'),
-                             Line2D([], [], color=drawing.INK, marker='o', markersize=5, label='measured'),
-                             Line2D([], [], color=drawing.INK, marker='s', markersize=5, linestyle=':',
-                                    markerfacecolor='none', label='images/s only')])
+    drawing.legend(
+        picture,
+        [
+            Line2D([], [], color=drawing.GRID, linestyle='--', label='ideal'),
+            Line2D([], [], color=drawing.INK, marker='o', markersize=5, label='measured'),
+            Line2D(
+                [],
+                [],
+                color=drawing.INK,
+                marker='s',
+                markersize=5,
+                linestyle=':',
+                markerfacecolor='none',
+                label='images/s only',
+            ),
+        ],
+    )
     return picture
 
 
 def draw_all_series(studies: Sequence[Study]) -> list[drawing.Picture]:
-    """Draw the efficiency of two or more series over nodes, those with the largest ratio of nodes in colour."""
+    """Draw the efficiency of two or more series over nodes, those with the largest ratio of nodes
+    in colour."""
     names = labels_of([x.baseline for study in studies for x in study.series])
-    curves = [(printable(f'{study.name}/' * (len(studies) > 1) + names[x.baseline]), [
-        (s.num_nodes or 0, c.efficiency) for s in x.run_sets if (c := study.comparison_of.get(s)) and c.efficiency])
-        for study in studies for x in study.series]
+    curves = [
+        (
+            printable(f'{study.name}/' * (len(studies) > 1) + names[x.baseline]),
+            [
+                (s.num_nodes or 0, c.efficiency)
+                for s in x.run_sets
+                if (c := study.comparison_of.get(s)) and c.efficiency
+            ],
+        )
+        for study in studies
+        for x in study.series
+    ]
     curves = sorted((c for c in curves if len(c[1]) > 1), key=lambda c: -c[1][-1][0] / c[1][0][0])
     if len(curves) < 2:
         return []
-    picture, axes = drawing.make_picture('series', 'Efficiency of all series', report_heading(studies), 3.4, ())
+    picture, axes = drawing.make_picture(
+        'series', 'Efficiency of all series', report_heading(studies), 3.4, ()
+    )
     _draw_ideal_efficiency(axes, [value for _, points in curves for _, value in points])
-    labels = [*cut_names([name for name, _ in curves[:len(drawing.COLOURS)]], MAX_NAME), 'other series']
-    colours = [*drawing.COLOURS[:len(labels) - 1], drawing.GRID]
+    labels = [
+        *cut_names([name for name, _ in curves[: len(drawing.COLOURS)]], MAX_NAME),
+        'other series',
+    ]
+    colours = [*drawing.COLOURS[: len(labels) - 1], drawing.GRID]
     for k, (name, points) in reversed([*enumerate(curves)]):  # the widest on top
         k = min(k, len(colours) - 1)
-        line, = axes.plot(*zip(*points), 'o-', color=colours[k], markersize=4, linewidth=1)
-        picture.tip(line, *(f'{name}: {plural(n, "node")}, efficiency {value:.1%}' for n, value in points))
+        (line,) = axes.plot(*zip(*points), 'o-', color=colours[k], markersize=4, linewidth=1)
+        picture.tip(
+            line, *(f'{name}: {plural(n, "node")}, efficiency {value:.1%}' for n, value in points)
+        )
     _label_panel(axes, sorted({n for _, points in curves for n, _ in points}), 'efficiency')
-    drawing.legend(picture, [Line2D([], [], color=colour, marker='o', markersize=4, linewidth=1, label=label)
-                             for colour, label in list(zip(colours, labels))[:len(curves)]])
+    drawing.legend(
+        picture,
+        [
+            Line2D([], [], color=colour, marker='o', markersize=4, linewidth=1, label=label)
+            for colour, label in list(zip(colours, labels))[: len(curves)]
+        ],
+    )
     return [picture]
 
 
@@ -144,12 +239,25 @@ def draw_time_parts(scene: Scene) -> drawing.Picture | None:
         for (kind, name, colour, hatch), part in zip(_PARTS, seconds):
             share = part / (sum(seconds) or 1.0)
             if getattr(parts, name) is not None:  # None means not logged; 0 s is drawn
-                bar, = axes.barh(row, share, _BAR_HEIGHT, left, facecolor=colour, edgecolor=drawing.GRID, hatch=hatch)
+                (bar,) = axes.barh(
+                    row,
+                    share,
+                    _BAR_HEIGHT,
+                    left,
+                    facecolor=colour,
+                    edgecolor=drawing.GRID,
+                    hatch=hatch,
+                )
                 picture.tip(bar, f'{s.label}: {kind} {part:,.1f} s, {100 * share:.1f} %')
             left += share
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(PercentFormatter(1, 0, ' %'))
     axes.set_xlabel('share of initialisation plus time to train')
-    drawing.legend(picture, [Patch(facecolor=colour, edgecolor=drawing.GRID, hatch=hatch, label=kind)
-                             for kind, _, colour, hatch in _PARTS])
+    drawing.legend(
+        picture,
+        [
+            Patch(facecolor=colour, edgecolor=drawing.GRID, hatch=hatch, label=kind)
+            for kind, _, colour, hatch in _PARTS
+        ],
+    )
     return picture

@@ -2,6 +2,7 @@
 
 Text is yielded in parts, because that of 10,000 runs takes more memory than the runs.
 """
+
 import csv
 import io
 import json
@@ -25,63 +26,133 @@ FORMAT = 'mlperf-rn50 report 1'
 # Keys whose value is an object or null.
 _TABLES = ('time_parts_s', 'elapsed_parts_s', 'rcp', 'energy_not_measured', 'energy_of_nodes')
 # Attributes of RunSet that are also keys of the JSON report.
-_FACTS = ('platform', 'division', 'num_nodes', 'num_accelerators', 'accelerator', 'framework', 'num_ranks',
-          'global_batch_size', 'target_accuracy')
+_FACTS = (
+    'platform',
+    'division',
+    'num_nodes',
+    'num_accelerators',
+    'accelerator',
+    'framework',
+    'num_ranks',
+    'global_batch_size',
+    'target_accuracy',
+)
 _EVALUATION = ('epoch', 'accuracy', 'time_s', 'line')
-_FACTORS = ('speedup', 'efficiency', 'throughput_gain', 'epoch_ratio', 'share_ratio')  # attributes of Comparison
-_EVALUATION_FACTS = ('round', 'org', 'num_nodes', 'num_accelerators', 'global_batch_size', 'target_accuracy')
+# attributes of Comparison
+_FACTORS = ('speedup', 'efficiency', 'throughput_gain', 'epoch_ratio', 'share_ratio')
+_EVALUATION_FACTS = (
+    'round',
+    'org',
+    'num_nodes',
+    'num_accelerators',
+    'global_batch_size',
+    'target_accuracy',
+)
 
 
 def _finding_object(finding: Finding) -> dict[str, Any]:
-    return {'grade': finding.grade, 'text': finding.text, 'file': finding.file and str(finding.file),
-            'line': finding.line}
+    return {
+        'grade': finding.grade,
+        'text': finding.text,
+        'file': finding.file and str(finding.file),
+        'line': finding.line,
+    }
 
 
 def _run_object(run_set: RunSet, run: Run) -> dict[str, Any]:
     energy = run_set.energies.get(run.path)
-    return {'file': str(run.path), 'status': run.status, 'epochs_to_converge': run.epochs_to_converge,
-            'time_to_train_s': run.time_to_train_s, 'final_accuracy': run.final_accuracy, 'seed': run.seed,
-            'last_epoch': run.last_epoch, 'age_s': run.age_s, 'num_resumes': run.num_resumes,
-            'elapsed_parts_s': render_parts(run.elapsed) or None,
-            'findings': list(map(_finding_object, run.findings)),
-            'evaluations': [{name: getattr(e, name) for name in _EVALUATION} for e in run.evaluations],
-            'energy_s': energy.seconds if energy and energy.measured else None,
-            'cpu_joules': energy.cpu_joules if energy else None, 'gpu_joules': energy.gpu_joules if energy else None,
-            'energy_of_nodes': energy.nodes if energy and energy.measured else None,
-            'energy_not_measured': dict(energy.reasons) if energy else None,
-            'lines': dict(run.lines),
-            'sources': {name: f'{s.basis}: {s.text}' + (f', line {s.line}' if s.line is not None else '')
-                        for name, s in run.sources.items()}}
+    return {
+        'file': str(run.path),
+        'status': run.status,
+        'epochs_to_converge': run.epochs_to_converge,
+        'time_to_train_s': run.time_to_train_s,
+        'final_accuracy': run.final_accuracy,
+        'seed': run.seed,
+        'last_epoch': run.last_epoch,
+        'age_s': run.age_s,
+        'num_resumes': run.num_resumes,
+        'elapsed_parts_s': render_parts(run.elapsed) or None,
+        'findings': list(map(_finding_object, run.findings)),
+        'evaluations': [{name: getattr(e, name) for name in _EVALUATION} for e in run.evaluations],
+        'energy_s': energy.seconds if energy and energy.measured else None,
+        'cpu_joules': energy.cpu_joules if energy else None,
+        'gpu_joules': energy.gpu_joules if energy else None,
+        'energy_of_nodes': energy.nodes if energy and energy.measured else None,
+        'energy_not_measured': dict(energy.reasons) if energy else None,
+        'lines': dict(run.lines),
+        'sources': {
+            name: f'{s.basis}: {s.text}' + (f', line {s.line}' if s.line is not None else '')
+            for name, s in run.sources.items()
+        },
+    }
 
 
 def _system_object(study: Study, run_set: RunSet, comparison: Comparison | None) -> dict[str, Any]:
     """Return a system's object in the JSON report, without its runs."""
     parts, energy, verdict = run_set.parts, run_set.energy, rcp.check_rcp(run_set)
     return {
-        'round': run_set.round, 'rounds': run_set.rounds, 'folders': list(map(str, run_set.folders)),
-        'benchmark': run_set.runs[0].benchmark, 'org': run_set.org, 'system': run_set.name,
-        'study': study.name, **{name: getattr(run_set, name) for name in _FACTS},
+        'round': run_set.round,
+        'rounds': run_set.rounds,
+        'folders': list(map(str, run_set.folders)),
+        'benchmark': run_set.runs[0].benchmark,
+        'org': run_set.org,
+        'system': run_set.name,
+        'study': study.name,
+        **{name: getattr(run_set, name) for name in _FACTS},
         'generation': generation_of(run_set.accelerator) or None,
-        'optimizer': next((dict(r.optimizer) for r in (*run_set.converged, *run_set.runs)
-                           if r.optimizer and not run_set.refusal), {}),
-        'dataset': run_set.dataset, 'is_imagenet': run_set.is_imagenet, 'num_runs': len(run_set.runs),
-        'num_converged': len(run_set.converged), 'num_resumed': len(run_set.resumed), 'refusal': run_set.refusal,
-        'violations': run_set.reasons, 'obstacles': run_set.judgement.obstacles,
+        'optimizer': next(
+            (
+                dict(r.optimizer)
+                for r in (*run_set.converged, *run_set.runs)
+                if r.optimizer and not run_set.refusal
+            ),
+            {},
+        ),
+        'dataset': run_set.dataset,
+        'is_imagenet': run_set.is_imagenet,
+        'num_runs': len(run_set.runs),
+        'num_converged': len(run_set.converged),
+        'num_resumed': len(run_set.resumed),
+        'refusal': run_set.refusal,
+        'violations': run_set.reasons,
+        'obstacles': run_set.judgement.obstacles,
         'judged_round': ROUND_OF.get(run_set.judgement.ruleset or ''),
-        'epochs_to_converge_mean': run_set.epochs_mean, 'score_minutes': run_set.score_minutes,
+        'epochs_to_converge_mean': run_set.epochs_mean,
+        'score_minutes': run_set.score_minutes,
         'official_score_minutes': rcp.official_score_minutes(run_set),
-        'time_to_train_mean_s': run_set.time_s, 'time_to_train_spread_s': run_set.spread_s,
-        'images_per_s': run_set.images_per_s, 'seconds_per_epoch': run_set.epoch_s,
-        'time_parts_s': {'init': parts.init_s, 'first_epoch': parts.first_s, 'later_epochs': parts.training_s,
-                         'evaluation': parts.evaluation_s, 'other': parts.other_s} if parts else None,
-        'node_hours': run_set.node_hours, 'price_per_node_hour': study.price_per_node_hour, 'cost': study.cost(run_set),
-        'cpu_kwh': kwh(energy.cpu_joules) if energy else None, 'gpu_kwh': kwh(energy.gpu_joules) if energy else None,
-        'images_per_joule': run_set.images_per_joule, 'energy_not_measured': dict(energy.reasons) if energy else None,
+        'time_to_train_mean_s': run_set.time_s,
+        'time_to_train_spread_s': run_set.spread_s,
+        'images_per_s': run_set.images_per_s,
+        'seconds_per_epoch': run_set.epoch_s,
+        'time_parts_s': {
+            'init': parts.init_s,
+            'first_epoch': parts.first_s,
+            'later_epochs': parts.training_s,
+            'evaluation': parts.evaluation_s,
+            'other': parts.other_s,
+        }
+        if parts
+        else None,
+        'node_hours': run_set.node_hours,
+        'price_per_node_hour': study.price_per_node_hour,
+        'cost': study.cost(run_set),
+        'cpu_kwh': kwh(energy.cpu_joules) if energy else None,
+        'gpu_kwh': kwh(energy.gpu_joules) if energy else None,
+        'images_per_joule': run_set.images_per_joule,
+        'energy_not_measured': dict(energy.reasons) if energy else None,
         'baseline': comparison.baseline.name if comparison else None,
         **{name: getattr(comparison, name, None) for name in _FACTORS},
-        'rcp': {'ruleset': verdict.ruleset, 'reference_epochs': verdict.reference_epochs,
-                'min_epochs': verdict.min_epochs, 'passed': verdict.passed, 'text': verdict.text} if verdict else None,
-        'findings': list(map(_finding_object, findings_of(study, run_set)))}
+        'rcp': {
+            'ruleset': verdict.ruleset,
+            'reference_epochs': verdict.reference_epochs,
+            'min_epochs': verdict.min_epochs,
+            'passed': verdict.passed,
+            'text': verdict.text,
+        }
+        if verdict
+        else None,
+        'findings': list(map(_finding_object, findings_of(study, run_set))),
+    }
 
 
 def _systems(studies: Sequence[Study]) -> Iterator[tuple[RunSet, dict[str, Any]]]:
@@ -94,9 +165,11 @@ def _encode(value: Any, depth: int) -> str:
     return json.dumps(value, indent=1, allow_nan=False).replace('\n', '\n' + ' ' * depth)
 
 
-def _encode_with_list(values: Mapping[str, Any], name: str, items: Iterable[Iterable[str]],
-                      depth: int) -> Iterator[str]:
-    """Yield the parts of an object of depth `depth` as JSON. Its last key is a list of items of depth + 2, in parts."""
+def _encode_with_list(
+    values: Mapping[str, Any], name: str, items: Iterable[Iterable[str]], depth: int
+) -> Iterator[str]:
+    """Yield the parts of an object of depth `depth` as JSON. Its last key is a list of items of
+    depth + 2, in parts."""
     line = '\n' + ' ' * (depth + 1)
     yield f'{_encode(values, depth).removesuffix(f"{line[:-1]}}}")},{line}"{name}": ['
     for number, item in enumerate(items):
@@ -106,15 +179,21 @@ def _encode_with_list(values: Mapping[str, Any], name: str, items: Iterable[Iter
 
 
 def render_json(studies: Sequence[Study]) -> Iterator[str]:
-    """Yield the parts of the JSON report, one per run, whose keys are described in docs/results.md."""
-    systems = (_encode_with_list(entry, 'runs', ((_encode(_run_object(s, r), 4),) for r in s.runs), 2)
-               for s, entry in _systems(studies))
-    yield from _encode_with_list({'format': FORMAT, 'version': mlperf_rn50.__version__}, 'systems', systems, 0)
+    """Yield the parts of the JSON report, one per run, whose keys are described in
+    docs/results.md."""
+    systems = (
+        _encode_with_list(entry, 'runs', ((_encode(_run_object(s, r), 4),) for r in s.runs), 2)
+        for s, entry in _systems(studies)
+    )
+    yield from _encode_with_list(
+        {'format': FORMAT, 'version': mlperf_rn50.__version__}, 'systems', systems, 0
+    )
     yield '\n'
 
 
 def _spreadsheet(value: Any) -> Any:
-    """Return a value for CSV. A leading apostrophe keeps spreadsheets from running text as a formula."""
+    """Return a value for CSV. A leading apostrophe keeps spreadsheets from running text as a
+    formula."""
     if not isinstance(value, str):
         return '' if value is None else value
     return f"'{printable(value)}" if value[:1] in ('=', '+', '-', '@') else printable(value)
@@ -131,13 +210,25 @@ def _render_rows(rows: Iterable[Iterable[Any]]) -> Iterator[str]:
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that fit in a cell, without lists and objects."""
-    return {k: v for k, v in values.items() if not isinstance(v, (list, tuple, dict)) and k not in _TABLES}
+    return {
+        k: v
+        for k, v in values.items()
+        if not isinstance(v, (list, tuple, dict)) and k not in _TABLES
+    }
 
 
 def render_csv(studies: Sequence[Study]) -> Iterator[str]:
     """Yield CSV with a row per run: the plain values of its system, then those of the run."""
-    rows = [{**_plain(entry), **_plain(_run_object(run_set, run)), 'num_evaluations': len(run.evaluations),
-             'num_warnings': run.num_warnings} for run_set, entry in _systems(studies) for run in run_set.runs]
+    rows = [
+        {
+            **_plain(entry),
+            **_plain(_run_object(run_set, run)),
+            'num_evaluations': len(run.evaluations),
+            'num_warnings': run.num_warnings,
+        }
+        for run_set, entry in _systems(studies)
+        for run in run_set.runs
+    ]
     return _render_objects(rows)
 
 
@@ -152,9 +243,22 @@ def _render_objects(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def render_evaluations_csv(studies: Sequence[Study]) -> Iterator[str]:
-    """Yield CSV with a row per evaluation: values of its system and run, then those of the evaluation."""
+    """Yield CSV with a row per evaluation: values of its system and run, then those of the
+    evaluation."""
     head = ('study', 'system', *_EVALUATION_FACTS, 'file', 'status', 'seed', *_EVALUATION)
-    rows = ((study.name, s.name, *(getattr(s, name) for name in _EVALUATION_FACTS), str(run.path), run.status, run.seed,
-             *(getattr(e, name) for name in _EVALUATION))
-            for study in studies for s in study.run_sets for run in s.runs for e in run.evaluations)
+    rows = (
+        (
+            study.name,
+            s.name,
+            *(getattr(s, name) for name in _EVALUATION_FACTS),
+            str(run.path),
+            run.status,
+            run.seed,
+            *(getattr(e, name) for name in _EVALUATION),
+        )
+        for study in studies
+        for s in study.run_sets
+        for run in s.runs
+        for e in run.evaluations
+    )
     return _render_rows(chain([head], rows))

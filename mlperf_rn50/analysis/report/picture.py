@@ -1,4 +1,5 @@
 """A plot with a tooltip for each mark, written as SVG for pages and as PNG for documents."""
+
 import io
 import re
 import textwrap
@@ -20,22 +21,46 @@ from matplotlib.ticker import LogLocator, NullLocator
 from mlperf_rn50.files import write_atomically
 from mlperf_rn50.text import printable
 
-# Pages replace INK by their text colour. GRID is also used for ideal lines; its contrast is at least 3:1 on all pages.
+# Pages replace INK by their text colour. GRID is also used for ideal lines; its contrast is at
+# least 3:1 on all pages.
 INK, GRID = '#1b1e23', '#808893'
-# Palette by Okabe and Ito for the colour-blind, adapted to a contrast of 3:1. All further systems use INK.
+# Palette by Okabe and Ito for the colour-blind, adapted to a contrast of 3:1. All further systems
+# use INK.
 COLOURS = ('#0072b2', '#d55e00', '#009e73', '#c4649b', '#a67c00', '#7a6fd0')
 WIDTH_IN = 4.6  # keeps text larger than 9 CSS px on a phone, where plots are 360 px wide
-# Based on Matplotlib's own values, because a matplotlibrc of the user or of the current folder may set any other.
-STYLE = {**{name: value for name, value in matplotlib.rcParamsDefault.items() if name != 'backend'},
-         'svg.fonttype': 'none', 'font.family': 'sans-serif', 'font.size': 9.5, 'text.color': INK,
-         'axes.edgecolor': GRID, 'axes.labelcolor': INK, 'axes.labelsize': 9.5, 'hatch.linewidth': 0.6,
-         'xtick.color': GRID, 'ytick.color': GRID, 'xtick.labelcolor': INK, 'ytick.labelcolor': INK,
-         'xtick.labelsize': 9.5, 'ytick.labelsize': 9.5, 'legend.fontsize': 9.5, 'axes.titlesize': 9.5,
-         'axes.grid': True, 'grid.color': GRID, 'grid.linewidth': 0.4, 'axes.axisbelow': True,
-         'axes.spines.top': False, 'axes.spines.right': False,
-         'legend.frameon': False, 'figure.facecolor': 'white', 'axes.facecolor': 'none',
-         'text.parse_math': False}  # log text must not be parsed as a formula
-_LINE_IN, _PER_IN, _MAX_LINES = 0.17, 12.7, 8  # text above a plot: inches per line, characters per inch, maximum lines
+# Based on Matplotlib's own values, because a matplotlibrc of the user or of the current folder may
+# set any other.
+STYLE = {
+    **{name: value for name, value in matplotlib.rcParamsDefault.items() if name != 'backend'},
+    'svg.fonttype': 'none',
+    'font.family': 'sans-serif',
+    'font.size': 9.5,
+    'text.color': INK,
+    'axes.edgecolor': GRID,
+    'axes.labelcolor': INK,
+    'axes.labelsize': 9.5,
+    'hatch.linewidth': 0.6,
+    'xtick.color': GRID,
+    'ytick.color': GRID,
+    'xtick.labelcolor': INK,
+    'ytick.labelcolor': INK,
+    'xtick.labelsize': 9.5,
+    'ytick.labelsize': 9.5,
+    'legend.fontsize': 9.5,
+    'axes.titlesize': 9.5,
+    'axes.grid': True,
+    'grid.color': GRID,
+    'grid.linewidth': 0.4,
+    'axes.axisbelow': True,
+    'axes.spines.top': False,
+    'axes.spines.right': False,
+    'legend.frameon': False,
+    'figure.facecolor': 'white',
+    'axes.facecolor': 'none',
+    'text.parse_math': False,
+}  # log text must not be parsed as a formula
+# text above a plot: inches per line, characters per inch, maximum lines
+_LINE_IN, _PER_IN, _MAX_LINES = 0.17, 12.7, 8
 
 
 @dataclass
@@ -47,7 +72,8 @@ class Picture:
     heading: str
     figure: Figure
     notes: list[str] = field(default_factory=list)  # explanations and omissions
-    tips: dict[str, Sequence[str]] = field(default_factory=dict)  # by id of the SVG group: one per mark or one for all
+    # by id of the SVG group: one per mark or one for all
+    tips: dict[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def caption(self) -> str:
@@ -61,8 +87,11 @@ class Picture:
 
     @property
     def above(self) -> list[str]:
-        return [line for text in (self.heading, self.caption)
-                for line in textwrap.wrap(printable(text), int(_PER_IN * self.figure.get_figwidth()))][:_MAX_LINES]
+        return [
+            line
+            for text in (self.heading, self.caption)
+            for line in textwrap.wrap(printable(text), int(_PER_IN * self.figure.get_figwidth()))
+        ][:_MAX_LINES]
 
     @property
     def above_in(self) -> float:
@@ -78,7 +107,9 @@ class Picture:
         with matplotlib.rc_context({**STYLE, 'svg.hashsalt': self.name}):
             self.figure.set_size_inches(width, whole)
             self.figure.set_layout_engine('constrained', rect=(0, 0, 1, height / whole))
-            self.figure.text(0.02, 1 - 0.3 * _LINE_IN / whole, '\n'.join(self.above), va='top', gid='title')
+            self.figure.text(
+                0.02, 1 - 0.3 * _LINE_IN / whole, '\n'.join(self.above), va='top', gid='title'
+            )
             self.figure.patch.set_gid('paper')
             self.figure.savefig(out, format='svg', metadata={'Date': None, 'Creator': None})
         self.figure.set_layout_engine('none')  # keep this layout
@@ -87,21 +118,28 @@ class Picture:
         return '<g id="'.join(_add_titles(part, self.tips) for part in text.split('<g id="'))
 
 
-def make_picture(name: str, title: str, heading: str, height_in: float, notes: Sequence[str]) -> tuple[Picture, Axes]:
+def make_picture(
+    name: str, title: str, heading: str, height_in: float, notes: Sequence[str]
+) -> tuple[Picture, Axes]:
     """Return a plot with one pair of axes."""
     figure = Figure(figsize=(WIDTH_IN, height_in))
     return Picture(name, title, heading, figure, list(notes)), figure.add_subplot()
 
 
 def _add_titles(part: str, tips: dict[str, Sequence[str]]) -> str:
-    """Add a title to each mark of a group. If the numbers of marks and titles differ, add one title to the group."""
+    """Add a title to each mark of a group. If the numbers of marks and titles differ, add one title
+    to the group."""
     gid, quote, rest = part.partition('"')
     if gid not in tips:
         return part
     titles = [f'<title>{escape(printable(t))}</title>' for t in tips[gid]]
     if rest.count('<use ') == len(titles):
         ordered = iter(titles)
-        return gid + quote + re.sub(r'<use ([^>]*)/>', lambda m: f'<use {m[1]}>{next(ordered)}</use>', rest)
+        return (
+            gid
+            + quote
+            + re.sub(r'<use ([^>]*)/>', lambda m: f'<use {m[1]}>{next(ordered)}</use>', rest)
+        )
     return f'{gid}{quote}{rest[0]}{titles[0]}{rest[1:]}'
 
 
@@ -110,7 +148,7 @@ def _without(svg: str, gid: str) -> str:
     for mark in re.finditer(r'<g\b|</g>', svg[start:]):
         depth += 1 if mark[0] == '<g' else -1
         if not depth:
-            return svg[:start] + svg[start + mark.end():]
+            return svg[:start] + svg[start + mark.end() :]
     return svg
 
 
@@ -118,31 +156,48 @@ def render_svg(picture: Picture) -> str:
     """Return the SVG for a page, without heading, caption and background."""
     svg = _without(_without(picture.svg, 'title'), 'paper')
     top = picture.above_in * 72
-    svg = svg.replace('<g id="figure_1">', f'<g id="figure_1" transform="translate(0 {-top:g})">', 1)
-    return re.sub(r'viewBox="0 0 ([\d.]+) ([\d.]+)"',
-                  lambda m: f'viewBox="0 0 {m[1]} {float(m[2]) - top:g}"', svg, count=1)
+    svg = svg.replace(
+        '<g id="figure_1">', f'<g id="figure_1" transform="translate(0 {-top:g})">', 1
+    )
+    return re.sub(
+        r'viewBox="0 0 ([\d.]+) ([\d.]+)"',
+        lambda m: f'viewBox="0 0 {m[1]} {float(m[2]) - top:g}"',
+        svg,
+        count=1,
+    )
 
 
 def figure_of(picture: Picture, prefix: str) -> dict[str, Any]:
     """Return a plot for a page's template, with prefixed ids and the page's colours."""
     svg = render_svg(picture)
-    svg = svg[svg.index('<svg'):]
+    svg = svg[svg.index('<svg') :]
     svg = re.sub(r'\bid="', f'id="{prefix}', svg)
     svg = re.sub(r'(xlink:href="#|url\(#)', rf'\g<1>{prefix}', svg)
-    svg = svg.replace(INK, 'currentColor').replace(GRID, 'var(--grid)').replace('#ffffff', 'var(--paper)')
-    svg = re.sub(r'<svg [^>]*(viewBox="[^"]*")[^>]*>', rf'<svg \1 role="img" aria-labelledby="{prefix}title" '
-                 'xmlns:xlink="http://www.w3.org/1999/xlink">', svg, count=1)
+    svg = (
+        svg.replace(INK, 'currentColor')
+        .replace(GRID, 'var(--grid)')
+        .replace('#ffffff', 'var(--paper)')
+    )
+    svg = re.sub(
+        r'<svg [^>]*(viewBox="[^"]*")[^>]*>',
+        rf'<svg \1 role="img" aria-labelledby="{prefix}title" '
+        'xmlns:xlink="http://www.w3.org/1999/xlink">',
+        svg,
+        count=1,
+    )
     return {'id': prefix, 'title': picture.title, 'notes': picture.notes, 'svg': svg}
 
 
 def file_stem(*names: str) -> str:
-    """Return the names as a file name without suffix, in which all unusual characters are replaced."""
+    """Return the names as a file name without suffix, in which all unusual characters are
+    replaced."""
     return re.sub(r'[^\w.+-]+', '_', '_'.join(names), flags=re.ASCII).strip('._-')[:100] or 'plot'
 
 
 def dump_picture(picture: Picture, folder: Path, stem: str) -> None:
     png = io.BytesIO()
-    write_atomically(folder / f'{stem}.svg', picture.svg)  # before the PNG, as the SVG sets the layout
+    # before the PNG, as the SVG sets the layout
+    write_atomically(folder / f'{stem}.svg', picture.svg)
     with matplotlib.rc_context(STYLE):
         picture.figure.savefig(png, format='png', dpi=150, metadata={'Software': None})
     write_atomically(folder / f'{stem}.png', png.getvalue())
@@ -177,13 +232,28 @@ def legend(picture: Picture, handles: Sequence[Line2D | Patch]) -> None:
     longest = max(len(str(h.get_label())) for h in handles)
     num_columns = max(1, min(len(handles), int(_PER_IN * width) // (longest + 7)))
     picture.figure.set_size_inches(width, height + 0.1 + 0.19 * -(-len(handles) // num_columns))
-    picture.figure.legend(handles=handles, loc='outside lower center', ncols=num_columns, columnspacing=1.2,
-                          handlelength=1.8)
+    picture.figure.legend(
+        handles=handles,
+        loc='outside lower center',
+        ncols=num_columns,
+        columnspacing=1.2,
+        handlelength=1.8,
+    )
 
 
-def mark_of(marker: str, label: str, size: float = 4.5, width: float = 1.0, colour: str = INK) -> Line2D:
-    return Line2D([], [], color=colour, marker=marker, markersize=size, markeredgewidth=width, linestyle='',
-                  label=label)
+def mark_of(
+    marker: str, label: str, size: float = 4.5, width: float = 1.0, colour: str = INK
+) -> Line2D:
+    return Line2D(
+        [],
+        [],
+        color=colour,
+        marker=marker,
+        markersize=size,
+        markeredgewidth=width,
+        linestyle='',
+        label=label,
+    )
 
 
 def ticks(values: Sequence[int]) -> list[int]:

@@ -1,4 +1,6 @@
-"""Log lines from which the report's numbers come, and names of units and studies for tables and plots."""
+"""Log lines from which the report's numbers come, and names of units and studies for tables and
+plots."""
+
 import shlex
 from collections.abc import Collection, Sequence
 from itertools import islice
@@ -17,7 +19,11 @@ def line_refs(run: Run, *names: str) -> tuple[Ref, ...]:
 
 def fact_refs(runs: Sequence[Run], field: str) -> tuple[Ref, ...]:
     """Return the source line of a fact in the first run that has one."""
-    refs = ((s.path or r.path, s.line) for r in runs if (s := r.sources.get(field)) and s.line is not None)
+    refs = (
+        (s.path or r.path, s.line)
+        for r in runs
+        if (s := r.sources.get(field)) and s.line is not None
+    )
     return tuple(islice(refs, 1))
 
 
@@ -38,7 +44,8 @@ def training_refs(*run_sets: RunSet | None) -> tuple[Ref, ...]:
 
 
 def has_other_epochs(*run_sets: RunSet) -> bool:
-    """Return whether the mean epochs of the scored runs differ from those of all converged runs, as in tables."""
+    """Return whether the mean epochs of the scored runs differ from those of all converged runs, as
+    in tables."""
     return any(s.scored_epochs_mean not in (None, s.epochs_mean) for s in run_sets)
 
 
@@ -58,11 +65,17 @@ def unit_name(study: Study) -> str:
 
 def study_command(study: Study) -> str:
     home = study.baseline.study
-    return shlex.join(['mlperf-rn50', 'report', str(home.parent if home.name == 'results' else home)])
+    return shlex.join(
+        ['mlperf-rn50', 'report', str(home.parent if home.name == 'results' else home)]
+    )
 
 
 def study_heading(study: Study) -> str:
-    targets = {f'{100 * r.target_accuracy:.2f} %' for r in study.baseline.runs if r.target_accuracy is not None}
+    targets = {
+        f'{100 * r.target_accuracy:.2f} %'
+        for r in study.baseline.runs
+        if r.target_accuracy is not None
+    }
     goal = f'time to {" or ".join(sorted(targets))} Top-1' if targets else 'target not logged,'
     return f'{study.name}: {goal} on {data_name(study.baseline.other_dataset)}'
 
@@ -70,4 +83,7 @@ def study_heading(study: Study) -> str:
 def report_heading(studies: Sequence[Study]) -> str:
     if len(studies) == 1:
         return study_heading(studies[0])
-    return f'ResNet-50 in MLPerf logs: {sum(len(s.run_sets) for s in studies):,} systems in {len(studies)} studies'
+    return (
+        f'ResNet-50 in MLPerf logs: {sum(len(s.run_sets) for s in studies):,} systems in '
+        f'{len(studies)} studies'
+    )

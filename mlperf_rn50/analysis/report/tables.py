@@ -1,4 +1,6 @@
-"""Tables and findings of the report, for all output formats. The only files read are sidecar files of the logs."""
+"""Tables and findings of the report, for all output formats. The only files read are sidecar files
+of the logs."""
+
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -30,18 +32,28 @@ MAX_FINDINGS = 200  # maximum findings shown per study
 LARGE_TREE = 8  # a report on more studies is brief
 _FACTORS = ('speed-up', 'efficiency', 'hardware', 'statistics', 'rest')
 _ENERGY = ('CPU kWh', 'GPU kWh', 'images/J')
-_OPTIONAL = (*_FACTORS, 'relative to', 'cost', 'node-hours', *_ENERGY, 'accelerator', 'framework')  # shown if not empty
+# shown if not empty
+_OPTIONAL = (*_FACTORS, 'relative to', 'cost', 'node-hours', *_ENERGY, 'accelerator', 'framework')
 
 
 def _listed(values: Sequence[str]) -> str:
     """Join values with commas. Three or more equal values become, for example, '63 x5'."""
-    return f'{values[0]} x{len(values)}' if len(values) > 2 and len(set(values)) == 1 else ', '.join(values) or '-'
+    return (
+        f'{values[0]} x{len(values)}'
+        if len(values) > 2 and len(set(values)) == 1
+        else ', '.join(values) or '-'
+    )
 
 
 def official_minutes(run_set: RunSet) -> float | None:
-    """Return the score scaled by reference convergence, or None if it does not differ from the unscaled one."""
+    """Return the score scaled by reference convergence, or None if it does not differ from the
+    unscaled one."""
     official, score = rcp.official_score_minutes(run_set), run_set.score_minutes
-    return official if official is not None and score is not None and not math.isclose(official, score) else None
+    return (
+        official
+        if official is not None and score is not None and not math.isclose(official, score)
+        else None
+    )
 
 
 def _system_cells(run_set: RunSet, unit: str) -> dict[str, Cell]:
@@ -49,97 +61,170 @@ def _system_cells(run_set: RunSet, unit: str) -> dict[str, Cell]:
     epoch_refs = tuple(ref for r in done for ref in evaluation_refs(r))
     is_score = run_set.score_minutes is not None
     spread = '' if is_score or run_set.spread_s is None else f' ± {minutes(run_set.spread_s)}'
-    mean = f'mean of {len(run_set.scored)}{", refused" * bool(run_set.reasons)}{", resumed" * run_set.is_resumed}'
+    mean = (
+        'mean of '
+        f'{len(run_set.scored)}{", refused" * bool(run_set.reasons)}'
+        f'{", resumed" * run_set.is_resumed}'
+    )
     is_count = unit == 'accelerators'
-    rate, counted, num_running = run_set.images_per_s, len(run_set.counted), sum(r.status == 'running' for r in runs)
+    rate, counted, num_running = (
+        run_set.images_per_s,
+        len(run_set.counted),
+        sum(r.status == 'running' for r in runs),
+    )
     still = f', {num_running} running' if num_running else ''
     return {
         'system': Cell(run_set.name),
         'division': Cell(run_set.division or '-'),
         'nodes': number_cell(run_set.num_nodes, refs=fact_refs(runs, 'num_nodes')),
-        unit: number_cell(run_set.num_accelerators if is_count else run_set.num_units,
-                      refs=fact_refs(runs, 'num_accelerators' if is_count else 'num_ranks')),
+        unit: number_cell(
+            run_set.num_accelerators if is_count else run_set.num_units,
+            refs=fact_refs(runs, 'num_accelerators' if is_count else 'num_ranks'),
+        ),
         'batch': number_cell(run_set.global_batch_size, refs=fact_refs(runs, 'global_batch_size')),
         'converged': Cell(f'{len(done)} / {counted}{still}', len(done) / max(1, counted)),
-        'epochs to converge': Cell(_listed([str(e) for e in run_set.epochs]), run_set.epochs_mean, epoch_refs),
+        'epochs to converge': Cell(
+            _listed([str(e) for e in run_set.epochs]), run_set.epochs_mean, epoch_refs
+        ),
         'mean epochs': number_cell(run_set.epochs_mean, ',.1f', epoch_refs),
         'time, min': Cell(minutes(run_set.time_s) + spread, run_set.time_s, time_refs(run_set)),
         'cost': Cell('-'),  # for the order of the columns; _cost_cells has the value
         'time from': Cell('score' if is_score else mean if run_set.scored else '-'),
-        'scaled score, min': number_cell(rcp.official_score_minutes(run_set), ',.2f', time_refs(run_set)),
-        'images/s': number_cell(rate, ',.0f' if (rate or 0) >= 1000 else ',.1f', training_refs(run_set)),
+        'scaled score, min': number_cell(
+            rcp.official_score_minutes(run_set), ',.2f', time_refs(run_set)
+        ),
+        'images/s': number_cell(
+            rate, ',.0f' if (rate or 0) >= 1000 else ',.1f', training_refs(run_set)
+        ),
         's/epoch': number_cell(run_set.epoch_s, ',.2f', training_refs(run_set)),
         'accelerator': Cell(run_set.accelerator or '-', refs=fact_refs(runs, 'accelerator')),
-        'framework': Cell(run_set.framework or '-', refs=fact_refs(runs, 'framework'))}
+        'framework': Cell(run_set.framework or '-', refs=fact_refs(runs, 'framework')),
+    }
 
 
-def _systems_table(title: str, run_sets: Sequence[RunSet], rows: Sequence[dict[str, Cell]], order: Iterable[str],
-                   left_out: Sequence[str], **keys) -> Table:
-    """Return the columns of `order`, without empty and left-out ones. A refused system has the reason instead."""
+def _systems_table(
+    title: str,
+    run_sets: Sequence[RunSet],
+    rows: Sequence[dict[str, Cell]],
+    order: Iterable[str],
+    left_out: Sequence[str],
+    **keys,
+) -> Table:
+    """Return the columns of `order`, without empty and left-out ones. A refused system has the
+    reason instead."""
     empty = [h for h in _OPTIONAL if all(row[h].text == '-' for row in rows)]
     unscaled = () if any(map(official_minutes, run_sets)) else ('scaled score, min',)
     uniform = () if mixes_divisions(run_sets) else ('division',)
     head = tuple(h for h in order if h not in {*left_out, *empty, *unscaled, *uniform})
-    return Table(title, head, tuple(
-        (row['system'], Cell(f'refused: {s.refusal}', span=len(head) - 1)) if s.refusal else
-        tuple(row[h] for h in head) for s, row in zip(run_sets, rows)), **keys)
+    return Table(
+        title,
+        head,
+        tuple(
+            (row['system'], Cell(f'refused: {s.refusal}', span=len(head) - 1))
+            if s.refusal
+            else tuple(row[h] for h in head)
+            for s, row in zip(run_sets, rows)
+        ),
+        **keys,
+    )
 
 
 def _cost_cells(study: Study, run_set: RunSet, refs: tuple[Ref, ...]) -> dict[str, Cell]:
     energy, cost = run_set.energy, study.cost(run_set)
-    is_spent = cost is not None or energy and energy.measured  # else node-hours would not be explained
-    return {'node-hours': figures_cell(run_set.node_hours if is_spent else None, refs),
-            'cost': Cell('-' if cost is None else money(cost), cost, refs),
-            'CPU kWh': figures_cell(kwh(energy.cpu_joules) if energy else None, refs),
-            'GPU kWh': figures_cell(kwh(energy.gpu_joules) if energy else None, refs),
-            'images/J': figures_cell(run_set.images_per_joule, refs)}
+    # else node-hours would not be explained
+    is_spent = cost is not None or energy and energy.measured
+    return {
+        'node-hours': figures_cell(run_set.node_hours if is_spent else None, refs),
+        'cost': Cell('-' if cost is None else money(cost), cost, refs),
+        'CPU kWh': figures_cell(kwh(energy.cpu_joules) if energy else None, refs),
+        'GPU kWh': figures_cell(kwh(energy.gpu_joules) if energy else None, refs),
+        'images/J': figures_cell(run_set.images_per_joule, refs),
+    }
 
 
 def _row(study: Study, run_set: RunSet) -> dict[str, Cell]:
-    """Return all cells of a system in a study. Hardware, statistics and rest are the factors of the efficiency."""
+    """Return all cells of a system in a study. Hardware, statistics and rest are the factors of the
+    efficiency."""
     c = study.comparison_of.get(run_set)
     base = c.baseline if c else None
     times, training = time_refs(run_set, base), training_refs(run_set, base)
     cells = _system_cells(run_set, unit_name(study))
-    return {**cells, 'epochs': cells['mean epochs'], 'minutes': cells['time, min'],
-            'speed-up': number_cell(c.speedup if c else None, ',.2f', times),
-            'efficiency': percent_cell(c.efficiency if c else None, '.1f', times),
-            'relative to': Cell(base.name if base else '-'),
-            'hardware': percent_cell(c.hardware_efficiency if c else None, '.1f', training),
-            'statistics': percent_cell(c.epoch_ratio if c else None, '.1f', training),
-            'rest': percent_cell(c.rest if c else None, '.1f', times + training),
-            **_cost_cells(study, run_set, time_refs(run_set))}
+    return {
+        **cells,
+        'epochs': cells['mean epochs'],
+        'minutes': cells['time, min'],
+        'speed-up': number_cell(c.speedup if c else None, ',.2f', times),
+        'efficiency': percent_cell(c.efficiency if c else None, '.1f', times),
+        'relative to': Cell(base.name if base else '-'),
+        'hardware': percent_cell(c.hardware_efficiency if c else None, '.1f', training),
+        'statistics': percent_cell(c.epoch_ratio if c else None, '.1f', training),
+        'rest': percent_cell(c.rest if c else None, '.1f', times + training),
+        **_cost_cells(study, run_set, time_refs(run_set)),
+    }
 
 
 def _bases(study: Study, run_sets: Sequence[RunSet]) -> dict[RunSet, RunSet]:
     """Return the baseline of each system that is compared with another one."""
-    return {s: c.baseline for s in run_sets if (c := study.comparison_of.get(s)) and c.baseline is not s}
+    return {
+        s: c.baseline for s in run_sets if (c := study.comparison_of.get(s)) and c.baseline is not s
+    }
 
 
 def _note(study: Study, run_sets: Sequence[RunSet], head: Sequence[str]) -> str:
     bases = _bases(study, run_sets)
     names = list(dict.fromkeys(b.name for b in bases.values()))
     notes = [
-        (bool(bases), f'Speed-up and efficiency are relative to {some(names, MAX_NAMES)}. Efficiency = hardware '
-         '(images/s) x statistics (epochs) x rest (first epoch, evaluations, gaps).'),
-        (any((c.rest or 0.0) >= 1.0005 for s in bases if (c := study.comparison_of[s])), 'A rest above 100 % '
-         'takes a smaller share of the time than on the baseline.'),
-        ('statistics' in head and has_other_epochs(*run_sets), 'Statistics compares the epochs of the scored runs.'),
-        (any(has_other_units(s, b) for s, b in bases.items()),
-         'Efficiency between different accelerators is not defined.'),
+        (
+            bool(bases),
+            f'Speed-up and efficiency are relative to {some(names, MAX_NAMES)}. Efficiency = '
+            'hardware '
+            '(images/s) x statistics (epochs) x rest (first epoch, evaluations, gaps).',
+        ),
+        (
+            any((c.rest or 0.0) >= 1.0005 for s in bases if (c := study.comparison_of[s])),
+            'A rest above 100 % takes a smaller share of the time than on the baseline.',
+        ),
+        (
+            'statistics' in head and has_other_epochs(*run_sets),
+            'Statistics compares the epochs of the scored runs.',
+        ),
+        (
+            any(has_other_units(s, b) for s, b in bases.items()),
+            'Efficiency between different accelerators is not defined.',
+        ),
         ('time from' not in head, 'The time is the MLPerf score.'),
-        ('time from' in head, 'The time is the MLPerf score (five runs, fastest and slowest dropped) or, without '
-         'a score, the mean of the converged runs ± standard deviation.'),
-        ('scaled score, min' in head, 'The scaled score is scaled by reference convergence, as by result_summarizer.'),
-        ('cost' in head, 'Node-hours and cost are based on the time shown, at '
-         f'{study.price_per_node_hour or 0:,g} per node-hour.'),
-        (not {*_ENERGY}.isdisjoint(head), 'Energy is the mean over the scored runs from run_start to run_stop and '
-         'covers only the CPU packages and GPUs of all nodes; images/J uses the sum of the energies shown.')]
+        (
+            'time from' in head,
+            'The time is the MLPerf score (five runs, fastest and slowest dropped) or, without '
+            'a score, the mean of the converged runs ± standard deviation.',
+        ),
+        (
+            'scaled score, min' in head,
+            'The scaled score is scaled by reference convergence, as by result_summarizer.',
+        ),
+        (
+            'cost' in head,
+            'Node-hours and cost are based on the time shown, at '
+            f'{study.price_per_node_hour or 0:,g} per node-hour.',
+        ),
+        (
+            not {*_ENERGY}.isdisjoint(head),
+            'Energy is the mean over the scored runs from run_start to run_stop and '
+            'covers only the CPU packages and GPUs of all nodes; images/J uses the sum of the '
+            'energies shown.',
+        ),
+    ]
     return ' '.join(text for is_shown, text in notes if is_shown)
 
 
-def _study_table(study: Study, title: str, run_sets: Sequence[RunSet], order: Iterable[str], minor: Sequence[str],
-                 left_out: Sequence[str] = ()) -> Table:
+def _study_table(
+    study: Study,
+    title: str,
+    run_sets: Sequence[RunSet],
+    order: Iterable[str],
+    minor: Sequence[str],
+    left_out: Sequence[str] = (),
+) -> Table:
     """Return a table of systems of a study, with a note."""
     rows = [_row(study, s) for s in run_sets]
     left_out = left_out if _bases(study, run_sets) else [*left_out, *_FACTORS]
@@ -148,22 +233,54 @@ def _study_table(study: Study, title: str, run_sets: Sequence[RunSet], order: It
 
 
 def series_table(study: Study, series: Series) -> Table:
-    """Return the table of a series: results with the factors of the efficiency, then other columns."""
-    order = ('nodes', 'batch', 'epochs', 'minutes', 'cost', *_FACTORS, 'images/s', 'converged', 'time from',
-             'scaled score, min', 'node-hours', *_ENERGY, 'system')
+    """Return the table of a series: results with the factors of the efficiency, then other
+    columns."""
+    order = (
+        'nodes',
+        'batch',
+        'epochs',
+        'minutes',
+        'cost',
+        *_FACTORS,
+        'images/s',
+        'converged',
+        'time from',
+        'scaled score, min',
+        'node-hours',
+        *_ENERGY,
+        'system',
+    )
     left_out = ['time from'] if all(s.score_minutes is not None for s in series.run_sets) else []
-    left_out += ['converged'] if all(len(s.converged) == len(s.runs) for s in series.run_sets) else []
-    title = series.title + ', open division' * (labels_of(study.run_sets)[series.baseline] != series.baseline.name)
+    left_out += (
+        ['converged'] if all(len(s.converged) == len(s.runs) for s in series.run_sets) else []
+    )
+    title = series.title + ', open division' * (
+        labels_of(study.run_sets)[series.baseline] != series.baseline.name
+    )
     return _study_table(study, title, series.run_sets, order, ('batch', *order[7:]), left_out)
 
 
 def answer_table(study: Study) -> Table:
     """Return the table of the systems that are in no series."""
     return _study_table(
-        study, 'Other systems' if study.series else 'Epochs to converge and time to train', study.others,
+        study,
+        'Other systems' if study.series else 'Epochs to converge and time to train',
+        study.others,
         _row(study, study.baseline) if study.others else (),
-        ('division', 'batch', 'epochs to converge', 'time from', 's/epoch', *_FACTORS[2:],
-         'accelerator', 'framework', 'node-hours', *_ENERGY), ('epochs', 'minutes', 'relative to'))
+        (
+            'division',
+            'batch',
+            'epochs to converge',
+            'time from',
+            's/epoch',
+            *_FACTORS[2:],
+            'accelerator',
+            'framework',
+            'node-hours',
+            *_ENERGY,
+        ),
+        ('epochs', 'minutes', 'relative to'),
+    )
 
 
 def is_large(studies: Sequence[Study]) -> bool:
@@ -171,8 +288,12 @@ def is_large(studies: Sequence[Study]) -> bool:
 
 
 def series_matrix(studies: Sequence[Study]) -> Table | None:
-    """Return the times and efficiencies of each series by number of nodes, or None for fewer than two series."""
-    series, rows = [(k, study, x) for k, study in enumerate(studies, start=1) for x in study.series], []
+    """Return the times and efficiencies of each series by number of nodes, or None for fewer than
+    two series."""
+    series, rows = (
+        [(k, study, x) for k, study in enumerate(studies, start=1) for x in study.series],
+        [],
+    )
     nodes = sorted({s.num_nodes or 0 for _, _, x in series for s in x.run_sets})
     labels = labels_of([x.baseline for _, _, x in series])
     for number, study, x in series:
@@ -180,48 +301,135 @@ def series_matrix(studies: Sequence[Study]) -> Table | None:
         for s in reversed(x.run_sets):  # the fastest one of those on the same number of nodes
             c, cost = study.comparison_of.get(s), study.cost(s)
             share, base = (c.efficiency, c.baseline) if c else (None, None)
-            cells[s.num_nodes] = Cell(minutes(s.time_s), s.time_s, time_refs(s, base), share=share, more=(
-                *([percent(share, '.0f')] if share else ()), *([f'cost {money(cost)}'] if cost else ())))
+            cells[s.num_nodes] = Cell(
+                minutes(s.time_s),
+                s.time_s,
+                time_refs(s, base),
+                share=share,
+                more=(
+                    *([percent(share, '.0f')] if share else ()),
+                    *([f'cost {money(cost)}'] if cost else ()),
+                ),
+            )
         name = f'{study.name}/' * (len(studies) > 1) + labels[x.baseline]
-        rows.append((Cell(name, study=number if len(studies) > 1 else None), *(cells.get(n, Cell('-')) for n in nodes)))
-    return Table('Series: minutes by number of nodes', ('series', *(f'{n:,}' for n in nodes)), tuple(rows),
-                 'Small numbers: efficiency relative to the first system of the series, or to --baseline.'
-                 ) if len(rows) > 1 else None
+        rows.append(
+            (
+                Cell(name, study=number if len(studies) > 1 else None),
+                *(cells.get(n, Cell('-')) for n in nodes),
+            )
+        )
+    return (
+        Table(
+            'Series: minutes by number of nodes',
+            ('series', *(f'{n:,}' for n in nodes)),
+            tuple(rows),
+            'Small numbers: efficiency relative to the first system of the series, or to '
+            '--baseline.',
+        )
+        if len(rows) > 1
+        else None
+    )
 
 
 def overview_table(studies: Sequence[Study]) -> Table | None:
     """Return the table of all systems, or None for a single study."""
-    shown = [(number, study, s) for number, study in enumerate(studies, start=1) for s in study.run_sets]
+    shown = [
+        (number, study, s) for number, study in enumerate(studies, start=1) for s in study.run_sets
+    ]
     if len(studies) < 2:
         return None
-    rows = [{**_row(study, s), **_system_cells(s, 'accelerators'), **_cost_cells(study, s, ()),
-             'system': Cell(s.name, study=number), 'round': Cell(', '.join(s.rounds)),
-             'organisation': Cell(s.org or '-', refs=fact_refs(s.runs, 'org')),
-             'target': percent_cell(s.target_accuracy, '.2f', fact_refs(s.runs, 'target_accuracy')),
-             'data': Cell(data_name(s.other_dataset)), 'generation': Cell(generation_of(s.accelerator) or '-'),
-             'study': Cell(study.name)} for number, study, s in shown]
+    rows = [
+        {
+            **_row(study, s),
+            **_system_cells(s, 'accelerators'),
+            **_cost_cells(study, s, ()),
+            'system': Cell(s.name, study=number),
+            'round': Cell(', '.join(s.rounds)),
+            'organisation': Cell(s.org or '-', refs=fact_refs(s.runs, 'org')),
+            'target': percent_cell(s.target_accuracy, '.2f', fact_refs(s.runs, 'target_accuracy')),
+            'data': Cell(data_name(s.other_dataset)),
+            'generation': Cell(generation_of(s.accelerator) or '-'),
+            'study': Cell(study.name),
+        }
+        for number, study, s in shown
+    ]
     return _systems_table(
-        'All systems', [s for _, _, s in shown], rows,
-        ('system', 'nodes', 'accelerators', 'time, min', 'mean epochs', 'cost', 'efficiency', 'generation', 'round',
-         'division', 'organisation', 'batch', 'relative to', 'converged', 'time from', 'scaled score, min',
-         'accelerator', 'framework', 'target', 'data', 'study'), (),
+        'All systems',
+        [s for _, _, s in shown],
+        rows,
+        (
+            'system',
+            'nodes',
+            'accelerators',
+            'time, min',
+            'mean epochs',
+            'cost',
+            'efficiency',
+            'generation',
+            'round',
+            'division',
+            'organisation',
+            'batch',
+            'relative to',
+            'converged',
+            'time from',
+            'scaled score, min',
+            'accelerator',
+            'framework',
+            'target',
+            'data',
+            'study',
+        ),
+        (),
         note='Times to different targets or on different data are not comparable.',
-        minor=('relative to', 'accelerator', 'framework', 'converged', 'time from', 'scaled score, min',
-               'target', 'data', 'study'),
-        choices=('nodes', 'generation', 'round', 'division', 'organisation', 'batch', 'accelerator'))
+        minor=(
+            'relative to',
+            'accelerator',
+            'framework',
+            'converged',
+            'time from',
+            'scaled score, min',
+            'target',
+            'data',
+            'study',
+        ),
+        choices=(
+            'nodes',
+            'generation',
+            'round',
+            'division',
+            'organisation',
+            'batch',
+            'accelerator',
+        ),
+    )
 
 
 def tables_of(study: Study) -> list[Table]:
     """Return the non-empty tables of a study, series first."""
-    makers = (answer_table, details.splits_table, details.parts_table, details.energy_table, details.reads_table,
-              details.rcp_table, details.runs_table, details.resumes_table)
-    return [*(series_table(study, x) for x in study.series), *(t for make in makers if (t := make(study)).rows)]
+    makers = (
+        answer_table,
+        details.splits_table,
+        details.parts_table,
+        details.energy_table,
+        details.reads_table,
+        details.rcp_table,
+        details.runs_table,
+        details.resumes_table,
+    )
+    return [
+        *(series_table(study, x) for x in study.series),
+        *(t for make in makers if (t := make(study)).rows),
+    ]
 
 
 def findings_of(study: Study, run_set: RunSet) -> list[Finding]:
-    """Return the findings about a system, its logs, its metrics and its comparison, the most severe first."""
+    """Return the findings about a system, its logs, its metrics and its comparison, the most severe
+    first."""
     slow = [f for run in run_set.runs for f in read_stragglers(run)]
-    return most_severe([*set_findings(run_set), *study.findings[run_set], *slow, *details.energy_notes(run_set)])
+    return most_severe(
+        [*set_findings(run_set), *study.findings[run_set], *slow, *details.energy_notes(run_set)]
+    )
 
 
 def finding_lines(study: Study, has_all: bool = False, more: str = '--findings') -> list[str]:
@@ -233,7 +441,8 @@ def finding_lines(study: Study, has_all: bool = False, more: str = '--findings')
     """
     named: dict[str, list[str]] = {}
     for run_set in study.run_sets:
-        found = [f for f in findings_of(study, run_set) if f.kind != 'refused']  # the table contains the refusal
+        # the table contains the refusal
+        found = [f for f in findings_of(study, run_set) if f.kind != 'refused']
         texts = [render_finding(f) for f in found if has_all or f.grade != 'note']
         if not has_all and len(texts) > MAX_SHOWN:
             texts[MAX_SHOWN:] = [f'{len(texts) - MAX_SHOWN} more: {more}']

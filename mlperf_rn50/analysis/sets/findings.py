@@ -1,4 +1,6 @@
-"""Findings about a run set: refusal, duplicates, weak evidence and findings in its logs. Pure functions."""
+"""Findings about a run set: refusal, duplicates, weak evidence and findings in its logs. Pure
+functions."""
+
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -22,14 +24,20 @@ def render_finding(finding: Finding) -> str:
 
 
 def _failures(run_set: RunSet) -> list[Finding]:
-    """Return a finding for each reason why runs do not count as converged, only a note if the set has a score."""
+    """Return a finding for each reason why runs do not count as converged, only a note if the set
+    has a score."""
     runs = run_set.counted
     unread = sum(r.status == 'unreadable' for r in runs)
     short = sum(r.status not in ('converged', 'running') for r in runs) - unread
-    found = [make_finding(kind, None, count, len(runs)) for kind, count in (
-        ('runs_unreadable', unread), ('runs_unconverged', short)) if count]
+    found = [
+        make_finding(kind, None, count, len(runs))
+        for kind, count in (('runs_unreadable', unread), ('runs_unconverged', short))
+        if count
+    ]
     is_scored = run_set.score_minutes is not None
-    return [f._replace(grade='note') if is_scored and f.kind == 'runs_unconverged' else f for f in found]
+    return [
+        f._replace(grade='note') if is_scored and f.kind == 'runs_unconverged' else f for f in found
+    ]
 
 
 def _missing_numbers(runs: Sequence[Run]) -> list[Finding]:
@@ -55,12 +63,21 @@ def _weaknesses(run_set: RunSet) -> Iterator[Finding]:
         verb = 'was' if len(run_set.resumed) == 1 else 'were'
         count = f'{len(run_set.resumed)} of {plural(len(runs), "run")} {verb} resumed'
         is_left_out = len(run_set.timed) < len(run_set.converged)
-        yield make_finding('runs_resumed', None, count, '; means leave resumed runs out' * is_left_out)
+        yield make_finding(
+            'runs_resumed', None, count, '; means leave resumed runs out' * is_left_out
+        )
     elif len(runs) != RUNS_OF_A_SCORE:
-        yield make_finding('runs_not_five', None, plural(len(runs), 'run'), RUNS_OF_A_SCORE,
-                           '; the spread of a single run is unknown' if len(runs) == 1 else '')
+        yield make_finding(
+            'runs_not_five',
+            None,
+            plural(len(runs), 'run'),
+            RUNS_OF_A_SCORE,
+            '; the spread of a single run is unknown' if len(runs) == 1 else '',
+        )
     seeds = Counter(r.seed for r in runs if r.seed is not None)
-    yield from (make_finding('seeds_equal', None, count, seed) for seed, count in seeds.items() if count > 1)
+    yield from (
+        make_finding('seeds_equal', None, count, seed) for seed, count in seeds.items() if count > 1
+    )
     if not seeds and sum(r.status != 'unreadable' for r in runs) > 1:
         yield make_finding('seeds_missing')
     yield from _missing_numbers(run_set.runs)
@@ -68,8 +85,13 @@ def _weaknesses(run_set: RunSet) -> Iterator[Finding]:
     if period and epochs and 0 < max(epochs) - min(epochs) <= period:
         yield make_finding('resolution_low')
     if run_set.num_nodes != run_set.stated_nodes:
-        yield make_finding('nodes_unknown', None, run_set.num_accelerators, plural(run_set.stated_nodes or 0, 'node'),
-                           MAX_PER_NODE)
+        yield make_finding(
+            'nodes_unknown',
+            None,
+            run_set.num_accelerators,
+            plural(run_set.stated_nodes or 0, 'node'),
+            MAX_PER_NODE,
+        )
     if not run_set.is_imagenet:
         yield make_finding('not_imagenet', None, run_set.dataset or 'unnamed')
 
@@ -80,25 +102,49 @@ def _log_findings(run_set: RunSet) -> list[Finding]:
     counts = Counter(key for key, _ in dict.fromkeys(((f.grade, f.text), f.file) for f in found))
     shared = {key for key, count in counts.items() if count == len(run_set.runs) > 1}
     merged = {(f.grade, f.text): f for f in found if (f.grade, f.text) in shared}.values()
-    return [*(f._replace(line=None, text=f'all {len(run_set.runs)} logs: {f.text}', file=None) for f in merged),
-            *(f for f in found if (f.grade, f.text) not in shared)]
+    return [
+        *(
+            f._replace(line=None, text=f'all {len(run_set.runs)} logs: {f.text}', file=None)
+            for f in merged
+        ),
+        *(f for f in found if (f.grade, f.text) not in shared),
+    ]
 
 
 def set_findings(run_set: RunSet) -> list[Finding]:
-    """Return errors, then warnings, then notes; in each grade, those about the set precede those about its logs."""
+    """Return errors, then warnings, then notes; in each grade, those about the set precede those
+    about its logs."""
     refusal = [make_finding('refused', None, run_set.refusal)] if run_set.refusal else []
     doubt = [run_set.speed_doubt] if run_set.speed_doubt else []
-    parts = [make_finding('settings_differ', None, run_set.parts_text)] if run_set.parts_text else []
+    parts = (
+        [make_finding('settings_differ', None, run_set.parts_text)] if run_set.parts_text else []
+    )
     judged = run_set.judgement
     if judged.ruleset and judged.basis:
         doubt.append(make_finding('judged_by', None, ROUND_OF[judged.ruleset], judged.basis))
     if judged.is_unchecked:
         doubt.append(make_finding('rules_unchecked'))
     again = [make_finding('submitted_again', None, s.round, s.folder) for s in run_set.later]
-    duplicates = [make_finding('duplicate', None, d.text, file=d.run.path) for d in run_set.duplicates]
+    duplicates = [
+        make_finding('duplicate', None, d.text, file=d.run.path) for d in run_set.duplicates
+    ]
     found = [*refusal, *duplicates, *_log_findings(run_set)]
     by = f' by the rules of {ROUND_OF[judged.ruleset]}' if judged.ruleset else ''
-    rules = [make_finding('rule_broken', None, by, text) for text in judged.violations
-             if not any(text.endswith(f.text) or f.text.startswith(text) for f in found)]
-    return most_severe([*refusal, *rules, *run_set.findings, *duplicates, *doubt, *_weaknesses(run_set), *parts, *again,
-                        *_log_findings(run_set)])
+    rules = [
+        make_finding('rule_broken', None, by, text)
+        for text in judged.violations
+        if not any(text.endswith(f.text) or f.text.startswith(text) for f in found)
+    ]
+    return most_severe(
+        [
+            *refusal,
+            *rules,
+            *run_set.findings,
+            *duplicates,
+            *doubt,
+            *_weaknesses(run_set),
+            *parts,
+            *again,
+            *_log_findings(run_set),
+        ]
+    )

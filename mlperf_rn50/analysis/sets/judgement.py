@@ -1,9 +1,11 @@
-"""The one judgement of a run set: what is wrong with its logs, by themselves, together and by the rules of a round.
+"""The one judgement of a run set: what is wrong with its logs, by themselves, together and by the
+rules of a round.
 
-`judge_set` is for every command that prints a verdict or a score: report, check, package, predict and watch. Logs with
-a violation are refused and have no score. An obstacle, such as a resumed or a running run, keeps logs from being
-submitted. Only the official checkers read files.
+`judge_set` is for every command that prints a verdict or a score: report, check, package, predict
+and watch. Logs with a violation are refused and have no score. An obstacle, such as a resumed or a
+running run, keeps logs from being submitted. Only the official checkers read files.
 """
+
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -20,16 +22,31 @@ from mlperf_rn50.mllog.rulesets import ROUNDS, RULESETS
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.text import grouped, some
 
-# Facts that all runs of a set must share, and those that only converged and running ones must share.
-_SHARED = ('target_accuracy', 'num_nodes', 'num_accelerators', 'accelerator', 'dataset', 'round', 'is_imagenet',
-           'train_samples', 'eval_samples')
+# Facts that all runs of a set must share, and those that only converged and running ones must
+# share.
+_SHARED = (
+    'target_accuracy',
+    'num_nodes',
+    'num_accelerators',
+    'accelerator',
+    'dataset',
+    'round',
+    'is_imagenet',
+    'train_samples',
+    'eval_samples',
+)
 _SHARED_IF_COUNTED = ('global_batch_size', 'opt_name')
-# Facts whose default comes from the rules or from ImageNet. They are known only if the log contains one of these keys.
-_FACT_KEYS = {'is_imagenet': (keys.TRAIN_SAMPLES, 'dataset'), 'train_samples': (keys.TRAIN_SAMPLES,),
-              'eval_samples': (keys.EVAL_SAMPLES,)}
+# Facts whose default comes from the rules or from ImageNet. They are known only if the log contains
+# one of these keys.
+_FACT_KEYS = {
+    'is_imagenet': (keys.TRAIN_SAMPLES, 'dataset'),
+    'train_samples': (keys.TRAIN_SAMPLES,),
+    'eval_samples': (keys.EVAL_SAMPLES,),
+}
 _MAX_VALUE = 80  # maximum characters of a value quoted in a message
 _MAX_SETTINGS = 5  # maximum settings, parts and files named in a message
-_CUT = 'no_run_stop'  # the only error that is no contradiction: a run that was killed did not converge
+# the only error that is no contradiction: a run that was killed did not converge
+_CUT = 'no_run_stop'
 
 
 def _known_fact(run: Run, name: str) -> Any:
@@ -52,43 +69,75 @@ def find_differences(runs: Sequence[Run]) -> str | None:
         known = [(r, value) for r in members if (value := _known_fact(r, name)) is not None]
         other = next(((r, value) for r, value in known if value != known[0][1]), None)
         if other:
-            first, second = (f'{str(value)[:_MAX_VALUE]} in {r.path.name}' for r, value in (known[0], other))
+            first, second = (
+                f'{str(value)[:_MAX_VALUE]} in {r.path.name}' for r, value in (known[0], other)
+            )
             texts.append(f'{name} is {first} and {second}')
-    return f'{"; ".join(texts)}, expected one value in a run set; report the runs separately' if texts else None
+    return (
+        f'{"; ".join(texts)}, expected one value in a run set; report the runs separately'
+        if texts
+        else None
+    )
 
 
-def find_parts(runs: Iterable[Run], facts: Sequence[str] = (*_SHARED_IF_COUNTED, 'division')) -> str | None:
-    """Return the parts of a set whose runs differ in settings or facts, as text, or None if all are equal."""
-    settings = {r.path.name: {**{name: r.fact(name) for name in facts}, **r.optimizer}
-                for r in runs if r.status != 'unreadable'}
+def find_parts(
+    runs: Iterable[Run], facts: Sequence[str] = (*_SHARED_IF_COUNTED, 'division')
+) -> str | None:
+    """Return the parts of a set whose runs differ in settings or facts, as text, or None if all are
+    equal."""
+    settings = {
+        r.path.name: {**{name: r.fact(name) for name in facts}, **r.optimizer}
+        for r in runs
+        if r.status != 'unreadable'
+    }
     known = dict.fromkeys(name for each in settings.values() for name in each)
-    names = [n for n in known if len({each.get(n) for each in settings.values()} - {None}) > 1][:_MAX_SETTINGS]
-    parts = grouped(settings, lambda file: ', '.join(f'{n} {str(settings[file].get(n))[:_MAX_VALUE]}' for n in names))
+    names = [n for n in known if len({each.get(n) for each in settings.values()} - {None}) > 1][
+        :_MAX_SETTINGS
+    ]
+    parts = grouped(
+        settings,
+        lambda file: ', '.join(f'{n} {str(settings[file].get(n))[:_MAX_VALUE]}' for n in names),
+    )
     texts = [f'{text} in {some(files, _MAX_SETTINGS)}' for text, files in parts.items()]
     return '; '.join(texts[:_MAX_SETTINGS]) if names else None
 
 
 def find_submitters(runs: Sequence[Run]) -> list[Finding]:
     """Return a warning if the logs of a set contain several submitters."""
-    named = grouped((r for r in runs if r.org), lambda r: ''.join(c for c in str(r.org).casefold() if c.isalnum()))
+    named = grouped(
+        (r for r in runs if r.org),
+        lambda r: ''.join(c for c in str(r.org).casefold() if c.isalnum()),
+    )
     texts = [f'{str(r.org)[:_MAX_VALUE]!r} in {r.path.name}' for r, *_ in islice(named.values(), 3)]
-    return [make_finding('submitters_differ', None, len(named), ', '.join(texts))] if len(named) > 1 else []
+    return (
+        [make_finding('submitters_differ', None, len(named), ', '.join(texts))]
+        if len(named) > 1
+        else []
+    )
 
 
 def folded(texts_by_log: Mapping[Path, Iterable[str]]) -> list[str]:
-    """Return each text once, with the name of its log or the number of its logs if there are several logs."""
-    logs = grouped(((text, path) for path, texts in texts_by_log.items() for text in dict.fromkeys(texts)),
-                   lambda item: item[0])
+    """Return each text once, with the name of its log or the number of its logs if there are
+    several logs."""
+    logs = grouped(
+        ((text, path) for path, texts in texts_by_log.items() for text in dict.fromkeys(texts)),
+        lambda item: item[0],
+    )
     if len(texts_by_log) == 1:
         return list(logs)
     found = sorted(logs.items(), key=lambda item: -len(item[1]))
-    return [f'{named[0][1].name if len(named) == 1 else f"{len(named)} logs"}: {text}' for text, named in found]
+    return [
+        f'{named[0][1].name if len(named) == 1 else f"{len(named)} logs"}: {text}'
+        for text, named in found
+    ]
 
 
 def violations_of(logs: Iterable[CheckedLog], ruleset: str) -> dict[Path, tuple[str, ...]]:
     """Return how logs break a ruleset, except those of running runs and of logs without a run."""
     finished = [log for log in logs if log.run and log.run.status != 'running']
-    results = {log.path: log.result(ruleset).violations for log in finished if ruleset in log.rulesets}
+    results = {
+        log.path: log.result(ruleset).violations for log in finished if ruleset in log.rulesets
+    }
     return {path: violations for path, violations in results.items() if violations}
 
 
@@ -100,21 +149,35 @@ def allowed_misses(num_runs: int) -> int:
 def passed_rulesets(logs: Sequence[CheckedLog]) -> Iterator[str]:
     """Yield the rulesets that logs pass, the oldest first."""
     known = {r for log in logs for r in log.rulesets}
-    yield from (r for r in RULESETS if r in known and len(violations_of(logs, r)) <= allowed_misses(len(logs)))
+    yield from (
+        r
+        for r in RULESETS
+        if r in known and len(violations_of(logs, r)) <= allowed_misses(len(logs))
+    )
 
 
 def _choose_ruleset(run_set: RunSet, logs: Sequence[CheckedLog]) -> tuple[str | None, str]:
-    """Return the ruleset of the logs' round, else the oldest that they pass, else the newest; and which one it is."""
-    known, named = [r for r in RULESETS if any(r in log.rulesets for log in logs)], ROUNDS.get(run_set.round)
+    """Return the ruleset of the logs' round, else the oldest that they pass, else the newest; and
+    which one it is."""
+    known, named = (
+        [r for r in RULESETS if any(r in log.rulesets for log in logs)],
+        ROUNDS.get(run_set.round),
+    )
     if len(known) < 2 or named in known:
         return named if named in known else next(iter(known), None), ''
     oldest = next(passed_rulesets(logs), None)
-    return oldest or known[-1], 'the oldest that the logs pass' if oldest else 'the newest, because the logs pass none'
+    return oldest or known[
+        -1
+    ], 'the oldest that the logs pass' if oldest else 'the newest, because the logs pass none'
 
 
 def _set_rules(run_set: RunSet, division: str | None) -> Iterator[str]:
     """Yield the rules for a result of five runs that a set breaks."""
-    divisions = {division} if division else {str(r.division) for r in run_set.runs if r.status != 'unreadable'}
+    divisions = (
+        {division}
+        if division
+        else {str(r.division) for r in run_set.runs if r.status != 'unreadable'}
+    )
     if len(divisions) > 1:
         yield f'got the divisions {", ".join(sorted(divisions))}, expected one'
     if keys.CLOSED in divisions and any(r.other_dataset for r in run_set.runs):
@@ -128,13 +191,21 @@ def _set_rules(run_set: RunSet, division: str | None) -> Iterator[str]:
 
 def _misses(run_set: RunSet, broken: Mapping[Path, tuple[str, ...]]) -> dict[Path, str]:
     """Return the reasons why finished runs of a set do not count as converged."""
-    return {r.path: r.status if r.status != 'converged' else f'breaks the rules: {broken[r.path][0]}'
-            for r in run_set.runs if r.path in broken or r.status not in ('converged', 'running')}
+    return {
+        r.path: r.status if r.status != 'converged' else f'breaks the rules: {broken[r.path][0]}'
+        for r in run_set.runs
+        if r.path in broken or r.status not in ('converged', 'running')
+    }
 
 
-def _too_many(run_set: RunSet, broken: Mapping[Path, tuple[str, ...]], misses: Mapping[Path, str],
-              stated: Mapping[Path, Sequence[str]]) -> Iterator[str]:
-    """Yield the reasons why more logs than allowed break the rules or belong to runs that did not converge.
+def _too_many(
+    run_set: RunSet,
+    broken: Mapping[Path, tuple[str, ...]],
+    misses: Mapping[Path, str],
+    stated: Mapping[Path, Sequence[str]],
+) -> Iterator[str]:
+    """Yield the reasons why more logs than allowed break the rules or belong to runs that did not
+    converge.
 
     stated: violations by log that are stated anyway.
     """
@@ -144,10 +215,17 @@ def _too_many(run_set: RunSet, broken: Mapping[Path, tuple[str, ...]], misses: M
         named = ', '.join(f'{r.path.name} ({r.status})' for r in failed)
         yield f'got {len(failed)} failed runs, expected at most one: {named}'
     if len(misses if allowed else broken) > allowed:
-        yield from folded({r.path: [text for text in broken.get(r.path, ()) if text not in stated[r.path]]
-                           for r in run_set.runs})
-        yield from (f'{r.path.name}: did not converge ({r.status})' for r in failed if allowed
-                    and len(failed) == allowed and r.path not in broken)
+        yield from folded(
+            {
+                r.path: [text for text in broken.get(r.path, ()) if text not in stated[r.path]]
+                for r in run_set.runs
+            }
+        )
+        yield from (
+            f'{r.path.name}: did not converge ({r.status})'
+            for r in failed
+            if allowed and len(failed) == allowed and r.path not in broken
+        )
 
 
 def _obstacles(run_set: RunSet) -> Iterator[str]:
@@ -162,30 +240,51 @@ def _obstacles(run_set: RunSet) -> Iterator[str]:
 
 
 def judge_set(run_set: RunSet) -> RunSet:
-    """Return a set with its judgement. No ruleset is applied to logs that have none, or if the checkers are missing."""
+    """Return a set with its judgement. No ruleset is applied to logs that have none, or if the
+    checkers are missing."""
     runs, logs = run_set.runs, run_set.logs
     try:
         ruleset, basis = _choose_ruleset(run_set, logs)
         broken = violations_of(logs, ruleset) if ruleset else {}
     except NotInstalled:
         ruleset, basis, broken = None, '', {}
-    errors = {r.path: [f.text for f in r.findings if f.grade == 'error' and f.kind != _CUT] for r in runs}
+    errors = {
+        r.path: [f.text for f in r.findings if f.grade == 'error' and f.kind != _CUT] for r in runs
+    }
     misses = _misses(run_set, broken)
     division, is_result = logs[0].division if logs else None, len(runs) == RUNS_OF_A_SCORE
     rules = list(_set_rules(run_set, division))
-    general = [*([run_set.refusal] if run_set.refusal else []), *folded(errors), *(d.text for d in run_set.duplicates),
-               *(rules if is_result else [])]
+    general = [
+        *([run_set.refusal] if run_set.refusal else []),
+        *folded(errors),
+        *(d.text for d in run_set.duplicates),
+        *(rules if is_result else []),
+    ]
     obstacles = (*_obstacles(run_set), *([] if is_result else rules))
     is_unchecked = ruleset is None and any(log.rulesets for log in logs)
     num_failed = sum(r.status not in ('converged', 'running') for r in runs)
     is_sound = not general and not (is_result and num_failed > allowed_misses(len(runs)))
-    judgement = Judgement(ruleset, basis, is_sound=is_sound, is_unchecked=is_unchecked, obstacles=obstacles,
-                          misses=misses)
+    judgement = Judgement(
+        ruleset,
+        basis,
+        is_sound=is_sound,
+        is_unchecked=is_unchecked,
+        obstacles=obstacles,
+        misses=misses,
+    )
     violations = [*general, *_too_many(run_set, broken, misses, errors)]
-    if ruleset and len(broken) == 1 == allowed_misses(len(runs)):  # even a log that does not count is submitted
-        violations += [f'{path.name}: {danger}' for path in broken if (danger := find_danger(path, ruleset))]
-    points = check_rcp(replace(run_set, judgement=judgement)) if ruleset and (
-        division or run_set.division) == keys.CLOSED else None
+    # even a log that does not count is submitted
+    if ruleset and len(broken) == 1 == allowed_misses(len(runs)):
+        violations += [
+            f'{path.name}: {danger}' for path in broken if (danger := find_danger(path, ruleset))
+        ]
+    points = (
+        check_rcp(replace(run_set, judgement=judgement))
+        if ruleset and (division or run_set.division) == keys.CLOSED
+        else None
+    )
     if points and points.is_of_round and not points.passed:
         violations.append(f'epochs to converge: {points.text}')
-    return replace(run_set, judgement=replace(judgement, violations=tuple(dict.fromkeys(violations))))
+    return replace(
+        run_set, judgement=replace(judgement, violations=tuple(dict.fromkeys(violations)))
+    )

@@ -1,4 +1,5 @@
 """Find logs, and group them into judged run sets."""
+
 import os
 import re
 import signal
@@ -13,7 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from mlperf_rn50.analysis.progress import track
-from mlperf_rn50.analysis.sets.judgement import find_differences, find_parts, find_submitters, judge_set
+from mlperf_rn50.analysis.sets.judgement import (
+    find_differences,
+    find_parts,
+    find_submitters,
+    judge_set,
+)
 from mlperf_rn50.analysis.sets.published import sets_under
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.errors import UserError
@@ -29,8 +35,13 @@ from mlperf_rn50.text import grouped, plural, some
 
 _COUNTS = ('num_nodes', 'num_ranks', 'num_accelerators')
 _MIN_KEPT = 0.8  # minimum share of the lines of ranks that remains if they interleave
-_FILTERS = {'round': 'rounds', 'org': 'org', 'accelerator': 'accelerator', 'batch': 'global_batch_size',
-            'nodes': 'num_nodes'}  # option: fact
+_FILTERS = {
+    'round': 'rounds',
+    'org': 'org',
+    'accelerator': 'accelerator',
+    'batch': 'global_batch_size',
+    'nodes': 'num_nodes',
+}  # option: fact
 _MAX_CHOICES = 60  # maximum values listed in the error for a filter that selects nothing
 _MAX_NAMES = 10  # maximum benchmarks named in the line about skipped logs
 _MANY, _MAX_PROCESSES = 64, 8  # more than _MANY logs are read by several processes
@@ -41,7 +52,8 @@ def _is_packed(log: Path) -> bool:
 
 
 def list_logs(paths: Sequence[Path]) -> tuple[list[list[Path]], list[OSError]]:
-    """Return the logs of each folder, and the errors of unreadable folders. Raise UserError for paths without logs.
+    """Return the logs of each folder, and the errors of unreadable folders. Raise UserError for
+    paths without logs.
 
     Logs with other names than result_<k>.txt are a group of their own.
     """
@@ -49,20 +61,34 @@ def list_logs(paths: Sequence[Path]) -> tuple[list[list[Path]], list[OSError]]:
     faults: dict[str, OSError] = {}
     refused = []
     for path in paths:
-        is_log = run_number(path.name) is not None and os.path.lexists(path) and not os.path.isdir(path)
-        logs, errors = ([path], []) if is_log or os.path.isfile(path) else find_logs(path, f'{LOG}|{PACKED_LOG}')
+        is_log = (
+            run_number(path.name) is not None and os.path.lexists(path) and not os.path.isdir(path)
+        )
+        logs, errors = (
+            ([path], [])
+            if is_log or os.path.isfile(path)
+            else find_logs(path, f'{LOG}|{PACKED_LOG}')
+        )
         logs = [p for p in logs if not _is_packed(p) or p.with_suffix('') not in logs]
         if not logs and all(isinstance(e, (FileNotFoundError, NotADirectoryError)) for e in errors):
-            reason = ('packaged sets have no logs, so use mlperf-rn50 report' if sets_under(path) else
-                      'no such folder' if not os.path.lexists(path) else 'neither a file nor a folder' if errors else
-                      no_logs(path))
+            reason = (
+                'packaged sets have no logs, so use mlperf-rn50 report'
+                if sets_under(path)
+                else 'no such folder'
+                if not os.path.lexists(path)
+                else 'neither a file nor a folder'
+                if errors
+                else no_logs(path)
+            )
             refused.append(f'{path}: {reason}')
         found.update(dict.fromkeys(logs))
         faults.update((e.filename, e) for e in errors)
     if refused:
         raise UserError(f'{"; ".join(refused)}; expected a log or a folder of logs')
     folders = grouped(found, lambda p: (p.parent, run_number(p.name) is None and not _is_packed(p)))
-    return [sorted(logs, key=lambda p: (len(p.name), p.name)) for logs in folders.values()], list(faults.values())
+    return [sorted(logs, key=lambda p: (len(p.name), p.name)) for logs in folders.values()], list(
+        faults.values()
+    )
 
 
 @dataclass(frozen=True)
@@ -85,8 +111,11 @@ def load_folder(
     logs, foreign = [], []
     for path in paths:
         try:
-            logs.append(check_log(path, rules.rulesets, rules.division, rules.now_s) if rules else
-                        CheckedLog(path, read_run(path)))
+            logs.append(
+                check_log(path, rules.rulesets, rules.division, rules.now_s)
+                if rules
+                else CheckedLog(path, read_run(path))
+            )
         except UserError as e:
             if isinstance(e, OtherBenchmark):
                 foreign.append(e)
@@ -104,7 +133,8 @@ def _num_processors() -> int:
 
 
 def _follow_parent() -> None:
-    """Ignore Ctrl-C, which the parent handles, and end when the parent ends, even if the parent is killed."""
+    """Ignore Ctrl-C, which the parent handles, and end when the parent ends, even if the parent is
+    killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end_with_parent(signal.SIGKILL)
@@ -113,51 +143,101 @@ def _follow_parent() -> None:
 def _load_folders(
     folders: Sequence[Sequence[Path]], rules: Rules | None
 ) -> list[tuple[RunSet | None, list[OtherBenchmark]]]:
-    """Return the sets of folders of logs in the same order. Several processes read a large number of logs."""
+    """Return the sets of folders of logs in the same order. Several processes read a large number
+    of logs."""
     num_processes, all_rules = min(_num_processors(), _MAX_PROCESSES), [rules] * len(folders)
     is_large = sum(map(len, folders)) > _MANY and num_processes > 1
     if is_large and threading.active_count() == 1:  # threads do not survive a fork
-        with (suppress(BrokenExecutor, OSError),  # a worker was killed or cannot be started
-              ProcessPoolExecutor(num_processes, initializer=_follow_parent) as pool):
+        with (
+            suppress(BrokenExecutor, OSError),  # a worker was killed or cannot be started
+            ProcessPoolExecutor(num_processes, initializer=_follow_parent) as pool,
+        ):
             return list(track(pool.map(load_folder, folders, all_rules), len(folders), 'read logs'))
     return list(track(map(load_folder, folders, all_rules), len(folders), 'read logs'))
 
 
 def _settle(runs: Sequence[Run]) -> tuple[Run, ...]:
-    """Return the runs. One with contradictory counts, or with lost lines of ranks, gets the count of most runs."""
+    """Return the runs. One with contradictory counts, or with lost lines of ranks, gets the count
+    of most runs."""
     settled = list(runs)
     for name in _COUNTS:
         known = Counter(v for r in runs if (v := r.fact(name)) is not None)
-        for (k, run), agreed in product(enumerate(settled), (v for v in known if known[v] > max(1, known.total() / 2))):
+        for (k, run), agreed in product(
+            enumerate(settled), (v for v in known if known[v] > max(1, known.total() / 2))
+        ):
             source, value = run.sources.get(name), run.fact(name)
-            if value not in (None, agreed) and source and source.basis != 'logged' and any(
-                    n == agreed or name != 'num_nodes' and _MIN_KEPT * agreed < n < agreed for n in source.numbers):
-                settling = make_finding('count_settled', source.line, name, value, source.text, agreed, known[agreed],
-                                        file=run.path)
-                found = [f._replace(text=f.text.removesuffix(f'; {value} is used')) for f in run.findings]
-                used = replace(source, basis='implied', text='other logs of the set', line=None, path=None)
+            if (
+                value not in (None, agreed)
+                and source
+                and source.basis != 'logged'
+                and any(
+                    n == agreed or name != 'num_nodes' and _MIN_KEPT * agreed < n < agreed
+                    for n in source.numbers
+                )
+            ):
+                settling = make_finding(
+                    'count_settled',
+                    source.line,
+                    name,
+                    value,
+                    source.text,
+                    agreed,
+                    known[agreed],
+                    file=run.path,
+                )
+                found = [
+                    f._replace(text=f.text.removesuffix(f'; {value} is used')) for f in run.findings
+                ]
+                used = replace(
+                    source, basis='implied', text='other logs of the set', line=None, path=None
+                )
                 batch_source = run.sources.get(keys.GLOBAL_BATCH_SIZE)
-                factor = agreed / value if batch_source and batch_source.text.endswith(f' x {name}') else 1
-                settled[k] = replace(run, **{name: agreed}, sources={**run.sources, name: used},
-                                     global_batch_size=run.global_batch_size and round(run.global_batch_size * factor),
-                                     findings=tuple(most_severe([*found, settling])))
+                factor = (
+                    agreed / value
+                    if batch_source and batch_source.text.endswith(f' x {name}')
+                    else 1
+                )
+                settled[k] = replace(
+                    run,
+                    **{name: agreed},
+                    sources={**run.sources, name: used},
+                    global_batch_size=run.global_batch_size
+                    and round(run.global_batch_size * factor),
+                    findings=tuple(most_severe([*found, settling])),
+                )
     return tuple(settled)
 
 
 def _mark_duplicates(run_sets: Sequence[RunSet]) -> list[RunSet]:
-    """Return the sets. One with logs of an earlier set has a finding; a copy from another round joins its `later`."""
+    """Return the sets. One with logs of an earlier set has a finding; a copy from another round
+    joins its `later`."""
     indices = {id(r): i for i, s in enumerate(run_sets) for r in s.runs}
     found: dict[int, dict[int, list[Duplicate]]] = {i: {} for i in range(len(run_sets))}
     for duplicate in find_duplicates([r for s in run_sets for r in s.runs]):
         index, other = indices[id(duplicate.run)], indices[id(duplicate.original)]
         if index != other:
             found[index].setdefault(other, []).append(duplicate)
-    marked = [replace(s, findings=(*s.findings, *(_flag_duplicates(s, run_sets[i], d) for i, d in found[k].items())),
-                      is_duplicate=sum(map(len, found[k].values())) == len(s.runs)) for k, s in enumerate(run_sets)]
-    first = {k: i for k, s in enumerate(marked) for i in found[k]
-             if s.is_duplicate and len(found[k]) == 1 and s.round != run_sets[i].round}
+    marked = [
+        replace(
+            s,
+            findings=(
+                *s.findings,
+                *(_flag_duplicates(s, run_sets[i], d) for i, d in found[k].items()),
+            ),
+            is_duplicate=sum(map(len, found[k].values())) == len(s.runs),
+        )
+        for k, s in enumerate(run_sets)
+    ]
+    first = {
+        k: i
+        for k, s in enumerate(marked)
+        for i in found[k]
+        if s.is_duplicate and len(found[k]) == 1 and s.round != run_sets[i].round
+    }
     later = [tuple(run_sets[k] for k in first if first[k] == i) for i in range(len(run_sets))]
-    return [replace(s, later=again) for k, (s, again) in enumerate(zip(marked, later)) if k not in first]
+    return [
+        replace(s, later=again) for k, (s, again) in enumerate(zip(marked, later)) if k not in first
+    ]
 
 
 def _flag_duplicates(run_set: RunSet, other: RunSet, duplicates: Sequence[Duplicate]) -> Finding:
@@ -165,12 +245,24 @@ def _flag_duplicates(run_set: RunSet, other: RunSet, duplicates: Sequence[Duplic
     name = other.name if other.name != run_set.name else str(other.folder)
     if len(duplicates) == 1:
         first = duplicates[0]
-        return make_finding('duplicate_elsewhere', None, first.run.path.name, first.original.path.name, name,
-                            file=first.run.path)
+        return make_finding(
+            'duplicate_elsewhere',
+            None,
+            first.run.path.name,
+            first.original.path.name,
+            name,
+            file=first.run.path,
+        )
     is_again = len(duplicates) == len(run_set.runs) and run_set.round != other.round
     count = 'all' if len(duplicates) == len(run_set.runs) else f'{len(duplicates)} of'
-    return make_finding('duplicates_elsewhere', None, count, len(run_set.runs), name,
-                        grade='note' if is_again else None)
+    return make_finding(
+        'duplicates_elsewhere',
+        None,
+        count,
+        len(run_set.runs),
+        name,
+        grade='note' if is_again else None,
+    )
 
 
 def make_run_set(folder: Path, logs: Sequence[CheckedLog], fault: str | None = None) -> RunSet:
@@ -178,25 +270,53 @@ def make_run_set(folder: Path, logs: Sequence[CheckedLog], fault: str | None = N
 
     A log that cannot be read, or is of another benchmark, is an unreadable run.
     """
-    runs = _settle([log.run or Run(log.path, 'unknown', 'unreadable', findings=(
-        make_finding('unreadable', None, log.error, file=log.path),)) for log in logs])
+    runs = _settle(
+        [
+            log.run
+            or Run(
+                log.path,
+                'unknown',
+                'unreadable',
+                findings=(make_finding('unreadable', None, log.error, file=log.path),),
+            )
+            for log in logs
+        ]
+    )
     home = folder.absolute()
-    home = home.parent if home.name == 'resnet' else home  # a submission has <system>/resnet/result_<k>.txt
+    # a submission has <system>/resnet/result_<k>.txt
+    home = home.parent if home.name == 'resnet' else home
     refusal = fault or find_differences(runs)
-    return judge_set(RunSet(home.name, folder, home.parent, runs, refusal, findings=tuple(find_submitters(runs)),
-                        parts_text=None if refusal else find_parts(runs), logs=tuple(logs)))
+    return judge_set(
+        RunSet(
+            home.name,
+            folder,
+            home.parent,
+            runs,
+            refusal,
+            findings=tuple(find_submitters(runs)),
+            parts_text=None if refusal else find_parts(runs),
+            logs=tuple(logs),
+        )
+    )
 
 
-def load_logs(paths: Sequence[Path], rules: Rules | None = None) -> tuple[list[RunSet], list[OtherBenchmark]]:
-    """Return the judged run sets of all ResNet logs under the paths, and the logs of other benchmarks.
+def load_logs(
+    paths: Sequence[Path], rules: Rules | None = None
+) -> tuple[list[RunSet], list[OtherBenchmark]]:
+    """Return the judged run sets of all ResNet logs under the paths, and the logs of other
+    benchmarks.
 
-    The sets are ordered by study and then by size. Folders that cannot be read, or whose runs differ in a setting that
-    all runs of a set must share, become refused sets. Logs that were submitted again in a later round are one set.
-    Raise UserError if a path contains no log, or if no log can be read. Without rules, no ruleset is applied.
+    The sets are ordered by study and then by size. Folders that cannot be read, or whose runs
+    differ in a setting that all runs of a set must share, become refused sets. Logs that were
+    submitted again in a later round are one set. Raise UserError if a path contains no log, or if
+    no log can be read. Without rules, no ruleset is applied.
     """
     found, faults = list_logs(paths)
-    run_sets = [make_run_set(Path(e.filename), [CheckedLog(Path(e.filename), error=reason)], reason)
-                for e in faults for reason in [f'the folder cannot be read: {e.strerror}']]
+    run_sets = [
+        make_run_set(Path(e.filename), [CheckedLog(Path(e.filename), error=reason)], reason)
+        for e in faults
+        for reason in [f'the folder cannot be read: {e.strerror}']
+    ]
     loaded = _load_folders(found, rules)
     others = [log for _, foreign in loaded for log in foreign]
     run_sets += [run_set for run_set, _ in loaded if run_set]
@@ -220,11 +340,16 @@ def load_run_sets(paths: Sequence[Path], rules: Rules | None = None) -> list[Run
 def describe_others(others: Sequence[OtherBenchmark]) -> str:
     """Return the line about skipped logs of other benchmarks, or ''."""
     names = Counter(log.benchmark for log in others)
-    return f'skipped {plural(len(others), "log")} of other benchmarks: {some([*names], _MAX_NAMES)}' if others else ''
+    return (
+        f'skipped {plural(len(others), "log")} of other benchmarks: {some([*names], _MAX_NAMES)}'
+        if others
+        else ''
+    )
 
 
 def filter_sets(run_sets: Sequence[RunSet], options: Mapping[str, Any]) -> Sequence[RunSet]:
-    """Return the run sets that all options in _FILTERS select. Raise UserError for an option that selects none."""
+    """Return the run sets that all options in _FILTERS select. Raise UserError for an option that
+    selects none."""
     for name, fact in ((n, fact) for n, fact in _FILTERS.items() if options.get(n) is not None):
         wanted, is_part = options[name], name in ('org', 'accelerator')
         values = [v if isinstance(v := getattr(s, fact), tuple) else (v,) for s in run_sets]
@@ -232,6 +357,10 @@ def filter_sets(run_sets: Sequence[RunSet], options: Mapping[str, Any]) -> Seque
         chosen = {v for v in found if v == wanted or is_part and wanted.casefold() in v.casefold()}
         run_sets = [s for s, each in zip(run_sets, values) if chosen & set(each)]
         if not run_sets:
-            known = f'expected one of: {some(found, _MAX_CHOICES)}' if found else 'but no log has a value; omit it'
+            known = (
+                f'expected one of: {some(found, _MAX_CHOICES)}'
+                if found
+                else 'but no log has a value; omit it'
+            )
             raise UserError(f'--{name}: got {wanted}, {known}')
     return run_sets

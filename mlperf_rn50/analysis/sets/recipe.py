@@ -1,4 +1,5 @@
 """Recipe of a run: its hyperparameters, from the optimizer keys of a log. Pure functions."""
+
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -37,11 +38,17 @@ class Recipe:
 
     @property
     def last_eval_epoch(self) -> int | None:
-        """Number of epochs before the last evaluation within the schedule, or None if unknown or if there is none."""
+        """Number of epochs before the last evaluation within the schedule, or None if unknown or if
+        there is none."""
         if self.decay_epochs is None or not self.eval_period or self.first_eval_epoch is None:
             return None
-        room = math.floor(self.decay_epochs + 0.1) - self.first_eval_epoch  # 0.1, because the length may be inexact
-        return self.first_eval_epoch + room // self.eval_period * self.eval_period if room >= 0 else None
+        # 0.1, because the length may be inexact
+        room = math.floor(self.decay_epochs + 0.1) - self.first_eval_epoch
+        return (
+            self.first_eval_epoch + room // self.eval_period * self.eval_period
+            if room >= 0
+            else None
+        )
 
 
 def _number(optimizer: Mapping[str, Any], *names: str) -> float | None:
@@ -51,16 +58,23 @@ def _number(optimizer: Mapping[str, Any], *names: str) -> float | None:
 
 
 def eval_grid(curves: Sequence[Sequence[tuple[int, float]]]) -> tuple[int | None, int | None]:
-    """Return the most frequent number of epochs between evaluations, and the number before the first one."""
+    """Return the most frequent number of epochs between evaluations, and the number before the
+    first one."""
     epochs = [sorted({epoch for epoch, _ in curve}) for curve in curves]  # logs may be out of order
     gaps = Counter(b - a for each in epochs for a, b in zip(each, each[1:]))
-    return gaps.most_common(1)[0][0] if gaps else None, min((each[0] for each in epochs if each), default=None)
+    return gaps.most_common(1)[0][0] if gaps else None, min(
+        (each[0] for each in epochs if each), default=None
+    )
 
 
-def _decay_epochs(steps: float | None, batch: int, samples: int | None, warmup: float | None) -> float | None:
-    """Return the epochs of the whole schedule. Logs contain these epochs, or the steps after the warm-up.
+def _decay_epochs(
+    steps: float | None, batch: int, samples: int | None, warmup: float | None
+) -> float | None:
+    """Return the epochs of the whole schedule. Logs contain these epochs, or the steps after the
+    warm-up.
 
-    Logs of data sets other than ImageNet always contain steps. Return None for an implausibly long schedule.
+    Logs of data sets other than ImageNet always contain steps. Return None for an implausibly long
+    schedule.
     """
     if steps is None or samples in (None, IMAGENET_TRAIN) and steps <= _MAX_EPOCHS:
         return steps
@@ -68,27 +82,57 @@ def _decay_epochs(steps: float | None, batch: int, samples: int | None, warmup: 
     return epochs if epochs <= _MAX_SCHEDULE else None
 
 
-def make_recipe(optimizer: Mapping[str, Any], batch: int, samples: int | None, target: float | None,
-                curves: Sequence[Sequence[tuple[int, float]]]) -> Recipe:
+def make_recipe(
+    optimizer: Mapping[str, Any],
+    batch: int,
+    samples: int | None,
+    target: float | None,
+    curves: Sequence[Sequence[tuple[int, float]]],
+) -> Recipe:
     """Return the recipe from the optimizer keys, whose names depend on the round."""
     name = optimizer.get('opt_name')
     prefix, other = ('lars', 'sgd') if name == 'lars' else ('sgd', 'lars')
-    warmup = _number(optimizer, f'{prefix}_opt_learning_rate_warmup_epochs', 'opt_learning_rate_warmup_epochs',
-                     f'{other}_opt_learning_rate_warmup_epochs')
+    warmup = _number(
+        optimizer,
+        f'{prefix}_opt_learning_rate_warmup_epochs',
+        'opt_learning_rate_warmup_epochs',
+        f'{other}_opt_learning_rate_warmup_epochs',
+    )
     steps = _number(optimizer, f'{prefix}_opt_learning_rate_decay_steps')
     boundaries = optimizer.get('opt_learning_rate_decay_boundary_epochs')
-    falls = tuple(number(b, 0, _MAX_VALUE) for b in boundaries) if isinstance(boundaries, (list, tuple)) else ()
+    falls = (
+        tuple(number(b, 0, _MAX_VALUE) for b in boundaries)
+        if isinstance(boundaries, (list, tuple))
+        else ()
+    )
     is_stepped = bool(falls) and None not in falls
     period, first = eval_grid(curves)
     return Recipe(
-        name if isinstance(name, str) else None, batch,
-        _number(optimizer, f'{prefix}_opt_base_learning_rate', 'opt_base_learning_rate', 'opt_learning_rate'), warmup,
-        'step' if is_stepped else None if steps is None else
-        'cosine' if optimizer.get(events.LR_DECAY) == 'cosine' else 'poly',
+        name if isinstance(name, str) else None,
+        batch,
+        _number(
+            optimizer,
+            f'{prefix}_opt_base_learning_rate',
+            'opt_base_learning_rate',
+            'opt_learning_rate',
+        ),
+        warmup,
+        'step'
+        if is_stepped
+        else None
+        if steps is None
+        else 'cosine'
+        if optimizer.get(events.LR_DECAY) == 'cosine'
+        else 'poly',
         _decay_epochs(steps, batch, samples, warmup),
         _number(optimizer, f'{prefix}_opt_end_learning_rate', f'{other}_opt_end_learning_rate'),
         _number(optimizer, f'{prefix}_opt_learning_rate_decay_poly_power'),
         tuple(float(b) for b in falls if b is not None) if is_stepped else None,
         _number(optimizer, f'{prefix}_opt_weight_decay', 'model_l2_regularization'),
-        _number(optimizer, f'{prefix}_opt_momentum', 'opt_momentum'), _number(optimizer, 'label_smoothing'), target,
-        period, first, nesterov if isinstance(nesterov := optimizer.get('sgd_opt_nesterov'), bool) else None)
+        _number(optimizer, f'{prefix}_opt_momentum', 'opt_momentum'),
+        _number(optimizer, 'label_smoothing'),
+        target,
+        period,
+        first,
+        nesterov if isinstance(nesterov := optimizer.get('sgd_opt_nesterov'), bool) else None,
+    )

@@ -1,4 +1,6 @@
-"""A run set: the runs of a system with different seeds, their epochs and time. Pure but for reading the energy."""
+"""A run set: the runs of a system with different seeds, their epochs and time. Pure but for reading
+the energy."""
+
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -10,7 +12,14 @@ from typing import Any, TypeVar
 
 from mlperf_rn50.analysis.sets.cost import known_nodes, node_hours
 from mlperf_rn50.analysis.sets.recipe import Recipe, eval_grid, make_recipe
-from mlperf_rn50.analysis.sets.time_parts import Parts, RunTimes, make_times, mean_parts, seconds_per_epoch, speed_doubt
+from mlperf_rn50.analysis.sets.time_parts import (
+    Parts,
+    RunTimes,
+    make_times,
+    mean_parts,
+    seconds_per_epoch,
+    speed_doubt,
+)
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.check.judge import CheckedLog, Judgement
 from mlperf_rn50.mllog.duplicates import Duplicate, find_duplicates
@@ -25,7 +34,8 @@ _T = TypeVar('_T')
 
 @cache
 def generation_of(accelerator: str | None) -> str:
-    """Return the generation of an accelerator, such as A100 for NVIDIA A100-SXM4-80GB (500W), or '' if unnamed."""
+    """Return the generation of an accelerator, such as A100 for NVIDIA A100-SXM4-80GB (500W), or ''
+    if unnamed."""
     found = re.search(r'\b[A-Z]\d{2,3}S?\b', (accelerator or '').upper())
     return found[0] if found else re.split(r'-(?!v\d)', accelerator or '')[0].strip()
 
@@ -44,8 +54,8 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def score_minutes(times_s: Sequence[float | None]) -> float | None:
     """Return the MLPerf score of the times to train, which are None for runs that did not converge.
 
-    By the MLPerf training rules, the fastest and the slowest of five runs are dropped. One run without convergence
-    counts as the slowest, two make the set invalid.
+    By the MLPerf training rules, the fastest and the slowest of five runs are dropped. One run
+    without convergence counts as the slowest, two make the set invalid.
     """
     if len(times_s) != RUNS_OF_A_SCORE or sum(t is None for t in times_s) > 1:
         return None
@@ -54,10 +64,15 @@ def score_minutes(times_s: Sequence[float | None]) -> float | None:
 
 
 def _shared(name: str, kind: type[_T]) -> cached_property[_T | None]:
-    """Return a property: the first known value, timed runs first; None if the runs of a refused set differ."""
+    """Return a property: the first known value, timed runs first; None if the runs of a refused set
+    differ."""
+
     def first(run_set: 'RunSet') -> _T | None:
         known = [v for r in (*run_set.timed, *run_set.runs) if (v := r.fact(name)) is not None]
-        return None if not known or run_set.refusal and any(v != known[0] for v in known) else known[0]
+        return (
+            None if not known or run_set.refusal and any(v != known[0] for v in known) else known[0]
+        )
+
     return cached_property(first)
 
 
@@ -79,9 +94,11 @@ class RunSet:
     later: tuple['RunSet', ...] = ()  # the same logs, submitted again in later rounds
     is_duplicate: bool = False  # all logs duplicate those of other sets
     is_published: bool = False  # whether the set is from the packaged table
-    unlogged: Mapping[str, Any] = field(default_factory=dict)  # recipe fields known only from the submitted settings
+    # recipe fields known only from the submitted settings
+    unlogged: Mapping[str, Any] = field(default_factory=dict)
     logs: tuple[CheckedLog, ...] = ()  # as read, if the set was loaded from logs
-    given_times: RunTimes | None = None  # mean times of a published set, whose runs lack epoch times
+    # mean times of a published set, whose runs lack epoch times
+    given_times: RunTimes | None = None
 
     @cached_property
     def duplicates(self) -> tuple[Duplicate, ...]:
@@ -106,7 +123,9 @@ class RunSet:
     @cached_property
     def study_name(self) -> str:
         """Name of the parent folder, or round and organisation of a submission."""
-        return '/'.join(self.study.parts[-3:-1]) if self.study.name == 'results' else self.study.name
+        return (
+            '/'.join(self.study.parts[-3:-1]) if self.study.name == 'results' else self.study.name
+        )
 
     @cached_property
     def round(self) -> str:
@@ -170,7 +189,8 @@ class RunSet:
 
     @cached_property
     def timed(self) -> tuple[Run, ...]:
-        """Converged runs whose times and epochs count: those without a resume or, if there are none, all."""
+        """Converged runs whose times and epochs count: those without a resume or, if there are
+        none, all."""
         return tuple(r for r in self.converged if not r.num_resumes) or self.converged
 
     @cached_property
@@ -187,8 +207,14 @@ class RunSet:
         """Score without regard to broken rules; None for a set with a resumed run."""
         if self.refusal or self.resumed or any(r.status == 'running' for r in self.runs):
             return None
-        return score_minutes([r.time_to_train_s if r.status == 'converged' and r.path not in self.judgement.misses
-                              else None for r in self.counted])
+        return score_minutes(
+            [
+                r.time_to_train_s
+                if r.status == 'converged' and r.path not in self.judgement.misses
+                else None
+                for r in self.counted
+            ]
+        )
 
     @cached_property
     def score_minutes(self) -> float | None:
@@ -197,11 +223,16 @@ class RunSet:
 
     @cached_property
     def scored(self) -> tuple[Run, ...]:
-        """Runs over which the time is averaged: three of five as for an MLPerf score, else the timed runs."""
+        """Runs over which the time is averaged: three of five as for an MLPerf score, else the
+        timed runs."""
         if self.refusal or self.olympic_minutes is None:
             return () if self.refusal else self.timed
-        return tuple(sorted(self.converged, key=lambda r: (r.path in self.judgement.misses, r.time_to_train_s or 0.0))
-                     [1:RUNS_OF_A_SCORE - 1])
+        return tuple(
+            sorted(
+                self.converged,
+                key=lambda r: (r.path in self.judgement.misses, r.time_to_train_s or 0.0),
+            )[1 : RUNS_OF_A_SCORE - 1]
+        )
 
     @cached_property
     def time_s(self) -> float | None:
@@ -211,10 +242,15 @@ class RunSet:
 
     @cached_property
     def spread_s(self) -> float | None:
-        """Standard deviation of the times of all timed runs, in seconds, or None for fewer than two."""
+        """Standard deviation of the times of all timed runs, in seconds, or None for fewer than
+        two."""
         times = [r.time_to_train_s for r in self.timed if r.time_to_train_s is not None]
         # Decimals, because Python 3.10 rounds the stdev of floats differently.
-        return float(statistics.stdev(map(Decimal, times))) if len(times) > 1 and not self.refusal else None
+        return (
+            float(statistics.stdev(map(Decimal, times)))
+            if len(times) > 1 and not self.refusal
+            else None
+        )
 
     @cached_property
     def epochs(self) -> tuple[int, ...]:
@@ -242,7 +278,11 @@ class RunSet:
     def epoch_s(self) -> float | None:
         if self.given_times:
             return self.given_times.epoch_s
-        return None if self.refusal or self.speed_doubt else seconds_per_epoch(self.scored or self.runs)
+        return (
+            None
+            if self.refusal or self.speed_doubt
+            else seconds_per_epoch(self.scored or self.runs)
+        )
 
     @cached_property
     def images_per_s(self) -> float | None:
@@ -251,34 +291,63 @@ class RunSet:
 
     @cached_property
     def node_hours(self) -> float | None:
-        return node_hours(self.time_s, self.num_nodes) if self.time_s is not None and self.num_nodes else None
+        return (
+            node_hours(self.time_s, self.num_nodes)
+            if self.time_s is not None and self.num_nodes
+            else None
+        )
 
     @cached_property
     def energies(self) -> dict[Path, Energy]:
-        """Energy of each run by log, from files beside the log. For a run without an end, this is the energy so far."""
+        """Energy of each run by log, from files beside the log. For a run without an end, this is
+        the energy so far."""
         files = {} if self.is_published else find_telemetry(self.folder)
-        return {r.path: read_energy(r, files) for r in self.runs if files and r.status != 'unreadable'}
+        return {
+            r.path: read_energy(r, files) for r in self.runs if files and r.status != 'unreadable'
+        }
 
     @cached_property
     def energy(self) -> Energy | None:
-        """Mean energy of the scored runs, None without telemetry. It has only the kinds measured in all these runs."""
+        """Mean energy of the scored runs, None without telemetry. It has only the kinds measured in
+        all these runs."""
         found = [self.energies[r.path] for r in self.scored if self.energies]
-        reasons = {kind: e.reasons[kind] for kind in KINDS for e in reversed(found) if kind in e.reasons}
-        return Energy(statistics.fmean(e.seconds for e in found), _mean([e.cpu_joules for e in found]),
-                      _mean([e.gpu_joules for e in found]), reasons) if found else None
+        reasons = {
+            kind: e.reasons[kind] for kind in KINDS for e in reversed(found) if kind in e.reasons
+        }
+        return (
+            Energy(
+                statistics.fmean(e.seconds for e in found),
+                _mean([e.cpu_joules for e in found]),
+                _mean([e.gpu_joules for e in found]),
+                reasons,
+            )
+            if found
+            else None
+        )
 
     @cached_property
     def images_per_joule(self) -> float | None:
-        """Training images per measured joule, over the scored runs, None if epochs or images of one are unknown."""
+        """Training images per measured joule, over the scored runs, None if epochs or images of one
+        are unknown."""
         epochs = [r.epochs_to_converge or r.last_epoch for r in self.scored]
-        images = _mean([e * r.train_samples if e and r.train_samples else None for e, r in zip(epochs, self.scored)])
+        images = _mean(
+            [
+                e * r.train_samples if e and r.train_samples else None
+                for e, r in zip(epochs, self.scored)
+            ]
+        )
         return ratio(images, self.energy.joules if self.energy else None)
 
     @cached_property
     def training_lines(self) -> tuple[tuple[Path, int], ...]:
-        """Source lines of the training times: first and last epoch and last evaluation of each run."""
-        return tuple((r.path, rows[place].line) for r in self.scored or self.runs
-                     for rows, place in ((r.segments, 0), (r.segments, -1), (r.evaluations, -1)) if rows)
+        """Source lines of the training times: first and last epoch and last evaluation of each
+        run."""
+        return tuple(
+            (r.path, rows[place].line)
+            for r in self.scored or self.runs
+            for rows, place in ((r.segments, 0), (r.segments, -1), (r.evaluations, -1))
+            if rows
+        )
 
     @cached_property
     def eval_period(self) -> int | None:
@@ -302,19 +371,37 @@ class RunSet:
     def recipe(self) -> Recipe:
         """Recipe of a set with has_recipe."""
         assert self.global_batch_size, f'{self.folder}: the global batch size is unknown'
-        optimizer = {k: v for r in reversed((*self.converged, *self.readable)) for k, v in r.optimizer.items()}
-        logged = make_recipe(optimizer, self.global_batch_size, self.train_samples, self.target_accuracy,
-                             [r.curve for r in self.readable])
+        optimizer = {
+            k: v
+            for r in reversed((*self.converged, *self.readable))
+            for k, v in r.optimizer.items()
+        }
+        logged = make_recipe(
+            optimizer,
+            self.global_batch_size,
+            self.train_samples,
+            self.target_accuracy,
+            [r.curve for r in self.readable],
+        )
         return replace(logged, **self.unlogged)
 
     @cached_property
     def times(self) -> RunTimes | None:
         """Mean times of the scored runs, or None if the logs have no epochs, or no run ended."""
-        return self.given_times or make_times(self.epoch_s, [
-            (r.time_to_train_s, r.last_epoch, len(r.evaluations), self.parts.evaluation_s)
-            for r in self.scored if self.parts])
+        return self.given_times or make_times(
+            self.epoch_s,
+            [
+                (r.time_to_train_s, r.last_epoch, len(r.evaluations), self.parts.evaluation_s)
+                for r in self.scored
+                if self.parts
+            ],
+        )
 
     @property
     def step_s(self) -> float | None:
         batch = self.global_batch_size
-        return self.times.epoch_s * batch / self.train_samples if self.times and batch and self.train_samples else None
+        return (
+            self.times.epoch_s * batch / self.train_samples
+            if self.times and batch and self.train_samples
+            else None
+        )

@@ -1,4 +1,5 @@
 """Speed-up and efficiency of systems, and the factors of the speed-up. Pure functions."""
+
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ MAX_OF_SPLITS = 8  # maximum systems with equal numbers of units that are all co
 
 @dataclass(frozen=True)
 class Comparison:
-    """A system compared with its baseline. Units are accelerators or CPU ranks. A factor above 1 means faster."""
+    """A system compared with its baseline. Units are accelerators or CPU ranks. A factor above 1
+    means faster."""
 
     run_set: RunSet
     baseline: RunSet
@@ -31,12 +33,14 @@ class Comparison:
 
     @property
     def rest(self) -> float | None:
-        """Factor of the speed-up that neither throughput nor epochs explain: first epoch, evaluations and gaps."""
+        """Factor of the speed-up that neither throughput nor epochs explain: first epoch,
+        evaluations and gaps."""
         return ratio(ratio(self.speedup, self.throughput_gain), self.epoch_ratio)
 
 
 def full_speed_share(run_set: RunSet) -> float | None:
-    """Return the share of the time to train spent at full speed, without first-epoch overhead and evaluations."""
+    """Return the share of the time to train spent at full speed, without first-epoch overhead and
+    evaluations."""
     parts, epoch_s, epochs = run_set.parts, run_set.epoch_s, run_set.scored_epochs_mean
     if parts is None or epoch_s is None or epochs is None or not parts.on_clock_s:
         return None
@@ -44,22 +48,36 @@ def full_speed_share(run_set: RunSet) -> float | None:
 
 
 def has_other_units(run_set: RunSet, baseline: RunSet) -> bool:
-    """Return whether the units differ in kind: accelerators of two models, or accelerators and CPU ranks."""
-    models, counts = (run_set.accelerator, baseline.accelerator), (run_set.num_accelerators, baseline.num_accelerators)
-    return None not in models and models[0] != models[1] or None not in counts and bool(counts[0]) != bool(counts[1])
+    """Return whether the units differ in kind: accelerators of two models, or accelerators and CPU
+    ranks."""
+    models, counts = (
+        (run_set.accelerator, baseline.accelerator),
+        (run_set.num_accelerators, baseline.num_accelerators),
+    )
+    return (
+        None not in models
+        and models[0] != models[1]
+        or None not in counts
+        and bool(counts[0]) != bool(counts[1])
+    )
 
 
 def compare(run_set: RunSet, baseline: RunSet) -> Comparison | None:
-    """Compare a system with a baseline. Return None if a time is missing or the system is a duplicate."""
+    """Compare a system with a baseline. Return None if a time is missing or the system is a
+    duplicate."""
     time_s, base_s = run_set.time_s, baseline.time_s
     if not time_s or not base_s or run_set.is_duplicate and run_set is not baseline:
         return None
-    units = None if has_other_units(run_set, baseline) else ratio(run_set.num_units, baseline.num_units)
+    units = (
+        None if has_other_units(run_set, baseline) else ratio(run_set.num_units, baseline.num_units)
+    )
     total = base_s / time_s
     gain = ratio(run_set.images_per_s, baseline.images_per_s)
     epochs = ratio(baseline.scored_epochs_mean, run_set.scored_epochs_mean)
     share = ratio(full_speed_share(run_set), full_speed_share(baseline))
-    return Comparison(run_set, baseline, total, ratio(total, units), gain, ratio(gain, units), epochs, share)
+    return Comparison(
+        run_set, baseline, total, ratio(total, units), gain, ratio(gain, units), epochs, share
+    )
 
 
 @dataclass(frozen=True)
@@ -74,23 +92,40 @@ class Split:
 
 
 def _compare_pair(a: RunSet, b: RunSet) -> Split | None:
-    """Compare two systems with equally many units. Return None if node counts are equal or units differ in kind."""
+    """Compare two systems with equally many units. Return None if node counts are equal or units
+    differ in kind."""
     rate_a, rate_b, nodes = a.images_per_s, b.images_per_s, (a.num_nodes, b.num_nodes)
-    if not a.num_units or not rate_a or not rate_b or None in nodes or nodes[0] == nodes[1] or has_other_units(a, b):
+    if (
+        not a.num_units
+        or not rate_a
+        or not rate_b
+        or None in nodes
+        or nodes[0] == nodes[1]
+        or has_other_units(a, b)
+    ):
         return None
     fast, slow = (a, b) if rate_a >= rate_b else (b, a)
     times = ratio(slow.time_s, fast.time_s)
-    return Split(a.num_units, fast, slow, max(rate_a, rate_b) / min(rate_a, rate_b) - 1, times - 1 if times else None)
+    return Split(
+        a.num_units,
+        fast,
+        slow,
+        max(rate_a, rate_b) / min(rate_a, rate_b) - 1,
+        times - 1 if times else None,
+    )
 
 
 def _by_units(run_sets: Sequence[RunSet]) -> dict[int, list[RunSet]]:
     """Group the systems whose throughput is known, without duplicates, by number of units."""
-    return grouped((s for s in run_sets if s.num_units and s.images_per_s and not s.is_duplicate),
-                   lambda s: s.num_units or 0)
+    return grouped(
+        (s for s in run_sets if s.num_units and s.images_per_s and not s.is_duplicate),
+        lambda s: s.num_units or 0,
+    )
 
 
 def compare_splits(run_sets: Sequence[RunSet]) -> list[Split]:
-    """Compare systems of equally many units on different numbers of nodes. A large group has one comparison."""
+    """Compare systems of equally many units on different numbers of nodes. A large group has one
+    comparison."""
     splits: list[Split] = []
     for group in _by_units(run_sets).values():
         if len(group) > MAX_OF_SPLITS:
@@ -98,7 +133,9 @@ def compare_splits(run_sets: Sequence[RunSet]) -> list[Split]:
             found = filter(None, (_compare_pair(fastest, s) for s in group if s is not fastest))
             splits += sorted(found, key=lambda s: -s.difference)[:1]
         else:
-            splits += filter(None, (_compare_pair(a, b) for i, a in enumerate(group) for b in group[i + 1:]))
+            splits += filter(
+                None, (_compare_pair(a, b) for i, a in enumerate(group) for b in group[i + 1 :])
+            )
     return splits
 
 
@@ -109,14 +146,17 @@ class Study:
     name: str
     run_sets: tuple[RunSet, ...]
     baseline: RunSet  # the chosen one, or the first with a time
-    comparisons: tuple[Comparison | None, ...]  # None without a time, and for systems that have no comparable system
+    # None without a time, and for systems that have no comparable system
+    comparisons: tuple[Comparison | None, ...]
     splits: tuple[Split, ...]
-    findings: Mapping[RunSet, Sequence[Finding]]  # about comparisons; those about the whole study are the baseline's
+    # about comparisons; those about the whole study are the baseline's
+    findings: Mapping[RunSet, Sequence[Finding]]
     series: tuple[Series, ...] = ()
     price_per_node_hour: float | None = None  # in any currency
 
     def cost(self, run_set: RunSet) -> float | None:
-        """Return the cost of a system's time, or None if price, time or number of nodes is unknown."""
+        """Return the cost of a system's time, or None if price, time or number of nodes is
+        unknown."""
         return cost_of(run_set.node_hours, self.price_per_node_hour)
 
     @cached_property
@@ -133,28 +173,40 @@ class Study:
 def _differences(run_set: RunSet, baseline: RunSet) -> Iterator[Finding]:
     """Yield findings about differences, other than in size, between a system and the baseline."""
     if has_other_units(run_set, baseline):
-        kinds = [s.accelerator or ('accelerators' if s.num_accelerators else 'ranks on CPUs')
-                 for s in (run_set, baseline)]
+        kinds = [
+            s.accelerator or ('accelerators' if s.num_accelerators else 'ranks on CPUs')
+            for s in (run_set, baseline)
+        ]
         yield make_finding('hardware_differs', None, *kinds, baseline.name)
     if run_set.round != baseline.round:
         yield make_finding('rounds_differ', None, run_set.round, baseline.round, baseline.name)
     if run_set.division and baseline.division and run_set.division != baseline.division:
-        yield make_finding('divisions_differ', None, run_set.division, baseline.division, baseline.name)
+        yield make_finding(
+            'divisions_differ', None, run_set.division, baseline.division, baseline.name
+        )
 
 
 def _unknown_accelerators(comparisons: Sequence[Comparison | None]) -> list[Finding]:
     """Return a warning if efficiencies assume that unknown accelerators are the same model."""
-    pairs = [(c.baseline, c.run_set) for c in comparisons if c and c.run_set is not c.baseline
-             and c.efficiency is not None and c.run_set.num_accelerators
-             and None in (c.run_set.accelerator, c.baseline.accelerator)
-             and (not machine(c.run_set) or machine(c.run_set) != machine(c.baseline))]
+    pairs = [
+        (c.baseline, c.run_set)
+        for c in comparisons
+        if c
+        and c.run_set is not c.baseline
+        and c.efficiency is not None
+        and c.run_set.num_accelerators
+        and None in (c.run_set.accelerator, c.baseline.accelerator)
+        and (not machine(c.run_set) or machine(c.run_set) != machine(c.baseline))
+    ]
     unknown = list(dict.fromkeys(s.name for pair in pairs for s in pair if s.accelerator is None))
     return [make_finding('accelerator_unknown', None, some(unknown, MAX_NAMES))] if unknown else []
 
 
-def _compare_findings(run_sets: Sequence[RunSet], comparisons: Sequence[Comparison | None],
-                      baseline: RunSet) -> dict[RunSet, list[Finding]]:
-    """Return, for each system, findings about its comparison. The baseline has those about the whole study."""
+def _compare_findings(
+    run_sets: Sequence[RunSet], comparisons: Sequence[Comparison | None], baseline: RunSet
+) -> dict[RunSet, list[Finding]]:
+    """Return, for each system, findings about its comparison. The baseline has those about the
+    whole study."""
     found: dict[RunSet, list[Finding]] = {s: [] for s in run_sets}
     found[baseline] += _unknown_accelerators(comparisons)
     for c in comparisons:
@@ -164,62 +216,105 @@ def _compare_findings(run_sets: Sequence[RunSet], comparisons: Sequence[Comparis
         period = max((s.eval_period or 0) for s in (c.run_set, c.baseline))
         difference = abs((c.run_set.epochs_mean or 0) - (c.baseline.epochs_mean or 0))
         if 0 < difference < period:
-            found[c.run_set].append(make_finding('evidence_weak', None, c.baseline.name, difference,
-                                                 plural(period, 'epoch')))
+            found[c.run_set].append(
+                make_finding(
+                    'evidence_weak', None, c.baseline.name, difference, plural(period, 'epoch')
+                )
+            )
     platforms = {s.platform for s in run_sets if s.platform}
-    if len(platforms) == 1 and platforms != {UNNAMED} and len({s.num_nodes for s in run_sets} - {None}) > 1:
+    if (
+        len(platforms) == 1
+        and platforms != {UNNAMED}
+        and len({s.num_nodes for s in run_sets} - {None}) > 1
+    ):
         found[baseline].append(make_finding('platform_equal', None, platforms.pop()))
     found[baseline] += [
-        make_finding('splits_hidden', None, len(group),
-                     f'{units} {"accelerators" if group[0].num_accelerators else "ranks"}')
+        make_finding(
+            'splits_hidden',
+            None,
+            len(group),
+            f'{units} {"accelerators" if group[0].num_accelerators else "ranks"}',
+        )
         for units, group in _by_units(run_sets).items()
-        if len(group) > MAX_OF_SPLITS and len({s.num_nodes for s in group} - {None}) > 1]
+        if len(group) > MAX_OF_SPLITS and len({s.num_nodes for s in group} - {None}) > 1
+    ]
     for run_set in run_sets:
         score, official = run_set.score_minutes, rcp.official_score_minutes(run_set)
         if score and official and official != score:
-            numbering = ', by the numbers in the logs, which count from 0' * any(r.is_from_0 for r in run_set.runs)
-            found[run_set].append(make_finding('score_scaled', None, official, score, official / score, numbering))
+            numbering = ', by the numbers in the logs, which count from 0' * any(
+                r.is_from_0 for r in run_set.runs
+            )
+            found[run_set].append(
+                make_finding('score_scaled', None, official, score, official / score, numbering)
+            )
     if any(rcp.is_applicable(s) and rcp.check_rcp(s) is None for s in run_sets):
         found[baseline].append(make_finding('reference_unchecked'))
     return found
 
 
-def _make_study(run_sets: Sequence[RunSet], chosen: RunSet | None, price_per_node_hour: float | None) -> Study:
+def _make_study(
+    run_sets: Sequence[RunSet], chosen: RunSet | None, price_per_node_hour: float | None
+) -> Study:
     series = find_series(run_sets)
     of_series = {s: x.baseline for x in series for s in x.run_sets}
-    bases = [chosen or of_series.get(s) or next((o for o in run_sets if o.time_s and not has_other_units(s, o)), s)
-             for s in run_sets]
+    bases = [
+        chosen
+        or of_series.get(s)
+        or next((o for o in run_sets if o.time_s and not has_other_units(s, o)), s)
+        for s in run_sets
+    ]
     compared = list(map(compare, run_sets, bases))
     uses = Counter(c.baseline for c in compared if c)
     comparisons = tuple(c if c and uses[c.baseline] > 1 else None for c in compared)
     baseline = chosen or next((s for s in run_sets if s.time_s), run_sets[0])
-    return Study(baseline.study_name, tuple(run_sets), baseline, comparisons, tuple(compare_splits(run_sets)),
-                 _compare_findings(run_sets, comparisons, baseline), tuple(series), price_per_node_hour)
+    return Study(
+        baseline.study_name,
+        tuple(run_sets),
+        baseline,
+        comparisons,
+        tuple(compare_splits(run_sets)),
+        _compare_findings(run_sets, comparisons, baseline),
+        tuple(series),
+        price_per_node_hour,
+    )
 
 
 def _is_apart(run_set: RunSet) -> bool:
-    """Return whether a system is shown but not compared because it is refused or has no readable log."""
+    """Return whether a system is shown but not compared because it is refused or has no readable
+    log."""
     return run_set.refusal is not None or all(r.status == 'unreadable' for r in run_set.runs)
 
 
 def _kind(run_set: RunSet) -> tuple:
-    return run_set.is_imagenet, run_set.dataset if not run_set.is_imagenet else None, run_set.target_accuracy
+    return (
+        run_set.is_imagenet,
+        run_set.dataset if not run_set.is_imagenet else None,
+        run_set.target_accuracy,
+    )
 
 
-def make_studies(run_sets: Sequence[RunSet], baseline: str | None = None,
-                 price_per_node_hour: float | None = None) -> list[Study]:
+def make_studies(
+    run_sets: Sequence[RunSet],
+    baseline: str | None = None,
+    price_per_node_hour: float | None = None,
+) -> list[Study]:
     """Return the studies of systems. Raise UserError for an unknown, ambiguous or refused baseline.
 
     Args:
-        baseline: name of the baseline for all systems with the same data set and target; None selects the smallest
-            set of each series and, for systems in no series, the smallest converged set with the same accelerator.
+        baseline: name of the baseline for all systems with the same data set and target; None
+            selects the smallest set of each series and, for systems in no series, the smallest
+            converged set with the same accelerator.
     """
     groups: dict[tuple, list[RunSet]] = {}
     chosen = [s for s in run_sets if s.name == baseline]
     if baseline is not None and len(chosen) != 1:
         names = ', '.join(sorted({s.name for s in run_sets}))
-        raise UserError(f'--baseline: got {baseline}, expected one of: {names}' if not chosen else
-                        f'--baseline: got {baseline}, which matches {len(chosen)} systems; report on fewer folders')
+        raise UserError(
+            f'--baseline: got {baseline}, expected one of: {names}'
+            if not chosen
+            else f'--baseline: got {baseline}, which matches {len(chosen)} systems; report on '
+            'fewer folders'
+        )
     if chosen and chosen[0].refusal:
         raise UserError(f'--baseline: {baseline} is refused because {chosen[0].refusal}')
     for run_set in sorted(run_sets, key=_is_apart):
@@ -229,5 +324,7 @@ def make_studies(run_sets: Sequence[RunSet], baseline: str | None = None,
         elif _is_apart(run_set) and key not in groups:  # joins a study of the same folder, if any
             key = next((k for k in groups if k[0] == run_set.study), key)
         groups.setdefault(key, []).append(run_set)
-    return [_make_study(members, chosen[0] if key == ('chosen',) else None, price_per_node_hour)
-            for key, members in groups.items()]
+    return [
+        _make_study(members, chosen[0] if key == ('chosen',) else None, price_per_node_hour)
+        for key, members in groups.items()
+    ]

@@ -1,4 +1,6 @@
-"""Time of a run split into initialisation, first epoch, later epochs, evaluation and the rest. Pure functions."""
+"""Time of a run split into initialisation, first epoch, later epochs, evaluation and the rest. Pure
+functions."""
+
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +9,8 @@ from mlperf_rn50.mllog.elapsed import gaps_of, outside_s
 from mlperf_rn50.mllog.findings import Finding, make_finding
 from mlperf_rn50.mllog.run import Run
 
-MAX_DIFFERENCE = 0.05  # tolerated relative difference between the speeds over the logged epochs and over all training
+# tolerated relative difference between the speeds over the logged epochs and over all training
+MAX_DIFFERENCE = 0.05
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,15 @@ def parts_of(run: Run) -> Parts | None:
         return None
     end_s = run.time_to_train_s
     training = [(s.start_s, min(s.stop_s, end_s)) for s in run.segments]
-    evaluation = [(max(e.start_s, 0.0), min(e.stop_s, end_s)) for e in run.evaluations
-                  if e.start_s is not None and e.stop_s is not None]
+    evaluation = [
+        (max(e.start_s, 0.0), min(e.stop_s, end_s))
+        for e in run.evaluations
+        if e.start_s is not None and e.stop_s is not None
+    ]
     gaps = gaps_of(run.resumes)
     first_s, trained_s, total_s = (
-        _covered_s(intervals, gaps) for intervals in (training[:1], training, training + evaluation))
+        _covered_s(intervals, gaps) for intervals in (training[:1], training, training + evaluation)
+    )
     return Parts(run.init_s, first_s, trained_s - first_s, total_s - trained_s, end_s - total_s)
 
 
@@ -56,8 +63,10 @@ def mean_parts(runs: Sequence[Run]) -> Parts | None:
         return None
     inits = [p.init_s for p in parts if p.init_s is not None]
     on_clock = ('first_s', 'training_s', 'evaluation_s', 'other_s')
-    return Parts(statistics.fmean(inits) if inits else None,
-                 *(statistics.fmean(getattr(p, name) for p in parts) for name in on_clock))
+    return Parts(
+        statistics.fmean(inits) if inits else None,
+        *(statistics.fmean(getattr(p, name) for p in parts) for name in on_clock),
+    )
 
 
 def seconds_per_epoch(runs: Sequence[Run]) -> float | None:
@@ -70,17 +79,23 @@ def seconds_per_epoch(runs: Sequence[Run]) -> float | None:
 
 def _span_s(run: Run) -> float:
     """Return the time from the first logged epoch to the end of the last epoch or evaluation."""
-    ends = [s.stop_s for s in run.segments] + [e.stop_s for e in run.evaluations if e.stop_s is not None]
+    ends = [s.stop_s for s in run.segments] + [
+        e.stop_s for e in run.evaluations if e.stop_s is not None
+    ]
     start_s, stop_s = run.segments[0].start_s, min(max(ends), run.time_to_train_s or 0.0)
     return outside_s(gaps_of(run.resumes), start_s, stop_s)
 
 
 def speed_doubt(runs: Sequence[Run]) -> Finding | None:
-    """Return why the speed cannot be derived from the logged epochs, or None if it can, or if a time is unknown."""
+    """Return why the speed cannot be derived from the logged epochs, or None if it can, or if a
+    time is unknown."""
     parts = mean_parts(runs)
     if parts is None or any(not r.last_epoch for r in runs):
         return None
-    logged_s, logged = parts.first_s + parts.training_s, sum(s.num_epochs for r in runs for s in r.segments) / len(runs)
+    logged_s, logged = (
+        parts.first_s + parts.training_s,
+        sum(s.num_epochs for r in runs for s in r.segments) / len(runs),
+    )
     trained = statistics.fmean(r.last_epoch or 0 for r in runs)
     actual_s = max(statistics.fmean(map(_span_s, runs)) - parts.evaluation_s, 0.0)
     if abs(logged * actual_s - trained * logged_s) <= MAX_DIFFERENCE * trained * logged_s:
@@ -97,10 +112,15 @@ class RunTimes:
     outside_s: float  # the rest of the time to train: extra time of the first epoch, and gaps
 
 
-def make_times(epoch_s: float | None, runs: Sequence[tuple[float | None, int | None, int, float]]) -> RunTimes | None:
-    """Return mean times or None. A run is (seconds to train, epochs, number of evaluations, their seconds)."""
+def make_times(
+    epoch_s: float | None, runs: Sequence[tuple[float | None, int | None, int, float]]
+) -> RunTimes | None:
+    """Return mean times or None. A run is (seconds to train, epochs, number of evaluations, their
+    seconds)."""
     known = [(t, e, n, s) for t, e, n, s in runs if t is not None and e and n]
     if not epoch_s or not known:
         return None
     evaluation_s = sum(s for *_, s in known) / sum(n for _, _, n, _ in known)
-    return RunTimes(epoch_s, evaluation_s, statistics.fmean(t - e * epoch_s - s for t, e, _, s in known))
+    return RunTimes(
+        epoch_s, evaluation_s, statistics.fmean(t - e * epoch_s - s for t, e, _, s in known)
+    )

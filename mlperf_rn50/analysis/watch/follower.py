@@ -1,7 +1,10 @@
-"""Follow a run folder while the run writes to it. The files are untrusted, read incrementally and never locked.
+"""Follow a run folder while the run writes to it. The files are untrusted, read incrementally and
+never locked.
 
-Times are on the run's clock, which starts at run_start; only the ages of files use the clock of this machine.
+Times are on the run's clock, which starts at run_start; only the ages of files use the clock of
+this machine.
 """
+
 import math
 import os
 import statistics
@@ -17,7 +20,14 @@ import msgspec
 from mlperf_rn50.analysis.sets.cost import kwh
 from mlperf_rn50.analysis.sets.load import Rules, load_folder
 from mlperf_rn50.analysis.watch.history import MAX_ITEMS, MAX_TEXT, MetricsHistory, text
-from mlperf_rn50.analysis.watch.run_state import STARTING, Checkpoints, LiveEvaluation, LiveRun, Node, UsedEnergy
+from mlperf_rn50.analysis.watch.run_state import (
+    STARTING,
+    Checkpoints,
+    LiveEvaluation,
+    LiveRun,
+    Node,
+    UsedEnergy,
+)
 from mlperf_rn50.analysis.why.text import limit_sentence
 from mlperf_rn50.config_file import load_tree
 from mlperf_rn50.errors import ConfigError, UserError
@@ -29,15 +39,30 @@ from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.mllog.sidecar.energy import read_energy
 from mlperf_rn50.runfolder.jsonl import Tail, decode
 from mlperf_rn50.runfolder.locks import LAUNCHER_LOCK, is_locked
-from mlperf_rn50.runfolder.names import RunFolder, find_telemetry, host_of, list_checkpoints, run_number, step_of
-from mlperf_rn50.runfolder.records import Epochs, MetricsRecord, ResumedRecord, TelemetryRecord, read_attempts
+from mlperf_rn50.runfolder.names import (
+    RunFolder,
+    find_telemetry,
+    host_of,
+    list_checkpoints,
+    run_number,
+    step_of,
+)
+from mlperf_rn50.runfolder.records import (
+    Epochs,
+    MetricsRecord,
+    ResumedRecord,
+    TelemetryRecord,
+    read_attempts,
+)
 from mlperf_rn50.text import printable
 
 _MAX_CONFIG_BYTES, _MAX_NODES = 1 << 14, 256
 _TAIL_BYTES = 1 << 16  # bytes read from the end of a node's telemetry; enough for the newest sample
-_UNEXPECTEDLY_QUIET_S = 60.0  # nodes whose telemetry lags behind the newest by more than this get a warning
+# nodes whose telemetry lags behind the newest by more than this get a warning
+_UNEXPECTEDLY_QUIET_S = 60.0
 _READ_AGAIN_S = 5.0  # time between checks whether the log of an unfinished run is still locked
-# The energy is computed from all samples, so only once per period, and in at most this share of the time.
+# The energy is computed from all samples, so only once per period, and in at most this share of the
+# time.
 _ENERGY_PERIOD_S, _ENERGY_SHARE = 60.0, 0.05
 
 
@@ -51,30 +76,49 @@ class Follower:
             self.folder = path.parent
         elif path.is_file():
             raise UserError(f'{path}: got a file, expected a run folder, or result_<k>.txt in one')
-        self._logs: dict[int, tuple[Any, float, Run | UserError]] = {}  # by number: (signature, time read, content)
-        self._tail, self._history, self._was_there = Tail(Path(), MetricsRecord), MetricsHistory(), False
+        # by number: (signature, time read, content)
+        self._logs: dict[int, tuple[Any, float, Run | UserError]] = {}
+        self._tail, self._history, self._was_there = (
+            Tail(Path(), MetricsRecord),
+            MetricsHistory(),
+            False,
+        )
         self._judged: tuple[Any, tuple[str, ...]] = None, ()  # (key, reasons)
-        self._energy: tuple[Any, float, UsedEnergy | None] = None, 0.0, None  # (key, time of next reading, value)
+        # (key, time of next reading, value)
+        self._energy: tuple[Any, float, UsedEnergy | None] = None, 0.0, None
 
     def look(self, now_s: float | None = None) -> LiveRun:
-        """Return the run's state; now_s is the time in seconds since 1970, by default from the system clock."""
+        """Return the run's state; now_s is the time in seconds since 1970, by default from the
+        system clock."""
         now_s = time.time() if now_s is None else now_s
         try:
             with os.scandir(self.folder) as entries:
                 numbers = sorted(k for e in entries if (k := run_number(e.name)) is not None)
         except FileNotFoundError:
-            return LiveRun(str(self.path), note='the folder is gone; waiting for it' if self._was_there else
-                           'not started yet: no such folder; waiting')
+            return LiveRun(
+                str(self.path),
+                note='the folder is gone; waiting for it'
+                if self._was_there
+                else 'not started yet: no such folder; waiting',
+            )
         except OSError as e:
             return LiveRun(str(self.path), note=f'cannot be read: {e.strerror}; trying again')
         self._was_there = True
         number = max(numbers, default=None) if self._fixed is None else self._fixed
-        state = LiveRun(str(self.path), others=tuple(
-            (n, STARTING if isinstance(run := self._read(n, now_s), UserError) else run.status)
-            for n in numbers if n != number))
+        state = LiveRun(
+            str(self.path),
+            others=tuple(
+                (n, STARTING if isinstance(run := self._read(n, now_s), UserError) else run.status)
+                for n in numbers
+                if n != number
+            ),
+        )
         if number is None or number not in numbers:
-            return replace(state, note='not started yet: no log in the folder; waiting',
-                           attempts=_attempts(self.folder, None))
+            return replace(
+                state,
+                note='not started yet: no log in the folder; waiting',
+                attempts=_attempts(self.folder, None),
+            )
         others = [log for n in numbers if isinstance(log := self._read(n, now_s), OtherBenchmark)]
         if len(others) == len(numbers):
             return replace(state, note=text(str(others[0])), other_benchmark=others[0].benchmark)
@@ -83,11 +127,18 @@ class Follower:
             return state
         violations = self._judge(numbers if self._fixed is None else [number], now_s)
         refused = [f'refused: {text("; ".join(violations))}'] if violations else []
-        return replace(state, violations=violations, warnings=(*refused, *state.warnings)[:MAX_ITEMS])
+        return replace(
+            state, violations=violations, warnings=(*refused, *state.warnings)[:MAX_ITEMS]
+        )
 
     def _judge(self, numbers: Sequence[int], now_s: float) -> tuple[str, ...]:
-        """Return why logs are refused. They are judged again if a finished one changes, or another run begins."""
-        is_final = {n: isinstance(run, Run) and run.status != 'running' for n in numbers for *_, run in [self._logs[n]]}
+        """Return why logs are refused. They are judged again if a finished one changes, or another
+        run begins."""
+        is_final = {
+            n: isinstance(run, Run) and run.status != 'running'
+            for n in numbers
+            for *_, run in [self._logs[n]]
+        }
         key = tuple((n, self._logs[n][0] if is_final[n] else None) for n in numbers)
         if key != self._judged[0]:
             paths = [RunFolder(self.folder, n).result for n in numbers]
@@ -96,13 +147,16 @@ class Follower:
         return self._judged[1]
 
     def _read(self, number: int, now_s: float) -> Run | UserError:
-        """Return a log's run. Read the log again if it changed or, every few seconds, if its run may have died."""
+        """Return a log's run. Read the log again if it changed or, every few seconds, if its run
+        may have died."""
         path, signature = RunFolder(self.folder, number).result, None
         with suppress(OSError):
             status = path.stat()
             signature = status.st_ino, status.st_size, status.st_mtime_ns
         before, read_s, run = self._logs.get(number, (None, -math.inf, UserError('')))
-        is_open = isinstance(run, UserError) or run.status == 'running' or keys.RUN_STOP not in run.lines
+        is_open = (
+            isinstance(run, UserError) or run.status == 'running' or keys.RUN_STOP not in run.lines
+        )
         if signature == before and not (is_open and abs(now_s - read_s) >= _READ_AGAIN_S):
             return run
         try:
@@ -120,9 +174,17 @@ class Follower:
         if before == key and (is_final or now < again_at):
             return used
         energy = read_energy(run)
-        used = UsedEnergy(energy.seconds, kwh(energy.cpu_joules), kwh(energy.gpu_joules),
-                          printable('; '.join(dict.fromkeys(energy.reasons.values())))[:MAX_TEXT])
-        self._energy = key, now + max(_ENERGY_PERIOD_S, (time.monotonic() - now) / _ENERGY_SHARE), used
+        used = UsedEnergy(
+            energy.seconds,
+            kwh(energy.cpu_joules),
+            kwh(energy.gpu_joules),
+            printable('; '.join(dict.fromkeys(energy.reasons.values())))[:MAX_TEXT],
+        )
+        self._energy = (
+            key,
+            now + max(_ENERGY_PERIOD_S, (time.monotonic() - now) / _ENERGY_SHARE),
+            used,
+        )
         return used
 
     def _look_at(self, number: int, state: LiveRun, now_s: float) -> LiveRun:
@@ -138,32 +200,58 @@ class Follower:
             self._history.add(record)
         if self._history.ranks is not ranks:
             self._history.limit = limit_sentence(paths)[:MAX_TEXT]
-        ages = {path: age for path in (paths.result, metrics) if (age := age_s(path, now_s)) is not None}
+        ages = {
+            path: age for path in (paths.result, metrics) if (age := age_s(path, now_s)) is not None
+        }
         state = replace(
-            state, number=number, quiet_s=min(ages.values(), default=None), attempts=_attempts(self.folder, number),
-            nodes=tuple(_node(p, now_s) for p in find_telemetry(self.folder).get(number, ())[:_MAX_NODES]),
-            checkpoints=_checkpoints(paths.checkpoints, now_s))
+            state,
+            number=number,
+            quiet_s=min(ages.values(), default=None),
+            attempts=_attempts(self.folder, number),
+            nodes=tuple(
+                _node(p, now_s) for p in find_telemetry(self.folder).get(number, ())[:_MAX_NODES]
+            ),
+            checkpoints=_checkpoints(paths.checkpoints, now_s),
+        )
         if isinstance(run, UserError):
-            return replace(state, status=STARTING, note=f'starting: no readable log yet: {text(str(run))}')
-        if run.status == 'running' and run.last_epoch is None:  # the data set and the target may not be logged yet
+            return replace(
+                state, status=STARTING, note=f'starting: no readable log yet: {text(str(run))}'
+            )
+        # the data set and the target may not be logged yet
+        if run.status == 'running' and run.last_epoch is None:
             return replace(state, status=STARTING, note='starting')
-        state = replace(state, energy=self._used_energy(run),
-                        max_epochs=_max_epochs(paths.config, self._history.max_epochs))
+        state = replace(
+            state,
+            energy=self._used_energy(run),
+            max_epochs=_max_epochs(paths.config, self._history.max_epochs),
+        )
         state = _live_run(state, run, self._history, ages.get(metrics))
         locks = (path for path in (paths.lock, self.folder / LAUNCHER_LOCK) if is_locked(path))
-        # Only a lock taken after the log's last line is of a new start. An older one is of this run, or of a launcher
-        # that makes several runs.
-        if state.has_end and run.status != 'converged' and any(
-                (age_s(path, now_s) or 0.0) < ages.get(paths.result, 0.0) for path in locks):
-            state = replace(state, status=STARTING, note='starting: this run resumes, or another one begins')
+        # Only a lock taken after the log's last line is of a new start. An older one is of this
+        # run, or of a launcher that makes several runs.
+        if (
+            state.has_end
+            and run.status != 'converged'
+            and any((age_s(path, now_s) or 0.0) < ages.get(paths.result, 0.0) for path in locks)
+        ):
+            state = replace(
+                state, status=STARTING, note='starting: this run resumes, or another one begins'
+            )
         return state
 
 
-def _live_run(state: LiveRun, run: Run, history: MetricsHistory, metrics_age_s: float | None) -> LiveRun:
+def _live_run(
+    state: LiveRun, run: Run, history: MetricsHistory, metrics_age_s: float | None
+) -> LiveRun:
     """Add the contents of the log and the metrics to a state."""
-    last, resumed, is_running = history.last, history.resumed or ResumedRecord(0), run.status == 'running'
+    last, resumed, is_running = (
+        history.last,
+        history.resumed or ResumedRecord(0),
+        run.status == 'running',
+    )
     evaluations = tuple(history.evaluations[e] for e in sorted(history.evaluations)) or tuple(
-        LiveEvaluation(e.epoch, e.accuracy, e.time_s) for e in run.evaluations)
+        LiveEvaluation(e.epoch, e.accuracy, e.time_s) for e in run.evaluations
+    )
     newest = evaluations[-1] if evaluations else LiveEvaluation(0, 0.0, None)
     epoch, epoch_s = max(last.epoch, newest.epoch), history.epoch_s
     logged_s = (run.last_s or 0.0) - (run.start_s or run.last_s or 0.0)
@@ -174,26 +262,49 @@ def _live_run(state: LiveRun, run: Run, history: MetricsHistory, metrics_age_s: 
         if not is_running or epoch_s is None or until is None:
             return None
         return max(0.0, (until - epoch) * epoch_s - since_s)
+
     standing = history.standings[max(history.standings)] if history.standings else None
     ends = (standing and standing.reference_epochs) or history.reference.reference_epochs
     first_s, last_s = map(left_s, ends or (None, None))
     state = replace(
-        state, status=run.status, has_end=keys.RUN_STOP in run.lines,
-        num_resumes=max(run.num_resumes, history.num_resumes), elapsed_parts=run.elapsed,
+        state,
+        status=run.status,
+        has_end=keys.RUN_STOP in run.lines,
+        num_resumes=max(run.num_resumes, history.num_resumes),
+        elapsed_parts=run.elapsed,
         dataset=None if run.is_imagenet else text(run.dataset or '') or 'an unnamed data set',
-        target=run.target_accuracy, num_nodes=resumed.number_of_nodes or run.num_nodes,
+        target=run.target_accuracy,
+        num_nodes=resumed.number_of_nodes or run.num_nodes,
         num_ranks=resumed.number_of_ranks or run.num_ranks,
         global_batch_size=resumed.global_batch_size or run.global_batch_size,
-        opt_name=text(run.opt_name or '') or None, seed=run.seed, train_samples=run.train_samples,
-        epoch=epoch, step=last.step, loss=last.loss, images_per_s=last.images_per_s,
+        opt_name=text(run.opt_name or '') or None,
+        seed=run.seed,
+        train_samples=run.train_samples,
+        epoch=epoch,
+        step=last.step,
+        loss=last.loss,
+        images_per_s=last.images_per_s,
         learning_rate=last.scheduled_learning_rate or last.learning_rate,
-        time_s=seen_s + since_s if run.time_to_train_s is None else run.time_to_train_s, epoch_s=epoch_s,
-        left_s=left_s(state.max_epochs), speeds=tuple(history.speeds), evaluations=evaluations, ranks=history.ranks,
-        limit=history.limit, reference_text=text(history.reference.text), num_reference=history.reference.num_reference,
-        reference_epochs=ends, reference_left_s=None if first_s is None or last_s is None else (first_s, last_s),
-        band=tuple(history.band[e] for e in sorted(history.band)))
+        time_s=seen_s + since_s if run.time_to_train_s is None else run.time_to_train_s,
+        epoch_s=epoch_s,
+        left_s=left_s(state.max_epochs),
+        speeds=tuple(history.speeds),
+        evaluations=evaluations,
+        ranks=history.ranks,
+        limit=history.limit,
+        reference_text=text(history.reference.text),
+        num_reference=history.reference.num_reference,
+        reference_epochs=ends,
+        reference_left_s=None if first_s is None or last_s is None else (first_s, last_s),
+        band=tuple(history.band[e] for e in sorted(history.band)),
+    )
     if standing:
-        state = replace(state, standing=text(standing.text), standing_epoch=standing.epoch, is_behind=standing.behind)
+        state = replace(
+            state,
+            standing=text(standing.text),
+            standing_epoch=standing.epoch,
+            is_behind=standing.behind,
+        )
     return replace(state, warnings=_warnings(state, run, history.stragglers))
 
 
@@ -201,20 +312,28 @@ def _warnings(state: LiveRun, run: Run, stragglers: Sequence[str]) -> tuple[str,
     """Return the warnings, most important first."""
     behind = [state.standing or 'behind the reference runs'] if state.is_behind else []
     ages = [n.age_s for n in state.nodes if n.age_s is not None] if run.status == 'running' else []
-    quiet = [f'telemetry of {n.host}: nothing was written for {n.age_s:.0f} s' for n in state.nodes
-             if ages and n.age_s is not None and n.age_s > _UNEXPECTEDLY_QUIET_S + min(ages)]
+    quiet = [
+        f'telemetry of {n.host}: nothing was written for {n.age_s:.0f} s'
+        for n in state.nodes
+        if ages and n.age_s is not None and n.age_s > _UNEXPECTEDLY_QUIET_S + min(ages)
+    ]
     log = [text(w.text) for w in run.findings if w.kind not in ('no_run_stop', 'resumed')]
     return (*behind, *stragglers, *quiet, *log)[:MAX_ITEMS]
 
 
 def _max_epochs(path: Path, changed: Any) -> int | None:
-    """Return the last epoch of a run, computed as in train/plan.py from config.yaml; None if unknown.
+    """Return the last epoch of a run, computed as in train/plan.py from config.yaml; None if
+    unknown.
 
     changed: train.max_epochs of a resume, or None.
     """
     with suppress(ConfigError, ValueError, KeyError, msgspec.MsgspecError):
         config = msgspec.convert(load_tree(path, _MAX_CONFIG_BYTES), dict[str, dict[str, Any]])
-        epochs = changed or config.get('train', {}).get('max_epochs') or config['schedule']['decay_epochs']
+        epochs = (
+            changed
+            or config.get('train', {}).get('max_epochs')
+            or config['schedule']['decay_epochs']
+        )
         return max(1, int(msgspec.convert(epochs, Epochs)))
     return None
 
@@ -228,11 +347,15 @@ def _checkpoints(folder: Path, now_s: float) -> Checkpoints:
 
 
 def _attempts(folder: Path, number: int | None) -> tuple[str, ...]:
-    """Return how the launcher's attempts at a run ended; number is None for attempts that did not start a run."""
+    """Return how the launcher's attempts at a run ended; number is None for attempts that did not
+    start a run."""
     attempts = [a for a in read_attempts(folder) if a.run == number]
-    return tuple(f'{end} (exit code {a.exit_code})'
-                 + ('' if end == 'converged' else f', {"can" if a.can_resume else "cannot"} be resumed')
-                 for a in attempts[-MAX_ITEMS:] for end in [text(a.end or '') or 'cut short'])
+    return tuple(
+        f'{end} (exit code {a.exit_code})'
+        + ('' if end == 'converged' else f', {"can" if a.can_resume else "cannot"} be resumed')
+        for a in attempts[-MAX_ITEMS:]
+        for end in [text(a.end or '') or 'cut short']
+    )
 
 
 def _node(path: Path, now_s: float) -> Node:
@@ -247,5 +370,10 @@ def _node(path: Path, now_s: float) -> Node:
     sample = next((s for s in samples if s and s.event is None), TelemetryRecord(0))
     used = [g.utilization_percent for g in sample.gpus if g.utilization_percent is not None]
     power = [g.power_w for g in sample.gpus if g.power_w is not None]
-    return Node(printable(host_of(path)), age_s(path, now_s), sample.cpu_percent,
-                statistics.fmean(used) if used else None, math.fsum(power) if power else None)
+    return Node(
+        printable(host_of(path)),
+        age_s(path, now_s),
+        sample.cpu_percent,
+        statistics.fmean(used) if used else None,
+        math.fsum(power) if power else None,
+    )

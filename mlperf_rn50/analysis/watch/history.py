@@ -1,4 +1,5 @@
 """History of a run, accumulated from the records of metrics.jsonl."""
+
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +21,8 @@ def text(value: str) -> str:
 class MetricsHistory:
     last: records.TrainRecord = records.TrainRecord()
     points: deque[tuple[float, float]] = field(  # (epoch, time_s)
-        default_factory=lambda: deque(maxlen=_MAX_POINTS))
+        default_factory=lambda: deque(maxlen=_MAX_POINTS)
+    )
     speeds: list[tuple[float, float]] = field(default_factory=list)  # (time_s, images_per_s)
     evaluations: dict[int, LiveEvaluation] = field(default_factory=dict)
     ranks: tuple[RankTime, ...] = ()
@@ -38,25 +40,43 @@ class MetricsHistory:
             case records.TrainRecord():
                 self.last = record
                 self._add_point(record.epoch, record.time_s, record.images_per_s)
-            case records.EvalRecord() if record.num_top1 <= record.num_images and len(self.evaluations) < _MAX_POINTS:
-                self.evaluations[record.epoch] = LiveEvaluation(record.epoch, record.num_top1 / record.num_images,
-                                                            record.time_s)
+            case records.EvalRecord() if (
+                record.num_top1 <= record.num_images and len(self.evaluations) < _MAX_POINTS
+            ):
+                self.evaluations[record.epoch] = LiveEvaluation(
+                    record.epoch, record.num_top1 / record.num_images, record.time_s
+                )
                 self._add_point(record.epoch, record.time_s)
             case records.RanksRecord():
-                self.ranks = tuple(RankTime(r.rank, text(r.host), *(s / r.num_steps for s in (
-                    r.data_s + r.python_s, r.compute_s + r.update_s, r.wait_s))) for r in record.ranks[:_MAX_RANKS])
+                self.ranks = tuple(
+                    RankTime(
+                        r.rank,
+                        text(r.host),
+                        *(
+                            s / r.num_steps
+                            for s in (r.data_s + r.python_s, r.compute_s + r.update_s, r.wait_s)
+                        ),
+                    )
+                    for r in record.ranks[:_MAX_RANKS]
+                )
                 self.stragglers = tuple(filter(None, map(text, record.stragglers[:MAX_ITEMS])))
             case records.ResumedRecord():
                 self._resume(record)
             case records.ReferenceRecord():
                 self.reference = record
-                self.band = {b.epoch: BandPoint(b.epoch, b.mean, b.low, b.high) for b in record.band}
+                self.band = {
+                    b.epoch: BandPoint(b.epoch, b.mean, b.low, b.high) for b in record.band
+                }
             case records.CourseRecord() if len(self.standings) < _MAX_POINTS:
                 self.standings[record.epoch] = record
                 if record.epoch not in self.band and record.mean is not None:
-                    self.band[record.epoch] = BandPoint(record.epoch, record.mean, record.low, record.high)
+                    self.band[record.epoch] = BandPoint(
+                        record.epoch, record.mean, record.low, record.high
+                    )
 
-    def _add_point(self, epoch: float, time_s: float | None, images_per_s: float | None = None) -> None:
+    def _add_point(
+        self, epoch: float, time_s: float | None, images_per_s: float | None = None
+    ) -> None:
         if time_s is None:
             return
         while self.points and self.points[0][0] < epoch - _PACE_EPOCHS:
@@ -68,12 +88,17 @@ class MetricsHistory:
                 del self.speeds[1::2]
 
     def _resume(self, record: records.ResumedRecord) -> None:
-        """Drop all records after the checkpoint, because the resumed run trains these steps again."""
+        """Drop all records after the checkpoint, because the resumed run trains these steps
+        again."""
         self.num_resumes += 1
         self.resumed = record
         _, self.max_epochs = record.changed.get('train.max_epochs', (None, self.max_epochs))
         if self.last.step and self.last.epoch:
-            epoch = record.step * self.last.epoch / self.last.step if record.epoch is None else record.epoch
+            epoch = (
+                record.step * self.last.epoch / self.last.step
+                if record.epoch is None
+                else record.epoch
+            )
             self.evaluations = {e: v for e, v in self.evaluations.items() if e <= epoch + 1e-6}
             self.standings = {e: v for e, v in self.standings.items() if e <= epoch + 1e-6}
             self.last = records.TrainRecord(record.step, epoch, record.time_s)

@@ -1,4 +1,5 @@
 """Render a live run as a self-contained HTML page, which reloads itself until the run is over."""
+
 import math
 from datetime import datetime, timezone
 from pathlib import Path
@@ -8,7 +9,15 @@ from matplotlib.ticker import PercentFormatter
 
 import mlperf_rn50
 from mlperf_rn50.analysis.page import page_template
-from mlperf_rn50.analysis.report.picture import COLOURS, GRID, INK, STYLE, Picture, figure_of, make_picture
+from mlperf_rn50.analysis.report.picture import (
+    COLOURS,
+    GRID,
+    INK,
+    STYLE,
+    Picture,
+    figure_of,
+    make_picture,
+)
 from mlperf_rn50.analysis.watch.facts import STATUS_LEVELS, facts_of, run_heading, status_word
 from mlperf_rn50.analysis.watch.run_state import BandPoint, LiveRun
 from mlperf_rn50.files import read_bytes, refuse_existing, write_atomically
@@ -17,31 +26,52 @@ from mlperf_rn50.text import percent, thin
 NAME = 'watch.html'
 _MARK = b' - mlperf-rn50 watch</title>'  # in page.html
 _MAX_MARKS, _MAX_BARS, _MAX_ROWS, _BAR_IN, _HEIGHT_IN = 200, 16, 400, 0.21, 2.9
-_PARTS = (('data', '#a67c00'), ('compute', COLOURS[0]), ('wait', GRID))  # phases of a step and colours of their bars
+# phases of a step and colours of their bars
+_PARTS = (('data', '#a67c00'), ('compute', COLOURS[0]), ('wait', GRID))
 
 
 def _draw_accuracy(run: LiveRun) -> Picture | None:
     """Draw Top-1 with the reference band and the target."""
     right = max([run.max_epochs or 0] + [e.epoch for e in run.evaluations]) or 1
-    band = [(b.epoch, b.low, b.high) for b in run.band if b.low is not None and b.high is not None and b.epoch <= right]
+    band = [
+        (b.epoch, b.low, b.high)
+        for b in run.band
+        if b.low is not None and b.high is not None and b.epoch <= right
+    ]
     if not run.evaluations and not band:
         return None
-    notes = [f'shaded area: band of {run.num_reference} reference runs; dashed line: their mean'] if band else []
+    notes = (
+        [f'shaded area: band of {run.num_reference} reference runs; dashed line: their mean']
+        if band
+        else []
+    )
     picture, axes = make_picture('accuracy', 'Top-1', '', _HEIGHT_IN, notes)
     if band:
         axes.fill_between(*zip(*band), color=GRID, alpha=0.3, linewidth=0)  # type: ignore[arg-type]
     if means := [(b.epoch, b.mean) for b in run.band if b.mean is not None and b.epoch <= right]:
         axes.plot(*zip(*means), '--', color=GRID, linewidth=1.2)
     shown = thin(run.evaluations, _MAX_MARKS)
-    line, = axes.plot([e.epoch for e in shown], [e.accuracy for e in shown], color=COLOURS[0], linewidth=1.6,
-                      marker='o', markersize=4)
+    (line,) = axes.plot(
+        [e.epoch for e in shown],
+        [e.accuracy for e in shown],
+        color=COLOURS[0],
+        linewidth=1.6,
+        marker='o',
+        markersize=4,
+    )
     picture.tip(line, *(f'{percent(e.accuracy)} at epoch {e.epoch}' for e in shown))
     if run.target is not None:
         axes.axhline(run.target, color=INK, linewidth=1, linestyle=':')
-        axes.annotate(f'target {percent(run.target)}', (0, run.target), (4, 3), textcoords='offset points')
-    highest = max([e.accuracy for e in run.evaluations] + [high for _, _, high in band] + [run.target or 0.0])
+        axes.annotate(
+            f'target {percent(run.target)}', (0, run.target), (4, 3), textcoords='offset points'
+        )
+    highest = max(
+        [e.accuracy for e in run.evaluations] + [high for _, _, high in band] + [run.target or 0.0]
+    )
     axes.yaxis.set_major_formatter(PercentFormatter(1, 0, ' %'))
-    axes.set(xlabel='epoch', xlim=(0, right), ylim=(0, min(1.0, (math.floor(10 * highest) + 1) / 10)))
+    axes.set(
+        xlabel='epoch', xlim=(0, right), ylim=(0, min(1.0, (math.floor(10 * highest) + 1) / 10))
+    )
     return picture
 
 
@@ -49,10 +79,20 @@ def _draw_throughput(run: LiveRun) -> Picture | None:
     if len(run.speeds) < 2:
         return None
     unit_s, unit = (3600.0, 'hours') if run.speeds[-1][0] >= 10_000 else (60.0, 'minutes')
-    picture, axes = make_picture('throughput', 'Throughput', '', _HEIGHT_IN,
-                                 ['each value is the average since the start of its epoch'])
+    picture, axes = make_picture(
+        'throughput',
+        'Throughput',
+        '',
+        _HEIGHT_IN,
+        ['each value is the average since the start of its epoch'],
+    )
     shown = thin(run.speeds, _MAX_MARKS)
-    axes.plot([time_s / unit_s for time_s, _ in shown], [speed for _, speed in shown], color=COLOURS[0], linewidth=1.6)
+    axes.plot(
+        [time_s / unit_s for time_s, _ in shown],
+        [speed for _, speed in shown],
+        color=COLOURS[0],
+        linewidth=1.6,
+    )
     axes.set(xlabel=f'time since the start, {unit}', ylabel='images/s')
     axes.set_xlim(left=0)
     axes.set_ylim(0, 1.1 * max(speed for _, speed in shown) or 1.0)
@@ -64,10 +104,15 @@ def _draw_ranks(run: LiveRun) -> Picture | None:
     if len(run.ranks) < 2:
         return None
     slowest = sorted(run.ranks, key=lambda r: (-r.own_s, r.rank))[:_MAX_BARS]
-    notes = ['from left to right: waiting for data; computing; exchanging gradients, including waits for other ranks']
+    notes = [
+        'from left to right: waiting for data; computing; exchanging gradients, including waits '
+        'for other ranks'
+    ]
     if len(run.ranks) > len(slowest):
         notes.append(f'the {len(slowest)} slowest of {len(run.ranks)} ranks')
-    picture, axes = make_picture('ranks', 'Step time by rank', '', 0.8 + _BAR_IN * len(slowest), notes)
+    picture, axes = make_picture(
+        'ranks', 'Step time by rank', '', 0.8 + _BAR_IN * len(slowest), notes
+    )
     for row, rank in enumerate(slowest):
         left, name = 0.0, f'rank {rank.rank}{f" on {rank.host}" if rank.host else ""}'
         for part, colour in _PARTS:
@@ -83,21 +128,44 @@ def _draw_ranks(run: LiveRun) -> Picture | None:
 def _rows(run: LiveRun) -> list[dict[str, str]]:
     """Return the evaluations and the reference band as table rows, newest first."""
     band = {b.epoch: b for b in run.band}
-    pairs = [(e, band.get(e.epoch, BandPoint(e.epoch, None, None, None))) for e in run.evaluations[-_MAX_ROWS:]]
-    return [{'epoch': str(e.epoch), 'accuracy': percent(e.accuracy), 'mean': '-' if b.mean is None else percent(b.mean),
-             'band': '-' if b.low is None or b.high is None else f'{100 * b.low:.2f} to {100 * b.high:.2f}',
-             'time': '-' if e.time_s is None else f'{e.time_s / 60:.1f}'} for e, b in reversed(pairs)]
+    pairs = [
+        (e, band.get(e.epoch, BandPoint(e.epoch, None, None, None)))
+        for e in run.evaluations[-_MAX_ROWS:]
+    ]
+    return [
+        {
+            'epoch': str(e.epoch),
+            'accuracy': percent(e.accuracy),
+            'mean': '-' if b.mean is None else percent(b.mean),
+            'band': '-'
+            if b.low is None or b.high is None
+            else f'{100 * b.low:.2f} to {100 * b.high:.2f}',
+            'time': '-' if e.time_s is None else f'{e.time_s / 60:.1f}',
+        }
+        for e, b in reversed(pairs)
+    ]
 
 
 def render_page(run: LiveRun, written: datetime, every_s: float, price: float | None = None) -> str:
     with matplotlib.rc_context(STYLE):
-        figures = [figure_of(picture, f'{picture.name}-')
-                   for draw in (_draw_accuracy, _draw_throughput, _draw_ranks) if (picture := draw(run))]
+        figures = [
+            figure_of(picture, f'{picture.name}-')
+            for draw in (_draw_accuracy, _draw_throughput, _draw_ranks)
+            if (picture := draw(run))
+        ]
     return page_template('watch/page.html').render(
-        title=run_heading(run), word=status_word(run), level=STATUS_LEVELS[run.status], facts=facts_of(run, price),
-        warnings=run.warnings, figures=figures, rows=_rows(run), has_band=bool(run.band),
-        reload_s=None if run.is_over else max(1, math.ceil(every_s)), written=f'{written:%Y-%m-%d %H:%M:%S} UTC',
-        version=mlperf_rn50.__version__)
+        title=run_heading(run),
+        word=status_word(run),
+        level=STATUS_LEVELS[run.status],
+        facts=facts_of(run, price),
+        warnings=run.warnings,
+        figures=figures,
+        rows=_rows(run),
+        has_band=bool(run.band),
+        reload_s=None if run.is_over else max(1, math.ceil(every_s)),
+        written=f'{written:%Y-%m-%d %H:%M:%S} UTC',
+        version=mlperf_rn50.__version__,
+    )
 
 
 def dump_page(run: LiveRun, folder: Path, every_s: float, price: float | None = None) -> None:

@@ -1,4 +1,5 @@
 """Current state of a followed run, and its conversion to JSON."""
+
 import statistics
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -7,12 +8,14 @@ from mlperf_rn50.analysis.sets.cost import cost_of, node_hours
 from mlperf_rn50.mllog.elapsed import ElapsedParts, render_parts
 
 _JSON_KEYS = {'standing': 'verdict', 'standing_epoch': 'verdict_epoch'}
-WAITING, STARTING = 'waiting', 'starting'  # no log, or no readable log; mllog.run.RunStatus has the other statuses
+# no log, or no readable log; mllog.run.RunStatus has the other statuses
+WAITING, STARTING = 'waiting', 'starting'
 
 
 @dataclass(frozen=True)
 class LiveEvaluation:
-    """Accuracy (Top-1) after a number of epochs, as a fraction; time_s is the time since run_start."""
+    """Accuracy (Top-1) after a number of epochs, as a fraction; time_s is the time since
+    run_start."""
 
     epoch: int
     accuracy: float
@@ -21,7 +24,8 @@ class LiveEvaluation:
 
 @dataclass(frozen=True)
 class BandPoint:
-    """Mean and band of the reference runs' Top-1 at an epoch, as fractions; None if too few runs have a value there."""
+    """Mean and band of the reference runs' Top-1 at an epoch, as fractions; None if too few runs
+    have a value there."""
 
     epoch: int
     mean: float | None
@@ -33,7 +37,8 @@ class BandPoint:
 class RankTime:
     """A rank's seconds per step since the last evaluation.
 
-    data_s: waiting for images or Python. compute_s: with the update. wait_s: exchange, and waiting for other ranks.
+    data_s: waiting for images or Python. compute_s: with the update. wait_s: exchange, and waiting
+    for other ranks.
     """
 
     rank: int
@@ -44,7 +49,8 @@ class RankTime:
 
     @property
     def own_s(self) -> float:
-        """Seconds per step of waiting for images and of computing; the other ranks wait for the largest value."""
+        """Seconds per step of waiting for images and of computing; the other ranks wait for the
+        largest value."""
         return self.data_s + self.compute_s
 
 
@@ -85,7 +91,8 @@ class UsedEnergy:
 
 @dataclass(frozen=True)
 class LiveRun:
-    """State of a run, with None for unknown values. Fields are also keys of the JSON output, unless in _JSON_KEYS."""
+    """State of a run, with None for unknown values. Fields are also keys of the JSON output, unless
+    in _JSON_KEYS."""
 
     path: str
     number: int | None = None
@@ -144,13 +151,15 @@ class LiveRun:
 
     @property
     def skew(self) -> float | None:
-        """Excess of the slowest rank's own_s over the median, as a fraction of the median; None for one rank."""
+        """Excess of the slowest rank's own_s over the median, as a fraction of the median; None for
+        one rank."""
         own_s = [r.own_s for r in self.ranks]
         middle = statistics.median(own_s) if len(own_s) > 1 else 0.0
         return max(own_s) / middle - 1 if middle > 0 else None
 
     def node_hours(self, left_s: float | None = 0.0) -> float | None:
-        """Return the node-hours used so far or, with left_s, those used after that many more seconds."""
+        """Return the node-hours used so far or, with left_s, those used after that many more
+        seconds."""
         if self.time_s is None or left_s is None or not self.num_nodes:
             return None
         return node_hours(self.time_s + left_s, self.num_nodes)
@@ -160,6 +169,13 @@ def to_json(run: LiveRun, price: float | None = None) -> dict[str, Any]:
     """Return a run as a JSON object; price is the cost of a node-hour."""
     hours, hours_at_end = run.node_hours(), run.node_hours(run.left_s)
     content = {_JSON_KEYS.get(name, name): value for name, value in asdict(run).items()}
-    return {**content, 'elapsed_parts': render_parts(run.elapsed_parts) or None, 'skew': run.skew,
-            'is_over': run.is_over, 'node_hours': hours, 'cost': cost_of(hours, price),
-            'node_hours_at_end': hours_at_end, 'cost_at_end': cost_of(hours_at_end, price)}
+    return {
+        **content,
+        'elapsed_parts': render_parts(run.elapsed_parts) or None,
+        'skew': run.skew,
+        'is_over': run.is_over,
+        'node_hours': hours,
+        'cost': cost_of(hours, price),
+        'node_hours_at_end': hours_at_end,
+        'cost_at_end': cost_of(hours_at_end, price),
+    }

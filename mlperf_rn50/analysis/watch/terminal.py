@@ -1,4 +1,6 @@
-"""Render live runs for a terminal: facts of one run or a table of several, and accuracy curves in remaining rows."""
+"""Render live runs for a terminal: facts of one run or a table of several, and accuracy curves in
+remaining rows."""
+
 import os
 from collections.abc import Sequence
 from itertools import groupby
@@ -10,7 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from mlperf_rn50.analysis.sets.cost import cost_of
-from mlperf_rn50.analysis.watch.facts import STATUS_LEVELS, epoch_text, facts_of, run_heading, status_text, status_word
+from mlperf_rn50.analysis.watch.facts import (
+    STATUS_LEVELS,
+    epoch_text,
+    facts_of,
+    run_heading,
+    status_text,
+    status_word,
+)
 from mlperf_rn50.analysis.watch.run_state import BandPoint, LiveRun
 from mlperf_rn50.text import duration, money, percent, printable
 
@@ -22,7 +31,8 @@ _MAX_WARNINGS = 3  # maximum number of warnings shown per run; the page and --fo
 
 
 def _band_at(points: Sequence[BandPoint], epoch: float) -> tuple[float, float] | None:
-    """Return the limits of the reference band at an epoch, interpolated linearly, or None outside its epochs."""
+    """Return the limits of the reference band at an epoch, interpolated linearly, or None outside
+    its epochs."""
     known = [(p.epoch, p.low, p.high) for p in points if p.low is not None and p.high is not None]
     if not known or not known[0][0] <= epoch <= known[-1][0]:
         return None
@@ -42,9 +52,14 @@ def _top(runs: Sequence[LiveRun]) -> float:
 
 
 def draw_curves(runs: Sequence[LiveRun], width: int, rows: int, is_ascii: bool = False) -> Text:
-    """Draw Top-1 against epochs, with legend and axes; width and rows are the size in characters."""
+    """Draw Top-1 against epochs, with legend and axes; width and rows are the size in
+    characters."""
     columns, height, top = width - _AXIS_COLUMNS, rows - 2, _top(runs)
-    last = max([r.max_epochs or 0 for r in runs] + [r.evaluations[-1].epoch for r in runs if r.evaluations] + [1])
+    last = max(
+        [r.max_epochs or 0 for r in runs]
+        + [r.evaluations[-1].epoch for r in runs if r.evaluations]
+        + [1]
+    )
     marks, fill, line = (_ASCII_MARKS, ':', '-') if is_ascii else (_MARKS, '░', '╌')
     cells = [[(' ', '')] * columns for _ in range(height)]
 
@@ -53,6 +68,7 @@ def draw_curves(runs: Sequence[LiveRun], width: int, rows: int, is_ascii: bool =
 
     def column(epoch: float) -> int:
         return min(max(round(epoch / last * (columns - 1)), 0), columns - 1)
+
     for x in range(columns if len(runs) == 1 else 0):
         if ends := _band_at(runs[0].band, x / (columns - 1) * last):
             for y in range(row(ends[1]), row(ends[0]) + 1):
@@ -61,7 +77,10 @@ def draw_curves(runs: Sequence[LiveRun], width: int, rows: int, is_ascii: bool =
         cells[row(target)] = [(line, 'dim')] * columns
     for k, run in enumerate(runs):
         for e in run.evaluations:
-            cells[row(e.accuracy)][column(e.epoch)] = marks[k % len(marks)], _COLOURS[k % len(_COLOURS)]
+            cells[row(e.accuracy)][column(e.epoch)] = (
+                marks[k % len(marks)],
+                _COLOURS[k % len(_COLOURS)],
+            )
     labels = {row(top * i / 2): f'{100 * top * i / 2:3.0f} % ' for i in range(3)}
     text = Text(_legend(runs, marks, fill, line)[:width] + '\n', no_wrap=True)
     for y, content in enumerate(cells):
@@ -73,8 +92,11 @@ def draw_curves(runs: Sequence[LiveRun], width: int, rows: int, is_ascii: bool =
 
 
 def _legend(runs: Sequence[LiveRun], marks: str, fill: str, line: str) -> str:
-    parts = [f'{marks[k % len(marks)]} {"Top-1" if len(runs) == 1 else name}' for k, name in enumerate(_names(runs))
-             if runs[k].evaluations]
+    parts = [
+        f'{marks[k % len(marks)]} {"Top-1" if len(runs) == 1 else name}'
+        for k, name in enumerate(_names(runs))
+        if runs[k].evaluations
+    ]
     if len(runs) == 1 and any(p.low is not None for p in runs[0].band):
         parts.append(f'{fill} {runs[0].num_reference} reference runs')
     targets = ' and '.join(map(percent, _targets(runs)))
@@ -85,7 +107,7 @@ def _names(runs: Sequence[LiveRun]) -> list[str]:
     """Return the paths of the runs without their common parent folder."""
     paths = [os.path.normpath(printable(r.path)) for r in runs]
     common = os.path.dirname(os.path.commonprefix(paths)) if len(set(paths)) > 1 else ''
-    return [p[len(common) + 1:] if common.strip('/') else p for p in paths]
+    return [p[len(common) + 1 :] if common.strip('/') else p for p in paths]
 
 
 def _facts_table(run: LiveRun, price: float | None) -> Table:
@@ -101,40 +123,64 @@ def _overview(runs: Sequence[LiveRun], width: int, price: float | None) -> Table
     """Return a table with one row per run."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style='dim', width=width)
     table.add_column('run', overflow='fold')
-    columns = ['status', 'epoch', 'Top-1', 'images/s', 'skew', 'left', *(['checkpoint'] if width >= _ROOMY else []),
-               *(['cost'] if price is not None else [])]
+    columns = [
+        'status',
+        'epoch',
+        'Top-1',
+        'images/s',
+        'skew',
+        'left',
+        *(['checkpoint'] if width >= _ROOMY else []),
+        *(['cost'] if price is not None else []),
+    ]
     for name in columns:
-        table.add_column(name, justify='left' if name in ('status', 'epoch') else 'right', no_wrap=True,
-                         overflow='crop')
+        table.add_column(
+            name,
+            justify='left' if name in ('status', 'epoch') else 'right',
+            no_wrap=True,
+            overflow='crop',
+        )
     for run, name in zip(runs, _names(runs)):
-        last, step, cost = run.evaluations[-1:], run.checkpoints.step, cost_of(run.node_hours(), price)
+        last, step, cost = (
+            run.evaluations[-1:],
+            run.checkpoints.step,
+            cost_of(run.node_hours(), price),
+        )
         cells: dict[str, RenderableType] = {
-            'status': Text(status_word(run), _STYLES[STATUS_LEVELS[run.status]]), 'epoch': epoch_text(run),
+            'status': Text(status_word(run), _STYLES[STATUS_LEVELS[run.status]]),
+            'epoch': epoch_text(run),
             'Top-1': percent(last[0].accuracy) if last else '-',
             'images/s': '-' if run.images_per_s is None else f'{run.images_per_s:,.0f}',
             'skew': '-' if run.skew is None else percent(run.skew, '.1f'),
             'left': '-' if run.left_s is None else duration(run.left_s),
-            'checkpoint': '-' if step is None else f'step {step}', 'cost': '-' if cost is None else money(cost)}
+            'checkpoint': '-' if step is None else f'step {step}',
+            'cost': '-' if cost is None else money(cost),
+        }
         table.add_row(Text(name), *(cells[c] for c in columns))
     return table
 
 
 def _warnings(runs: Sequence[LiveRun]) -> list[Text]:
-    """Return the warnings of all runs. If there are several runs, include their unusual statuses."""
+    """Return the warnings of all runs. If there are several runs, include their unusual
+    statuses."""
     lines = []
     for run, name in zip(runs, _names(runs)):
         prefix = f'{name}: ' if len(runs) > 1 else ''
         is_unusual = len(runs) > 1 and status_word(run) not in ('running', 'converged')
         warnings = [status_text(run)] * is_unusual + list(run.warnings)
-        lines += [Text(f'{prefix}{text}', 'yellow', overflow='fold') for text in warnings[:_MAX_WARNINGS]]
+        lines += [
+            Text(f'{prefix}{text}', 'yellow', overflow='fold') for text in warnings[:_MAX_WARNINGS]
+        ]
         if len(warnings) > _MAX_WARNINGS:
             lines.append(Text(f'{prefix}and {len(warnings) - _MAX_WARNINGS} more', 'yellow'))
     return lines
 
 
-def render(runs: Sequence[LiveRun], console: Console, price: float | None = None,
-           rows: int | None = None) -> RenderableType:
-    """Render the runs for a console. They take at most `rows` rows; None means that the number is not limited."""
+def render(
+    runs: Sequence[LiveRun], console: Console, price: float | None = None, rows: int | None = None
+) -> RenderableType:
+    """Render the runs for a console. They take at most `rows` rows; None means that the number is
+    not limited."""
     width, is_ascii = console.width, not console.encoding.lower().startswith('utf')
     title = run_heading(runs[0]) if len(runs) == 1 else f'{len(runs)} runs'
     table = _facts_table(runs[0], price) if len(runs) == 1 else _overview(runs, width, price)
@@ -146,6 +192,7 @@ def render(runs: Sequence[LiveRun], console: Console, price: float | None = None
         options = console.options.update(height=None)
         used = sum(len(console.render_lines(part, options)) for part in parts)
         return _MOST_ROWS if rows is None else min(rows - used - 1, _MOST_ROWS)
+
     if width >= _WIDE and len(runs) == 1 and (room := room_below(*head)) >= _LEAST_ROWS:
         both = Table.grid(padding=0)
         both.add_column(width=width // 2)

@@ -1,8 +1,10 @@
-"""Causes of a missed accuracy that configuration, log and metrics.jsonl show, and the answer that names them.
+"""Causes of a missed accuracy that configuration, log and metrics.jsonl show, and the answer that
+names them.
 
-The limits apply only to runs that ended below their target or are behind their references, because every recipe that
-converges is right.
+The limits apply only to runs that ended below their target or are behind their references, because
+every recipe that converges is right.
 """
+
 import math
 import statistics
 from collections.abc import Iterator
@@ -19,15 +21,34 @@ from mlperf_rn50.runfolder.records import CourseRecord, LossScaleRecord, TrainRe
 from mlperf_rn50.text import grouped, percent
 
 # What a key may cause, and the first key to change for a cause.
-_KEYS = {'schedule.base_lr': 'learning_rate', 'optimizer.momentum': 'learning_rate', 'schedule.warmup_epochs': 'warmup',
-         'schedule.decay_epochs': 'decay', 'schedule.decay': 'decay', 'schedule.step_epochs': 'decay',
-         'optimizer.weight_decay': 'weight_decay', 'train.global_batch_size': 'batch', 'train.max_epochs': 'epochs',
-         'data.crop': 'augmentation', 'data.min_area': 'augmentation', 'data.resize_shorter': 'crop',
-         'data.mean': 'normalisation', 'data.std': 'normalisation', 'model.bn_momentum': 'batch_norm',
-         'train.loss_scale': 'loss_scale', 'data.shuffle': 'shuffle',
-         'train.label_smoothing': 'label_smoothing', 'train.ema': 'averaging'}
-_COMMANDS = {'overfitting': 'change data.crop', **dict.fromkeys(
-    ('frozen', 'gradient_scale', 'equal_shards', 'evaluation'), 'look for changes of the program with git diff')}
+_KEYS = {
+    'schedule.base_lr': 'learning_rate',
+    'optimizer.momentum': 'learning_rate',
+    'schedule.warmup_epochs': 'warmup',
+    'schedule.decay_epochs': 'decay',
+    'schedule.decay': 'decay',
+    'schedule.step_epochs': 'decay',
+    'optimizer.weight_decay': 'weight_decay',
+    'train.global_batch_size': 'batch',
+    'train.max_epochs': 'epochs',
+    'data.crop': 'augmentation',
+    'data.min_area': 'augmentation',
+    'data.resize_shorter': 'crop',
+    'data.mean': 'normalisation',
+    'data.std': 'normalisation',
+    'model.bn_momentum': 'batch_norm',
+    'train.loss_scale': 'loss_scale',
+    'data.shuffle': 'shuffle',
+    'train.label_smoothing': 'label_smoothing',
+    'train.ema': 'averaging',
+}
+_COMMANDS = {
+    'overfitting': 'change data.crop',
+    **dict.fromkeys(
+        ('frozen', 'gradient_scale', 'equal_shards', 'evaluation'),
+        'look for changes of the program with git diff',
+    ),
+}
 _NUM_ROWS = 30  # of the evidence
 _TOO_EASY = ('leak', 'classes_missing')  # with which a run may reach its target wrongly
 
@@ -37,7 +58,8 @@ class Cause(NamedTuple):
 
     Args:
         strength: above 1 it is accused, the strongest first.
-        verdict: usual (within the expected bounds), possible (beyond them) or too early (not to be judged yet).
+        verdict: usual (within the expected bounds), possible (beyond them) or too early (not to be
+            judged yet).
         sentence: text that names the cause; by default the figure beside its bounds.
     """
 
@@ -52,7 +74,9 @@ class Cause(NamedTuple):
     @property
     def text(self) -> str:
         return self.sentence or (
-            f'{self.name.replace("_", " ")} ({self.figure}: {self.measured}, expected {self.expected})')
+            f'{self.name.replace("_", " ")} ({self.figure}: {self.measured}, expected '
+            f'{self.expected})'
+        )
 
 
 def _plain(value: float) -> str:
@@ -63,19 +87,32 @@ def _number(text: str) -> float:
     return float(text.split()[0].replace(',', ''))
 
 
-def weigh(name: str, figure: str, value: float, least: float = -math.inf, most: float = math.inf,
-          strength: float | None = None) -> Cause:
+def weigh(
+    name: str,
+    figure: str,
+    value: float,
+    least: float = -math.inf,
+    most: float = math.inf,
+    strength: float | None = None,
+) -> Cause:
     """Return a cause that is accused if the printed value is beyond its printed limits.
 
     The strength is by default the ratio of the value and the limit.
     """
     limits = {word: v for word, v in (('at least', least), ('at most', most)) if abs(v) < math.inf}
-    render = percent if max(value, *limits.values()) <= 1 else _plain  # a share is never above 100 %
+    # a share is never above 100 %
+    render = percent if max(value, *limits.values()) <= 1 else _plain
     low, got, high = (_number(render(v)) for v in (least, value, most))
     ratio = max(value / most, least / max(value, 1e-9))
     weight = min(1.0, ratio) if low <= got <= high else ratio if strength is None else strength
-    return Cause(name, weight, figure, render(value), ' and '.join(f'{word} {render(v)}' for word, v in limits.items()),
-                 'usual' if low <= got <= high else 'possible')
+    return Cause(
+        name,
+        weight,
+        figure,
+        render(value),
+        ' and '.join(f'{word} {render(v)}' for word, v in limits.items()),
+        'usual' if low <= got <= high else 'possible',
+    )
 
 
 def judge_course(run: WhyRun, config: Config, batch: int, num_ranks: int) -> Iterator[Cause]:
@@ -96,66 +133,121 @@ def judge_course(run: WhyRun, config: Config, batch: int, num_ranks: int) -> Ite
         yield weigh('weight_decay', 'part of the weights that a step removes', shrink, most=0.01)
     relative = [v / math.log(d.num_classes) for e, v in losses if e >= num_epochs / 10] or [0.0]
     for name in ('learning_rate', 'gradient_scale'):
-        yield weigh(name, 'largest loss after a tenth of the epochs, relative to equal logits', max(relative), most=2)
-    last = statistics.median(relative[-len(relative) // 4:])
-    yield weigh('gradient_scale', 'loss in the last quarter, relative to equal logits', last, most=0.95)
-    yield weigh('warmup', 'part of the epochs', s.warmup_epochs / max(num_epochs, s.decay_epochs), most=0.5)
+        yield weigh(
+            name,
+            'largest loss after a tenth of the epochs, relative to equal logits',
+            max(relative),
+            most=2,
+        )
+    last = statistics.median(relative[-len(relative) // 4 :])
+    yield weigh(
+        'gradient_scale', 'loss in the last quarter, relative to equal logits', last, most=0.95
+    )
+    yield weigh(
+        'warmup', 'part of the epochs', s.warmup_epochs / max(num_epochs, s.decay_epochs), most=0.5
+    )
     if rates and rates[-1][0] > num_epochs - 1:
         after = [r / peak for e, r in rates if e > s.warmup_epochs] or [1.0]
-        # In the shipped schedules, up to a third of the steps are below 5 %, as with step decay at 30, 60 and 80 of 90.
-        yield weigh('decay', 'part of the run with less than 5 % of the largest learning rate',
-                    sum(r < 0.05 for r in after) / len(after), most=0.5)
+        # In the shipped schedules, up to a third of the steps are below 5 %, as with step decay at
+        # 30, 60 and 80 of 90.
+        yield weigh(
+            'decay',
+            'part of the run with less than 5 % of the largest learning rate',
+            sum(r < 0.05 for r in after) / len(after),
+            most=0.5,
+        )
         name, strength, sentence = 'decay', None, ''
         if s.decay_epochs > num_epochs:
             name, strength = 'epochs', 10.0
             sentence = f'it trained {num_epochs} of the {s.decay_epochs:g} epochs of its schedule'
-        found = weigh(name, 'last learning rate relative to the largest', after[-1], most=0.25, strength=strength)
+        found = weigh(
+            name,
+            'last learning rate relative to the largest',
+            after[-1],
+            most=0.25,
+            strength=strength,
+        )
         yield found._replace(sentence=sentence)
     elif rates and run.log and run.log.status in ('aborted', 'failed'):
         yield weigh('epochs', 'part of the planned epochs', rates[-1][0] / num_epochs, least=0.9)
     # Digits, the easiest data set, needs 70 steps. No shipped recipe needs 2 epochs.
     is_large, local = per_epoch < num_epochs, batch // num_ranks // t.gradient_accumulation_steps
-    yield weigh('batch' if is_large else 'epochs', f'steps with batch {batch}', num_steps, least=100)
+    yield weigh(
+        'batch' if is_large else 'epochs', f'steps with batch {batch}', num_steps, least=100
+    )
     if not is_large:
         yield weigh('epochs', 'number', num_epochs, least=3)
     yield weigh('batch', 'images per rank for statistics of BatchNorm', local, least=8)
-    yield weigh('batch', 'padding of an epoch relative to its images', per_epoch * batch / d.num_train - 1, most=0.25)
+    yield weigh(
+        'batch',
+        'padding of an epoch relative to its images',
+        per_epoch * batch / d.num_train - 1,
+        most=0.25,
+    )
     memory = 1 / (1 - config.model.bn_momentum) / num_steps
-    yield weigh('batch_norm', 'steps over which statistics are averaged, relative to all', memory, most=0.25)
+    yield weigh(
+        'batch_norm', 'steps over which statistics are averaged, relative to all', memory, most=0.25
+    )
     averaged = 1 / (1 - (t.ema or 0)) / num_steps
-    yield weigh('averaging', 'steps over which weights are averaged, relative to all', averaged, most=1.0)
-    yield weigh('label_smoothing', 'part of the probability for other classes', t.label_smoothing, most=0.4)
-    zoom = d.resize_shorter / (d.eval_size or d.image_size)  # 1.14 in recipes for ImageNet, 1 in those for small images
+    yield weigh(
+        'averaging', 'steps over which weights are averaged, relative to all', averaged, most=1.0
+    )
+    yield weigh(
+        'label_smoothing', 'part of the probability for other classes', t.label_smoothing, most=0.4
+    )
+    # 1.14 in recipes for ImageNet, 1 in those for small images
+    zoom = d.resize_shorter / (d.eval_size or d.image_size)
     yield weigh('crop', 'side of an image relative to its evaluated part', zoom, most=1.3)
     if config.data.crop == 'random_resized':
-        yield weigh('crop', 'area of the largest training crop relative to the image', config.data.max_area, 0.5)
+        yield weigh(
+            'crop',
+            'area of the largest training crop relative to the image',
+            config.data.max_area,
+            0.5,
+        )
     num_skipped = sum(r.now < r.before for r in run.all(LossScaleRecord))
-    yield weigh('loss_scale', 'steps that overflowed and were skipped', num_skipped, most=10 + num_steps // 100)
+    yield weigh(
+        'loss_scale',
+        'steps that overflowed and were skipped',
+        num_skipped,
+        most=10 + num_steps // 100,
+    )
 
 
 def judge_recipe(config: Config, num_ranks: int, others: list[Config]) -> Iterator[Cause]:
-    """Yield differences from the published recipes on ImageNet, and from the configurations of better runs."""
+    """Yield differences from the published recipes on ImageNet, and from the configurations of
+    better runs."""
     for line in find_deviations(config, num_ranks):
         key, _, text = line.partition(': got ')
         measured, _, published = text.partition('; ')
         yield Cause(_KEYS.get(key, 'batch'), 3.0, key, measured, published.rpartition(' have ')[2])
     for key, name in _KEYS.items() if others else ():
-        got, values = attrgetter(key)(config), [v for v in map(attrgetter(key), others) if v is not None]
+        got, values = (
+            attrgetter(key)(config),
+            [v for v in map(attrgetter(key), others) if v is not None],
+        )
         if got in (None, *values) or not values:
             continue  # null: other keys determine it
-        # Numbers may differ by a quarter, also the weight of a new value in an average. Unequal values that are no
-        # positive numbers count as a factor of 2.
+        # Numbers may differ by a quarter, also the weight of a new value in an average. Unequal
+        # values that are no positive numbers count as a factor of 2.
         a, *rest = [1 - v if key.endswith('momentum') else v for v in (got, *values)]
-        ratio = min(max(a / b, b / a) if isinstance(b, (int, float)) and min(a, b) > 0 else 2.0 for b in rest)
+        ratio = min(
+            max(a / b, b / a) if isinstance(b, (int, float)) and min(a, b) > 0 else 2.0
+            for b in rest
+        )
         expected = ' or '.join(dict.fromkeys(map(render_value, values)))
         near = ' within a factor of 1.25,' * isinstance(got, float)
-        yield Cause(name, ratio / 1.25, key, render_value(got), f'{expected}{near} as in reference runs')
+        yield Cause(
+            name, ratio / 1.25, key, render_value(got), f'{expected}{near} as in reference runs'
+        )
 
 
 def find_better(run: WhyRun, config: Config) -> tuple[list[Config], str]:
-    """Return the configurations of the reference runs if this run is below their accuracy, otherwise a sentence.
+    """Return the configurations of the reference runs if this run is below their accuracy,
+    otherwise a sentence.
 
-    Without an alarm, it is below if chance does not explain the difference on the validation images.
+    Without an alarm, it is below if chance does not explain the difference on the validation
+    images.
     """
     folders = [f for path in config.run.reference for f in find_run_folders(Path(path))[:20]]
     others = [load_run(RunFolder(f, k)) for f in folders for k in run_numbers(f)[:1]]
@@ -164,19 +256,31 @@ def find_better(run: WhyRun, config: Config) -> tuple[list[Config], str]:
     mean = statistics.fmean(tops or [1.0])
     least = mean - 3 * (2 * mean * (1 - mean) / config.data.num_val) ** 0.5
     if tops and own >= least and not (standing and standing.behind):
-        return [], f'Not below its reference runs: Top-1 {percent(own)}, at least {percent(least)} expected.'
+        return (
+            [],
+            f'Not below its reference runs: Top-1 {percent(own)}, at least {percent(least)} '
+            'expected.',
+        )
     return [o.config for o in others if o.config], ''
 
 
 def _next_step(cause: str) -> str:
     key = next((key for key, name in _KEYS.items() if name == cause), None)
-    return f'change {key}' if key else _COMMANDS.get(cause, 'pack corrected images with mlperf-rn50 prepare')
+    return (
+        f'change {key}'
+        if key
+        else _COMMANDS.get(cause, 'pack corrected images with mlperf-rn50 prepare')
+    )
 
 
-def explain_accuracy(run: WhyRun, probed: list[Cause] | None = None, weights: str = '') -> Answer | None:
-    """Explain a run that ended below its target or is behind its references, or any run with the figures of a probe.
+def explain_accuracy(
+    run: WhyRun, probed: list[Cause] | None = None, weights: str = ''
+) -> Answer | None:
+    """Explain a run that ended below its target or is behind its references, or any run with the
+    figures of a probe.
 
-    At most two causes are named. Return None for a run that needs no explanation, or lacks its log or configuration.
+    At most two causes are named. Return None for a run that needs no explanation, or lacks its log
+    or configuration.
 
     Args:
         probed: figures of a probe.
@@ -185,7 +289,9 @@ def explain_accuracy(run: WhyRun, probed: list[Cause] | None = None, weights: st
     config, log, standing = run.config, run.log, run.last(CourseRecord)
     if not config or not log or not log.global_batch_size:
         return None
-    has_missed = log.status in ('aborted', 'failed') or bool(standing and standing.behind and log.status != 'converged')
+    has_missed = log.status in ('aborted', 'failed') or bool(
+        standing and standing.behind and log.status != 'converged'
+    )
     if probed is None and not (has_missed and log.evaluations):
         return None
     found, notes = list(probed or ()), [standing.text if standing else '', weights]
@@ -194,21 +300,36 @@ def explain_accuracy(run: WhyRun, probed: list[Cause] | None = None, weights: st
         notes.append(not_below)
         found += judge_recipe(config, log.num_ranks or 1, better)
         found += judge_course(run, config, log.global_batch_size, log.num_ranks or 1)
-    ordered = sorted(found, key=lambda c: (-c.strength if c.strength > 1 else 0, c.verdict == 'usual', -c.strength))
+    ordered = sorted(
+        found,
+        key=lambda c: (-c.strength if c.strength > 1 else 0, c.verdict == 'usual', -c.strength),
+    )
     is_below = log.status != 'converged'
-    accused = {c.name: c for c in reversed(ordered) if c.strength > 1 and (is_below or c.name in _TOO_EASY)}
+    accused = {
+        c.name: c for c in reversed(ordered) if c.strength > 1 and (is_below or c.name in _TOO_EASY)
+    }
     named = [c for c in ordered if accused.get(c.name) is c][:2]  # the strongest of two names
-    verdicts = ['cause' if c in named else 'possible' if c.strength > 1 else c.verdict for c in ordered]
+    verdicts = [
+        'cause' if c in named else 'possible' if c.strength > 1 else c.verdict for c in ordered
+    ]
     where = 'log and configuration' if probed is None else 'weights and images'
     nothing = f'{where} show no cause{", some because it is too early" * ("too early" in verdicts)}'
     # A figure that shows two causes is printed once.
-    texts = [first._replace(name='_or_'.join(c.name for c in (first, *rest))).text
-             for first, *rest in grouped(named, lambda c: c[2:5]).values()]
+    texts = [
+        first._replace(name='_or_'.join(c.name for c in (first, *rest))).text
+        for first, *rest in grouped(named, lambda c: c[2:5]).values()
+    ]
     return Answer(
         f'Top-1 {percent(log.best_accuracy or 0.0)}, target {percent(log.target_accuracy or 0.0)}: '
         f'{" or ".join(texts) or nothing}.',
         ('cause', 'figure', 'measured', 'expected', 'verdict'),
-        tuple((c.name, c.figure, c.measured, c.expected, v) for c, v in zip(ordered[:_NUM_ROWS], verdicts)),
-        ', or '.join(dict.fromkeys(_next_step(c.name) for c in named)) if named else
-        f'mlperf-rn50 why {run.folder.dir} --probe' * (probed is None),
-        tuple(filter(None, notes)), {'causes': [{'cause': c.name, 'text': c.text} for c in named]})
+        tuple(
+            (c.name, c.figure, c.measured, c.expected, v)
+            for c, v in zip(ordered[:_NUM_ROWS], verdicts)
+        ),
+        ', or '.join(dict.fromkeys(_next_step(c.name) for c in named))
+        if named
+        else f'mlperf-rn50 why {run.folder.dir} --probe' * (probed is None),
+        tuple(filter(None, notes)),
+        {'causes': [{'cause': c.name, 'text': c.text} for c in named]},
+    )

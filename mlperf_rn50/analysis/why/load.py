@@ -1,4 +1,5 @@
 """A run with the records that explain its time and accuracy. The files are untrusted."""
+
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,7 +28,8 @@ class WhyRun:
 
     folder: RunFolder
     log: Run | None = None
-    records: Sequence[MetricsRecord] = ()  # lines of metrics.jsonl in their order; a resume may repeat epochs
+    # lines of metrics.jsonl in their order; a resume may repeat epochs
+    records: Sequence[MetricsRecord] = ()
     config: Config | None = None  # without keys of other versions
 
     def all(self, kind: type[T]) -> list[T]:
@@ -39,7 +41,8 @@ class WhyRun:
 
 
 def run_folder_at(path: Path) -> RunFolder:
-    """Return the newest run of a folder, or the run of a given log. Raise UserError if there is none."""
+    """Return the newest run of a folder, or the run of a given log. Raise UserError if there is
+    none."""
     if (number := run_number(path.name)) is not None:
         return RunFolder(path.parent, number)
     if not path.is_dir() or not (numbers := run_numbers(path)):

@@ -1,4 +1,6 @@
-"""Traced steps of all ranks: reading of untrusted files, alignment of clocks, and the Chrome trace format."""
+"""Traced steps of all ranks: reading of untrusted files, alignment of clocks, and the Chrome trace
+format."""
+
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +20,14 @@ from mlperf_rn50.runfolder.records import RanksRecord, StepSpans
 from mlperf_rn50.text import plural, printable, short, some
 
 # Phases of a step in their order, as texts for people.
-PHASES = ('Python', 'input', 'forward and backward', 'waiting for the slowest rank', 'exchange', 'update')
+PHASES = (
+    'Python',
+    'input',
+    'forward and backward',
+    'waiting for the slowest rank',
+    'exchange',
+    'update',
+)
 HOW_TO_TRACE = 'train with --run.trace 20@100 to trace the steps of each rank'
 _MAX_BUCKETS, _MAX_BLOCKS = 999, 1_000_000  # of a step; of all ranks
 Steps = Mapping[int, Sequence['TracedStep']]  # by rank
@@ -26,8 +35,10 @@ Steps = Mapping[int, Sequence['TracedStep']]  # by rank
 
 class TracedStep(NamedTuple):
     step: int
-    times: Sequence[float]  # start, and end of each phase, in seconds on the clock of the first rank
-    buckets: Sequence[Sequence[float]]  # when each was ready on this rank, ready on the last rank, and exchanged
+    # start, and end of each phase, in seconds on the clock of the first rank
+    times: Sequence[float]
+    # when each was ready on this rank, ready on the last rank, and exchanged
+    buckets: Sequence[Sequence[float]]
 
 
 class Traces(NamedTuple):
@@ -37,10 +48,12 @@ class Traces(NamedTuple):
 
 
 def align(traces: Mapping[int, Sequence[StepSpans]]) -> tuple[Steps, float]:
-    """Return steps by rank, and the error of their clocks in seconds; omit ranks that share no step with the first.
+    """Return steps by rank, and the error of their clocks in seconds; omit ranks that share no step
+    with the first.
 
-    Exchanges end on all ranks at nearly the same time, so the offset of a clock is the median difference of these ends.
-    The error is the largest 95th percentile of a rank's residuals. A constant delay does not show.
+    Exchanges end on all ranks at nearly the same time, so the offset of a clock is the median
+    difference of these ends. The error is the largest 95th percentile of a rank's residuals. A
+    constant delay does not show.
     """
     base = {s.step: s.exchanged_s for s in next(iter(traces.values()), ())}
     moved, error_s, last = dict[int, list[Any]](), 0.0, dict[int, list[float]]()
@@ -48,14 +61,27 @@ def align(traces: Mapping[int, Sequence[StepSpans]]) -> tuple[Steps, float]:
         if ahead := [s.exchanged_s - base[s.step] for s in spans if s.step in base]:
             by = float(np.median(ahead))
             error_s = max(error_s, float(np.quantile(np.abs(np.subtract(ahead, by)), 0.95)))
-            moved[rank] = [(s.step, [t - by for t in _times(s)], [(a - by, b - by) for a, b in s.buckets])
-                           for s in spans]
-    for step, times, buckets in chain(*moved.values()):  # when the last rank had computed all, and each bucket
-        ready = zip_longest([times[3], *(a for a, _ in buckets)], last.get(step, ()), fillvalue=-np.inf)
+            moved[rank] = [
+                (s.step, [t - by for t in _times(s)], [(a - by, b - by) for a, b in s.buckets])
+                for s in spans
+            ]
+    # when the last rank had computed all, and each bucket
+    for step, times, buckets in chain(*moved.values()):
+        ready = zip_longest(
+            [times[3], *(a for a, _ in buckets)], last.get(step, ()), fillvalue=-np.inf
+        )
         last[step] = [max(pair) for pair in ready]
-    return {rank: [TracedStep(step, [*times[:4], min(last[step][0], times[4]), *times[4:]], [
-        (a, min(sent, b), b) for (a, b), sent in zip(buckets, last[step][1:])]) for step, times, buckets in steps]
-        for rank, steps in moved.items()}, error_s
+    return {
+        rank: [
+            TracedStep(
+                step,
+                [*times[:4], min(last[step][0], times[4]), *times[4:]],
+                [(a, min(sent, b), b) for (a, b), sent in zip(buckets, last[step][1:])],
+            )
+            for step, times, buckets in steps
+        ]
+        for rank, steps in moved.items()
+    }, error_s
 
 
 def _times(span: StepSpans) -> tuple[float, ...]:
@@ -66,8 +92,10 @@ def _read_steps(path: Path) -> Iterator[StepSpans]:
     """Yield the steps of a trace whose times are in order."""
     for _, s in read_lines(path, StepSpans):
         if len(s.buckets) <= _MAX_BUCKETS and all(
-                a <= b for times in (_times(s), *((s.start_s, *b, s.updated_s) for b in s.buckets))
-                for a, b in pairwise(times)):
+            a <= b
+            for times in (_times(s), *((s.start_s, *b, s.updated_s) for b in s.buckets))
+            for a, b in pairwise(times)
+        ):
             yield s
 
 
@@ -77,10 +105,16 @@ def read_traces(run: RunFolder) -> Traces:
     A block is a phase, or the wait or exchange of a bucket. Each rank has an equal share of these
     for its first steps, and at least one step.
     """
-    found = [int(m[1]) for p in run.dir.glob(f'trace_{run.index}_*.jsonl')
-             if (m := re.fullmatch(r'trace_\d+_(0|[1-9]\d{0,5})\.jsonl', p.name))]
-    attempts = {rank: first.attempt_s for rank in sorted(found)
-                if (first := next(_read_steps(run.trace(rank)), None))}
+    found = [
+        int(m[1])
+        for p in run.dir.glob(f'trace_{run.index}_*.jsonl')
+        if (m := re.fullmatch(r'trace_\d+_(0|[1-9]\d{0,5})\.jsonl', p.name))
+    ]
+    attempts = {
+        rank: first.attempt_s
+        for rank in sorted(found)
+        if (first := next(_read_steps(run.trace(rank)), None))
+    }
     ranks = [rank for rank, start_s in attempts.items() if start_s == max(attempts.values())]
     traces, num_left, is_cut = dict[int, list[StepSpans]](), _MAX_BLOCKS, False
     for rank in ranks:
@@ -94,8 +128,10 @@ def read_traces(run: RunFolder) -> Traces:
             num_left -= num_blocks
             traces.setdefault(rank, []).append(s)
     earlier = [rank for rank in attempts if rank not in ranks]
-    notes = [f'; later steps of {plural(len(ranks), "traced rank")} are left out, because at most '
-             f'{_MAX_BLOCKS:,} phases and exchanges of buckets are read'] * is_cut
+    notes = [
+        f'; later steps of {plural(len(ranks), "traced rank")} are left out, because at most '
+        f'{_MAX_BLOCKS:,} phases and exchanges of buckets are read'
+    ] * is_cut
     if earlier:
         notes.append(f'; traces of an earlier attempt are left out (rank {some(earlier, 10)})')
     return Traces(*align(traces), ''.join(notes))
@@ -106,33 +142,69 @@ def host_names(records: Sequence[RanksRecord]) -> dict[int, str]:
 
 
 def _events(steps: Steps, hosts: Mapping[int, str]) -> Iterator[dict[str, Any]]:
-    """Yield a process per host, and a thread per rank and per bucket of a rank, because buckets overlap."""
+    """Yield a process per host, and a thread per rank and per bucket of a rank, because buckets
+    overlap."""
     names = {rank: hosts.get(rank, 'unknown host') for rank in steps}
-    pids = {host: pid for pid, host in enumerate(dict.fromkeys(names.values()), 1)}  # 0 is Perfetto's idle task
+    # 0 is Perfetto's idle task
+    pids = {host: pid for pid, host in enumerate(dict.fromkeys(names.values()), 1)}
     for rank, spans in steps.items():
         pid, first = pids[names[rank]], rank * (_MAX_BUCKETS + 1) + 1
-        yield {'ph': 'M', 'name': 'process_name', 'pid': pid, 'tid': first, 'args': {'name': names[rank]}}
+        yield {
+            'ph': 'M',
+            'name': 'process_name',
+            'pid': pid,
+            'tid': first,
+            'args': {'name': names[rank]},
+        }
         for k in range(1 + max(len(s.buckets) for s in spans)):
             name = f'rank {rank}' + f' bucket {k - 1}' * bool(k)
-            yield {'ph': 'M', 'name': 'thread_name', 'pid': pid, 'tid': first + k, 'args': {'name': name}}
+            yield {
+                'ph': 'M',
+                'name': 'thread_name',
+                'pid': pid,
+                'tid': first + k,
+                'args': {'name': name},
+            }
         for s in spans:
-            blocks = [(0, f'step {s.step}', (s.times[0], s.times[-1])), *zip([0] * 6, PHASES, pairwise(s.times)),
-                      *((k, *b) for k, bucket in enumerate(s.buckets, 1) for b in zip(PHASES[3:5], pairwise(bucket)))]
+            blocks = [
+                (0, f'step {s.step}', (s.times[0], s.times[-1])),
+                *zip([0] * 6, PHASES, pairwise(s.times)),
+                *(
+                    (k, *b)
+                    for k, bucket in enumerate(s.buckets, 1)
+                    for b in zip(PHASES[3:5], pairwise(bucket))
+                ),
+            ]
             for k, name, ends in blocks:
-                start, end = (round(1e6 * t, 3) for t in ends)  # before the difference, so that no blocks overlap
-                yield {'ph': 'X', 'name': name, 'pid': pid, 'tid': first + k, 'ts': start, 'dur': round(end - start, 3)}
+                # before the difference, so that no blocks overlap
+                start, end = (round(1e6 * t, 3) for t in ends)
+                yield {
+                    'ph': 'X',
+                    'name': name,
+                    'pid': pid,
+                    'tid': first + k,
+                    'ts': start,
+                    'dur': round(end - start, 3),
+                }
 
 
 def write_perfetto(run: WhyRun, path: Path) -> str:
-    """Write the traced steps and return a sentence about them. Raise ConfigError if there are none, or on failure."""
+    """Write the traced steps and return a sentence about them. Raise ConfigError if there are none,
+    or on failure."""
     steps, error_s, note = read_traces(run.folder)
     if not steps:
-        raise ConfigError(f'--perfetto: got no {run.folder.trace(0)}, expected traced steps; {HOW_TO_TRACE}')
+        raise ConfigError(
+            f'--perfetto: got no {run.folder.trace(0)}, expected traced steps; {HOW_TO_TRACE}'
+        )
     with writing_folder(path.parent, '--perfetto'), replacing(path) as f:
         mark = b'{"traceEvents": ['
         for event in _events(steps, host_names(run.all(RanksRecord))):
             f.write(mark + json.dumps(event).encode())
             mark = b', '
         f.write(b']}')
-    return (f'{path}: {plural(max(map(len, steps.values())), "step")} of {plural(len(steps), "rank")}; the clocks are '
-            f'aligned by the ends of exchanges, with an error of {1e3 * error_s:.2f} ms (95th percentile){note}')
+    return (
+        f'{path}: {plural(max(map(len, steps.values())), "step")} of '
+        f'{plural(len(steps), "rank")}; the clocks are '
+        f'aligned by the ends of exchanges, with an error of {1e3 * error_s:.2f} ms (95th '
+        f'percentile){note}'
+    )

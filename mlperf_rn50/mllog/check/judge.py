@@ -1,4 +1,5 @@
 """Checks of logs against the rules of the rounds, and facts in a log that no checker reports."""
+
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,10 +17,25 @@ from mlperf_rn50.runfolder.jsonl import number
 _BY_FORMAT = {'MLPv0.5.0': RULESETS[:1], 'MLL': RULESETS[1:2], 'MLLOG': RULESETS[2:]}
 _MAX_NAMED = 20  # maximum number of torn lines, and of long lines, listed for each log
 # Keys that level 2 of the v0.5 rules requires.
-_LEVEL2 = ('run_clear_caches', 'train_loop', 'train_epoch', 'opt_learning_rate', 'eval_start', 'eval_size',
-           'eval_target', 'eval_accuracy', 'eval_stop', 'eval_offset', 'model_hp_initial_max_pool',
-           'model_hp_begin_block', 'model_hp_end_block', 'model_hp_block_type', 'model_hp_projection_shortcut',
-           'model_hp_shorcut_add', 'model_hp_resnet_topology')
+_LEVEL2 = (
+    'run_clear_caches',
+    'train_loop',
+    'train_epoch',
+    'opt_learning_rate',
+    'eval_start',
+    'eval_size',
+    'eval_target',
+    'eval_accuracy',
+    'eval_stop',
+    'eval_offset',
+    'model_hp_initial_max_pool',
+    'model_hp_begin_block',
+    'model_hp_end_block',
+    'model_hp_block_type',
+    'model_hp_projection_shortcut',
+    'model_hp_shorcut_add',
+    'model_hp_resnet_topology',
+)
 
 
 @dataclass(frozen=True)
@@ -35,7 +51,8 @@ class RulesetResult:
 
 @dataclass(frozen=True)
 class CheckedLog:
-    """A log, and what the rules of rounds find in it. A ruleset is applied when its result is first needed."""
+    """A log, and what the rules of rounds find in it. A ruleset is applied when its result is first
+    needed."""
 
     path: Path
     run: Run | None = None
@@ -43,19 +60,30 @@ class CheckedLog:
     rulesets: tuple[str, ...] = ()  # whose rules are to be applied
     division: str | None = None  # whose rules apply; None for the logged one
     logged_division: str | None = None
-    damage: tuple[str, ...] = ()  # violations of all rulesets: damaged and long lines, options of the open division
+    # violations of all rulesets: damaged and long lines, options of the open division
+    damage: tuple[str, ...] = ()
     has_long_lines: bool = False  # which the official checkers would parse for minutes
     v05: tuple[str, ...] = ()  # violations of the v0.5 rules
     last_step_lr_factor: float | None = None  # as logged
-    results: dict[str, RulesetResult] = field(default_factory=dict, compare=False, repr=False)  # so far
+    # so far
+    results: dict[str, RulesetResult] = field(default_factory=dict, compare=False, repr=False)
 
     def result(self, ruleset: str) -> RulesetResult:
-        """Return the violations of a ruleset. Raise NotInstalled if its official checker is missing."""
+        """Return the violations of a ruleset. Raise NotInstalled if its official checker is
+        missing."""
         if ruleset not in self.results and self.run:
             division = self.logged_division if self.logged_division in DIVISIONS else 'open'
-            violations = self.damage + (
-                self.v05 if ruleset == V05 else () if self.has_long_lines else
-                check_official(self.path, ruleset, self.division)) + self.run.errors
+            violations = (
+                self.damage
+                + (
+                    self.v05
+                    if ruleset == V05
+                    else ()
+                    if self.has_long_lines
+                    else check_official(self.path, ruleset, self.division)
+                )
+                + self.run.errors
+            )
             self.results[ruleset] = RulesetResult(ruleset, self.division or division, violations)
         return self.results[ruleset]
 
@@ -73,76 +101,137 @@ class Judgement:
     """What is wrong with a set of logs. Every command that prints a verdict or a score uses it."""
 
     ruleset: str | None = None  # by whose rules the logs were judged; None if they were not
-    basis: str = ''  # how the ruleset was chosen, unless it was given or is of the round in the name of a folder
+    # how the ruleset was chosen, unless it was given or is of the round in the name of a folder
+    basis: str = ''
     is_sound: bool = True  # whether no violation holds in every round
-    is_unchecked: bool = False  # whether rulesets were not applied because mlperf-logging is not installed
+    # whether rulesets were not applied because mlperf-logging is not installed
+    is_unchecked: bool = False
     violations: tuple[str, ...] = ()  # broken rules, and contradictions
     obstacles: tuple[str, ...] = ()  # reasons why logs without violations cannot be submitted
-    misses: Mapping[Path, str] = field(default_factory=dict)  # reasons why runs count as not converged, by log
+    # reasons why runs count as not converged, by log
+    misses: Mapping[Path, str] = field(default_factory=dict)
 
 
 def check_v05(found: Sequence[LogEvent]) -> tuple[str, ...]:
-    """Return how a log violates levels 1 and 2 of the v0.5 compliance rules, or misses the target that it declares."""
+    """Return how a log violates levels 1 and 2 of the v0.5 compliance rules, or misses the target
+    that it declares."""
     logged = [e for e in found if e.line_format == 'MLPv0.5.0']
     if not logged:
         return ('no :::MLPv0.5.0 line',)
     counts, once = Counter(e.key for e in logged), ['run_start', 'run_stop', 'run_final']
-    violations = [f'level 1: {key} appears {counts[key]} times, expected once' for key in once if counts[key] != 1]
+    violations = [
+        f'level 1: {key} appears {counts[key]} times, expected once'
+        for key in once
+        if counts[key] != 1
+    ]
     order = [e.key for e in logged if e.key in once]
     if not violations and order != once:
         violations.append(f'level 1: the order is {", ".join(order)}, expected {", ".join(once)}')
     if not counts['eval_start'] and not counts['eval_stop']:
         violations.append('level 1: eval_start and eval_stop are missing')
-    evaluations = [(e.value, number(e.value.get('value') if isinstance(e.value, dict) else e.value, -1e300, 1e300))
-                   for e in logged if e.key == 'eval_accuracy']
+    evaluations = [
+        (
+            e.value,
+            number(e.value.get('value') if isinstance(e.value, dict) else e.value, -1e300, 1e300),
+        )
+        for e in logged
+        if e.key == 'eval_accuracy'
+    ]
     for value, accuracy in evaluations:
         if not (isinstance(value, dict) and {'epoch', 'value'} <= set(value)) or accuracy is None:
-            violations.append(f'level 1: eval_accuracy is {value!r}, expected {{"epoch": e, "value": v}}')
+            violations.append(
+                f'level 1: eval_accuracy is {value!r}, expected {{"epoch": e, "value": v}}'
+            )
     violations += [f'level 2: {key} is missing' for key in _LEVEL2 if not counts[key]]
     best = max([a for _, a in evaluations if a is not None], default=None)
-    target = next((e.value for e in logged if e.key == 'eval_target' and isinstance(e.value, (int, float))), None)
+    target = next(
+        (e.value for e in logged if e.key == 'eval_target' and isinstance(e.value, (int, float))),
+        None,
+    )
     if best is None:
         violations.append('level 1: eval_accuracy is missing')
     elif target is not None and best < target:
-        violations.append(f'the target was missed: best accuracy {best:.5f}, expected at least {target}')
+        violations.append(
+            f'the target was missed: best accuracy {best:.5f}, expected at least {target}'
+        )
     return tuple(violations)
 
 
 def _limited(texts: Sequence[str], name: str) -> tuple[str, ...]:
-    """Return the first messages and, if there are more, a message with the number of omitted messages."""
-    return (*texts[:_MAX_NAMED], *([f'{name}: {len(texts) - _MAX_NAMED} more'] if len(texts) > _MAX_NAMED else []))
+    """Return the first messages and, if there are more, a message with the number of omitted
+    messages."""
+    return (
+        *texts[:_MAX_NAMED],
+        *([f'{name}: {len(texts) - _MAX_NAMED} more'] if len(texts) > _MAX_NAMED else []),
+    )
 
 
-def check_log(path: Path, rulesets: Sequence[str] | None = None, division: str | None = None,
-              now_s: float | None = None) -> CheckedLog:
-    """Read a log at now_s, as read_run, that is to be checked against rulesets; None for those of its line formats.
+def check_log(
+    path: Path,
+    rulesets: Sequence[str] | None = None,
+    division: str | None = None,
+    now_s: float | None = None,
+) -> CheckedLog:
+    """Read a log at now_s, as read_run, that is to be checked against rulesets; None for those of
+    its line formats.
 
     Raise UserError unless the log is of one ResNet run.
     """
     run, lines = reader.read_run(path, now_s), list(reader.read_events(path))
     found = [e for _, e in lines if isinstance(e, LogEvent)]
     long = _limited(find_long_lines(path), 'long lines')
-    torn = _limited([f'torn line {n}: {e.args[0]}' for n, e in lines if isinstance(e, ValueError)], 'torn lines')
+    torn = _limited(
+        [f'torn line {n}: {e.args[0]}' for n, e in lines if isinstance(e, ValueError)], 'torn lines'
+    )
     formats = {e.line_format for e in found}
     last = {e.key: e.value for e in found}
     logged_division = last.get(keys.SUBMISSION_DIVISION)
     if rulesets is None:
         rulesets = [r for name in _BY_FORMAT if name in formats for r in _BY_FORMAT[name]]
     is_closed = (division or logged_division) == keys.CLOSED
-    options = {k: v for e in found if e.key == events.OPEN_OPTIONS and isinstance(e.value, dict)  # of each resume too
-               for k, v in e.value.items()}
-    open_only = _limited([f'{key} is {value!r:.80}, which only the open division permits' for key, value in (
-        options.items() if is_closed else ())], events.OPEN_OPTIONS)
-    return CheckedLog(path, run, None, tuple(rulesets), division, logged_division, long + torn + open_only, bool(long),
-                      check_v05(found) if V05 in rulesets else (), number(last.get(events.LAST_STEP_LR_FACTOR), 0, 1))
+    # of each resume too
+    options = {
+        k: v
+        for e in found
+        if e.key == events.OPEN_OPTIONS and isinstance(e.value, dict)
+        for k, v in e.value.items()
+    }
+    open_only = _limited(
+        [
+            f'{key} is {value!r:.80}, which only the open division permits'
+            for key, value in (options.items() if is_closed else ())
+        ],
+        events.OPEN_OPTIONS,
+    )
+    return CheckedLog(
+        path,
+        run,
+        None,
+        tuple(rulesets),
+        division,
+        logged_division,
+        long + torn + open_only,
+        bool(long),
+        check_v05(found) if V05 in rulesets else (),
+        number(last.get(events.LAST_STEP_LR_FACTOR), 0, 1),
+    )
 
 
 def logs_as_json(logs: Sequence[CheckedLog]) -> dict[str, Any]:
     """Return the verdicts as JSON with the keys of docs/results.md."""
     facts = ('dataset', 'is_imagenet', 'num_resumes')
-    return {'passed': all(log.passed for log in logs),
-            'logs': [{'file': str(log.path), 'passed': log.passed, 'error': log.error,
-                      'best_top1': getattr(log.run, 'best_accuracy', None),
-                      **{name: getattr(log.run, name, None) for name in facts},
-                      'last_step_lr_factor': log.last_step_lr_factor,
-                      'verdicts': [{**asdict(v), 'passed': v.passed} for v in log.verdicts]} for log in logs]}
+    return {
+        'passed': all(log.passed for log in logs),
+        'logs': [
+            {
+                'file': str(log.path),
+                'passed': log.passed,
+                'error': log.error,
+                'best_top1': getattr(log.run, 'best_accuracy', None),
+                **{name: getattr(log.run, name, None) for name in facts},
+                'last_step_lr_factor': log.last_step_lr_factor,
+                'verdicts': [{**asdict(v), 'passed': v.passed} for v in log.verdicts],
+            }
+            for log in logs
+        ],
+    }

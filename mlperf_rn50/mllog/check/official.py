@@ -1,10 +1,13 @@
-"""Official tools: the compliance checker for a log, package_checker and result_summarizer for a submission tree.
+"""Official tools: the compliance checker for a log, package_checker and result_summarizer for a
+submission tree.
 
-The compliance checker runs in this process, and its messages are reworded. Logged values and line lengths are checked
-first, because the checker evaluates files that the values name, and its time is quadratic in the length of a line. The
-tools for a tree work on a copy of its regular files, because they leave files in the tree, interpret characters of its
-path as patterns, and open special files. Source: mlperf_logging; the layouts of v1.0 and later rounds.
+The compliance checker runs in this process, and its messages are reworded. Logged values and line
+lengths are checked first, because the checker evaluates files that the values name, and its time is
+quadratic in the length of a line. The tools for a tree work on a copy of its regular files, because
+they leave files in the tree, interpret characters of its path as patterns, and open special files.
+Source: mlperf_logging; the layouts of v1.0 and later rounds.
 """
+
 import csv
 import importlib
 import json
@@ -28,7 +31,11 @@ _MARK = ':::ML'
 NEEDED = "needs mlperf-logging: pip install '.[check]' in the checkout"
 _MAX_S = 600  # time limit for one tool, which usually takes seconds
 # Keys whose values the official checker puts into file names, and the permitted values.
-_ENQUEUED = {'submission_benchmark': ('resnet',), 'submission_division': DIVISIONS, 'opt_name': ('sgd', 'lars')}
+_ENQUEUED = {
+    'submission_benchmark': ('resnet',),
+    'submission_division': DIVISIONS,
+    'opt_name': ('sgd', 'lars'),
+}
 
 CheckResult = tuple[str, str]  # name of a checker, and its message
 
@@ -38,7 +45,8 @@ class NotInstalled(UserError):
 
 
 def import_official(module: str) -> Any:
-    """Import a module of mlperf-logging, which is large and optional; raise NotInstalled if it is missing."""
+    """Import a module of mlperf-logging, which is large and optional; raise NotInstalled if it is
+    missing."""
     try:
         return importlib.import_module(f'mlperf_logging.{module}')
     except ImportError as e:
@@ -46,7 +54,8 @@ def import_official(module: str) -> Any:
 
 
 def marked_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line number, text) of each log line, split as in the official parser; UserError for an unreadable file."""
+    """Yield (line number, text) of each log line, split as in the official parser; UserError for an
+    unreadable file."""
     try:
         with open(path, encoding='latin-1', newline='\n', opener=regular_file) as f:
             for number, text in enumerate(f, start=1):
@@ -57,12 +66,18 @@ def marked_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 def find_long_lines(path: Path) -> list[str]:
     """Return a message for each log line that is too long."""
-    return [f'line {number} is longer than {MAX_LINE} characters, the limit for a log line; the official checker was '
-            'not run' for number, line in marked_lines(path) if len(line) > MAX_LINE]
+    return [
+        f'line {number} is longer than {MAX_LINE} characters, the limit for a log line; the '
+        'official checker was '
+        'not run'
+        for number, line in marked_lines(path)
+        if len(line) > MAX_LINE
+    ]
 
 
 def _parse(path: Path, ruleset: str) -> tuple[list[Any], list[tuple[str, Exception]]]:
-    """Return the parsed lines, like mlp_parser.parse_file, and the other lines with their errors."""
+    """Return the parsed lines, like mlp_parser.parse_file, and the other lines with their
+    errors."""
     parser = import_official(f'compliance_checker.mlp_parser.ruleset_{ruleset.replace(".", "")}')
     lines, errors = [], []
     for number, line in marked_lines(path):
@@ -77,7 +92,8 @@ def _parse(path: Path, ruleset: str) -> tuple[list[Any], list[tuple[str, Excepti
 
 
 def _find_danger(lines: list[Any]) -> str | None:
-    """Return a violation that would let a log control the official checker; None if there is none."""
+    """Return a violation that would let a log control the official checker; None if there is
+    none."""
     for line in lines:
         if not isinstance(line.key, str):
             return f'a key is {line.key!r:.80}, expected a string'
@@ -85,15 +101,19 @@ def _find_danger(lines: list[Any]) -> str | None:
             return f'{line.key:.80}: its value or metadata is missing'
         allowed = _ENQUEUED.get(line.key)
         if allowed and line.value.get('value') not in allowed:
-            return f'{line.key}: got {line.value.get("value")!r:.200}, expected {" or ".join(allowed)}'
+            return (
+                f'{line.key}: got {line.value.get("value")!r:.200}, expected {" or ".join(allowed)}'
+            )
     return None
 
 
 def find_danger(path: Path, ruleset: str) -> str | None:
-    """Return a violation that would let a log control, delay or crash an official tool; None if there is none."""
+    """Return a violation that would let a log control, delay or crash an official tool; None if
+    there is none."""
     if long := find_long_lines(path):
         return long[0]
-    lines, errors = _parse(path, ruleset) if ruleset != V05 else ([], [])  # the v0.5 rules have no official checker
+    # the v0.5 rules have no official checker
+    lines, errors = _parse(path, ruleset) if ruleset != V05 else ([], [])
     for text, error in errors:
         if not isinstance(error, ValueError):
             return f'the official tools crash on a line ({_short(error)}): {text[:80]}'
@@ -105,20 +125,27 @@ def _short(error: Exception) -> str:
 
 
 def check_official(path: Path, ruleset: str, division: str | None) -> tuple[str, ...]:
-    """Return the violations that a ruleset's official checker (0.6.0 to 4.0.0) finds in a log without long lines."""
+    """Return the violations that a ruleset's official checker (0.6.0 to 4.0.0) finds in a log
+    without long lines."""
     lines, errors = _parse(path, ruleset)
     if not lines and not errors:
         return (f'no {":::MLL" if ruleset == "0.6.0" else ":::MLLOG"} line',)
     if errors:
-        return tuple(f'not a log line of {ROUND_OF[ruleset]} ({_short(e)}): {line[:80]}' for line, e in errors)
+        return tuple(
+            f'not a log line of {ROUND_OF[ruleset]} ({_short(e)}): {line[:80]}'
+            for line, e in errors
+        )
     if danger := _find_danger(lines):
         return (danger,)
     for line in lines:
         if line.key == 'submission_division' and division:
             line.value['value'] = division
     mlp_compliance = import_official('compliance_checker.mlp_compliance')
-    # It parses its rules anew for each log, which took over half of the time; the loader in C is equivalent.
-    mlp_compliance.yaml.BaseLoader = getattr(mlp_compliance.yaml, 'CBaseLoader', mlp_compliance.yaml.BaseLoader)
+    # It parses its rules anew for each log, which took over half of the time; the loader in C is
+    # equivalent.
+    mlp_compliance.yaml.BaseLoader = getattr(
+        mlp_compliance.yaml, 'CBaseLoader', mlp_compliance.yaml.BaseLoader
+    )
     logging.disable(logging.CRITICAL)
     try:
         checker = mlp_compliance.make_checker('training', ruleset, quiet=True, werror=False)
@@ -137,7 +164,7 @@ def _explain(message: str, lines: list) -> str:
     message = re.sub(r"v\['(value|metadata)'\]", r'\1', message)
     if m := re.match(r"Required EXACTLY_ONE occurrence of '(\w+)' but found (\d+)", message):
         return f'{m[1]} appears {m[2]} times, expected once' if int(m[2]) else f'{m[1]} is missing'
-    if m := re.match(r"Required AT_LEAST_ONE occurrence of (.+?)(?: but found 0)?$", message):
+    if m := re.match(r'Required AT_LEAST_ONE occurrence of (.+?)(?: but found 0)?$', message):
         return f'{m[1]} is missing'.replace("'", '')
     if m := re.match(r"CHECK for '(\w+)' failed in line \d+:\n(.*)\nfailed test: (.+)", message):
         values = [line.value for line in lines if line.full_string == m[2]]
@@ -145,13 +172,23 @@ def _explain(message: str, lines: list) -> str:
         return f'{m[1]}: got {got}, expected {m[3].strip()}'
     if m := re.match(r'Failed checks for (\w+) : (.+)', message):
         best = [a for line in lines if line.key == m[1] and (a := line.value['value']) is not None]
-        hint = f'the best value is {max(best)}, ' if best and all(isinstance(a, (int, float)) for a in best) else ''
+        hint = (
+            f'the best value is {max(best)}, '
+            if best and all(isinstance(a, (int, float)) for a in best)
+            else ''
+        )
         return f'{m[1]}: {hint}expected {m[2].strip()} in at least one line'
     if "s['sgd_decay']" in message:
-        return ('optimizer keys: expected opt_learning_rate_decay_boundary_epochs for sgd, or the decay steps, decay '
-                'power, weight decay and epsilon of lars, and no key of the other optimizer')
+        return (
+            'optimizer keys: expected opt_learning_rate_decay_boundary_epochs for sgd, or the '
+            'decay steps, decay '
+            'power, weight decay and epsilon of lars, and no key of the other optimizer'
+        )
     if 'initialized_tensors' in message:
-        return 'weights_initialization: expected exactly the tensors of ResNet-50 under the names in the rules'
+        return (
+            'weights_initialization: expected exactly the tensors of ResNet-50 under the names '
+            'in the rules'
+        )
     return ' '.join(message.split('\ncurrent context')[0].split())[:200]
 
 
@@ -159,29 +196,49 @@ def _explain(message: str, lines: list) -> str:
 class TreeVerdict:
     problems: Sequence[str] = ()  # from package_checker
     results: Sequence[CheckResult] = ()  # passed checks
-    scores: Mapping[str, float] = field(default_factory=dict)  # minutes by system, multiplied by the scaling factor
+    # minutes by system, multiplied by the scaling factor
+    scores: Mapping[str, float] = field(default_factory=dict)
     crash: str | None = None  # last line of result_summarizer's error
 
 
 def _official(tool: str, *arguments: str, place: Path) -> tuple[str, str | None]:
-    """Run the command of an official tool; return its output, and the last line of a crash or None."""
+    """Run the command of an official tool; return its output, and the last line of a crash or
+    None."""
     with tempfile.TemporaryDirectory(dir=place) as folder:
         try:
-            done = subprocess.run([sys.executable, '-m', f'mlperf_logging.{tool}', *arguments], cwd=folder, text=True,
-                                  errors='replace', capture_output=True, stdin=subprocess.DEVNULL, timeout=_MAX_S)
+            done = subprocess.run(
+                [sys.executable, '-m', f'mlperf_logging.{tool}', *arguments],
+                cwd=folder,
+                text=True,
+                errors='replace',
+                capture_output=True,
+                stdin=subprocess.DEVNULL,
+                timeout=_MAX_S,
+            )
         except subprocess.TimeoutExpired:
             return '', f'no answer after {_MAX_S} s'
-    last = ' '.join((done.stderr.strip().splitlines() or [f'exit code {done.returncode}'])[-1].split())[-300:]
+    last = ' '.join(
+        (done.stderr.strip().splitlines() or [f'exit code {done.returncode}'])[-1].split()
+    )[-300:]
     if last.startswith('ModuleNotFoundError'):
         raise NotInstalled(NEEDED)
-    return done.stdout + done.stderr, last if 'Traceback (most recent' in done.stderr or done.returncode < 0 else None
+    return (
+        done.stdout + done.stderr,
+        last if 'Traceback (most recent' in done.stderr or done.returncode < 0 else None,
+    )
 
 
 def _copy(home: Path, place: Path) -> Path:
-    """Copy the files that the tools read: regular files outside linked folders, except an old scaling.json."""
+    """Copy the files that the tools read: regular files outside linked folders, except an old
+    scaling.json."""
+
     def ignore(folder: str, names: list[str]) -> list[str]:
-        return [p.name for p in map(Path(folder).joinpath, names) if p.name == 'scaling.json' or not (
-            p.is_file() or p.is_dir() and not p.is_symlink())]
+        return [
+            p.name
+            for p in map(Path(folder).joinpath, names)
+            if p.name == 'scaling.json' or not (p.is_file() or p.is_dir() and not p.is_symlink())
+        ]
+
     for name in ('results', 'systems'):
         if (home / name).is_dir():
             shutil.copytree(home / name, place / name, ignore=ignore)
@@ -196,32 +253,57 @@ def judge_tree(home: Path, ruleset: str) -> TreeVerdict:
         if problems:
             return TreeVerdict(problems)
         scores, crash = _summarize(tree, ruleset, Path(place, 'summary.csv'))
-        for path in sorted(tree.glob('results/*/resnet/scaling.json')):  # written by package_checker
+        # written by package_checker
+        for path in sorted(tree.glob('results/*/resnet/scaling.json')):
             factor = json.loads(path.read_text())['scaling_factor']
-            results.append(('scaling', f'{factor:.4f} for {path.parent.parent.name}: faster than the reference, within '
-                            'its bounds'))
+            results.append(
+                (
+                    'scaling',
+                    f'{factor:.4f} for {path.parent.parent.name}: faster than the reference, '
+                    'within '
+                    'its bounds',
+                )
+            )
         return TreeVerdict((), results, scores, crash)
 
 
 def _check_package(tree: Path, ruleset: str, log: Path) -> tuple[list[str], list[CheckResult]]:
     """Return the problems and the passed checks of package_checker."""
-    text, crash = _official('package_checker', str(tree), 'training', ruleset, '--log_output', str(log),
-                            place=log.parent)
+    text, crash = _official(
+        'package_checker',
+        str(tree),
+        'training',
+        ruleset,
+        '--log_output',
+        str(log),
+        place=log.parent,
+    )
     lines = [' '.join(line.replace(f'{tree}/', '').split()) for line in text.splitlines()]
     if crash:
         return [f'package_checker crashed: {crash}'], []
     if 'PACKAGE CHECKER FOUND NO ERRORS' not in text:
         errors = [line.removeprefix('ERROR - ') for line in lines if line.startswith('ERROR - ')]
         return [f'package_checker: {e}' for e in errors] or [f'package_checker: {text[-500:]}'], []
-    described = [('system description', 'passed') for line in lines if 'System description checker passed' in line]
-    converged = [('convergence', m[1]) for line in lines if (m := re.search(r'RCP Test Passed: (.*)', line))]
-    return [], [*described, *converged, ('package_checker', f'found no errors ({ROUND_OF[ruleset]})')]
+    described = [
+        ('system description', 'passed')
+        for line in lines
+        if 'System description checker passed' in line
+    ]
+    converged = [
+        ('convergence', m[1]) for line in lines if (m := re.search(r'RCP Test Passed: (.*)', line))
+    ]
+    return [], [
+        *described,
+        *converged,
+        ('package_checker', f'found no errors ({ROUND_OF[ruleset]})'),
+    ]
 
 
 def _summarize(tree: Path, ruleset: str, path: Path) -> tuple[dict[str, float], str | None]:
     """Return the scores of result_summarizer in minutes, and a message if it crashed."""
-    _, crash = _official('result_summarizer', str(tree), 'training', ruleset, '--csv', str(path), place=path.parent)
+    _, crash = _official(
+        'result_summarizer', str(tree), 'training', ruleset, '--csv', str(path), place=path.parent
+    )
     rows = csv.DictReader(path.read_text().splitlines()) if path.is_file() else []
     scores = {row['system']: float(row['resnet']) for row in rows if row.get('resnet')}
     return scores, f'crashed: {crash}' if crash else None
-

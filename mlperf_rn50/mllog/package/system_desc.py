@@ -1,4 +1,6 @@
-"""Build a system description from runs, env.json and a submitted description, and check the result."""
+"""Build a system description from runs, env.json and a submitted description, and check the
+result."""
+
 import re
 from collections import Counter
 from collections.abc import Sequence, Set
@@ -16,11 +18,17 @@ from mlperf_rn50.mllog.read.description import (
 )
 from mlperf_rn50.mllog.run import Run
 
-_STATUS_OF_4 = {'cloud': 'Available cloud', 'onprem': 'Available on-premise', 'preview': 'Preview',
-                'research': 'Research, Development, or Internal (RDI)'}
+_STATUS_OF_4 = {
+    'cloud': 'Available cloud',
+    'onprem': 'Available on-premise',
+    'preview': 'Preview',
+    'research': 'Research, Development, or Internal (RDI)',
+}
 _COMPARED = ('number_of_nodes', 'accelerators_per_node')  # fields that the logs contain too
-_NUMBERS = ('number_of_nodes', 'host_processors_per_node', 'accelerators_per_node')  # result_summarizer parses these
-# Fields from the Order or the logs, not from the submitted description; sw_notes joins the texts of both.
+# result_summarizer parses these
+_NUMBERS = ('number_of_nodes', 'host_processors_per_node', 'accelerators_per_node')
+# Fields from the Order or the logs, not from the submitted description; sw_notes joins the texts of
+# both.
 _DETERMINED = ('submitter', 'system_name', 'division', 'status', 'sw_notes')
 
 
@@ -45,14 +53,21 @@ def find_base(log: Path) -> SubmittedDescription | None:
         content, _ = load_object(path)
     except ValueError:
         return None
-    return SubmittedDescription(f'systems/{path.name}', {k: text for k, v in content.items() if (text := _text(k, v))})
+    return SubmittedDescription(
+        f'systems/{path.name}', {k: text for k, v in content.items() if (text := _text(k, v))}
+    )
 
 
 def _text(key: str, value: Any) -> Any:
-    """Return a field as text, as in later rounds, or '' if it is empty. other_software_stack may stay an object."""
+    """Return a field as text, as in later rounds, or '' if it is empty. other_software_stack may
+    stay an object."""
     if isinstance(value, dict) and key == 'other_software_stack':
         return value
-    text = str(value).strip() if isinstance(value, (str, int, float)) and not isinstance(value, bool) else ''
+    text = (
+        str(value).strip()
+        if isinstance(value, (str, int, float)) and not isinstance(value, bool)
+        else ''
+    )
     return '' if text.upper() == 'N/A' else text
 
 
@@ -60,70 +75,129 @@ def data_note(runs: Sequence[Run]) -> str:
     """Return the label of a result on data other than ImageNet, or '' for ImageNet."""
     for run in runs:
         if not run.is_imagenet:
-            return (f'Trained on {run.dataset or "other data"}, not ImageNet; this result tests only the format, and '
-                    'cannot be submitted or compared.')
+            return (
+                f'Trained on {run.dataset or "other data"}, not ImageNet; this result tests only '
+                'the format, and '
+                'cannot be submitted or compared.'
+            )
     return ''
 
 
-def describe_system(runs: Sequence[Run], env: JsonObject, org: str, system: str, round_name: str,
-                    base: SubmittedDescription | None) -> JsonObject:
-    """Return the fields that the official checker requires, from logs, env.json and base; an unknown field is ''."""
+def describe_system(
+    runs: Sequence[Run],
+    env: JsonObject,
+    org: str,
+    system: str,
+    round_name: str,
+    base: SubmittedDescription | None,
+) -> JsonObject:
+    """Return the fields that the official checker requires, from logs, env.json and base; an
+    unknown field is ''."""
     cpu = object_at(env, 'host', 'hardware', 'cpu')
-    disks, gpus, networks = (objects_at(env, 'host', 'hardware', name) for name in ('storage', 'gpus', 'networks'))
+    disks, gpus, networks = (
+        objects_at(env, 'host', 'hardware', name) for name in ('storage', 'gpus', 'networks')
+    )
     num_nodes = next((r.num_nodes for r in runs if r.num_nodes), None)
     accelerators = next((r.num_accelerators for r in runs if r.num_accelerators is not None), None)
     gpu = gpus[0] if gpus and accelerators else {}
-    sockets, cores, threads = (cpu.get(k) if isinstance(cpu.get(k), int) else None
-                               for k in ('sockets', 'cores_per_socket', 'threads_per_core'))
+    sockets, cores, threads = (
+        cpu.get(k) if isinstance(cpu.get(k), int) else None
+        for k in ('sockets', 'cores_per_socket', 'threads_per_core')
+    )
     stack = {name: str(version) for name, version in object_at(env, 'packages').items()}
     fields = base.fields if base else {}
     division = 'closed' if fields.get('division') == 'closed' else 'open'
-    status = next((r.submission_status for r in runs if r.submission_status), fields.get('status', 'research'))
+    status = next(
+        (r.submission_status for r in runs if r.submission_status), fields.get('status', 'research')
+    )
     return {
-        'submitter': org, 'division': next((r.division for r in runs if r.division), division),
-        'status': _status(status, round_name), 'system_name': system,
-        'number_of_nodes': '' if num_nodes is None else str(num_nodes), 'host_processors_per_node': str(sockets or ''),
+        'submitter': org,
+        'division': next((r.division for r in runs if r.division), division),
+        'status': _status(status, round_name),
+        'system_name': system,
+        'number_of_nodes': '' if num_nodes is None else str(num_nodes),
+        'host_processors_per_node': str(sockets or ''),
         'host_processor_model_name': str(cpu.get('model') or value_at(env, 'host', 'cpu')),
         'host_processor_core_count': str(cores or ''),
         'host_processor_vcpu_count': str(cores * threads) if cores and threads else '',
-        'host_processor_frequency': f'{mhz:.0f} MHz' if isinstance(mhz := cpu.get('max_mhz'), float) else '',
-        'host_processor_caches': str(cpu.get('caches') or ''), 'host_processor_interconnect': '',
+        'host_processor_frequency': f'{mhz:.0f} MHz'
+        if isinstance(mhz := cpu.get('max_mhz'), float)
+        else '',
+        'host_processor_caches': str(cpu.get('caches') or ''),
+        'host_processor_interconnect': '',
         'host_memory_capacity': _size(value_at(env, 'host', 'memory_bytes')),
         'host_storage_type': _each([str(d.get('kind') or '') for d in disks]),
         'host_storage_capacity': _each([_size(d.get('bytes')) for d in disks]),
-        'host_networking': _each([f'{n.get("name")} {n.get("rate") or ""}'.strip() for n in networks]),
-        'host_networking_topology': '', 'host_memory_configuration': '',
-        'accelerators_per_node': str(accelerators // num_nodes) if accelerators is not None and num_nodes else '',
-        'accelerator_model_name': _each(sorted({str(g.get('name')) for g in gpus})) if accelerators != 0 else '',
-        'accelerator_host_interconnect': '', 'accelerator_frequency': str(gpu.get('clocks.max.sm') or ''),
-        'accelerator_on-chip_memories': '', 'accelerator_memory_configuration': '',
+        'host_networking': _each(
+            [f'{n.get("name")} {n.get("rate") or ""}'.strip() for n in networks]
+        ),
+        'host_networking_topology': '',
+        'host_memory_configuration': '',
+        'accelerators_per_node': str(accelerators // num_nodes)
+        if accelerators is not None and num_nodes
+        else '',
+        'accelerator_model_name': _each(sorted({str(g.get('name')) for g in gpus}))
+        if accelerators != 0
+        else '',
+        'accelerator_host_interconnect': '',
+        'accelerator_frequency': str(gpu.get('clocks.max.sm') or ''),
+        'accelerator_on-chip_memories': '',
+        'accelerator_memory_configuration': '',
         'accelerator_memory_capacity': str(gpu.get('memory.total') or ''),
-        'accelerator_interconnect': '', 'accelerator_interconnect_topology': '', 'cooling': '',
+        'accelerator_interconnect': '',
+        'accelerator_interconnect_topology': '',
+        'cooling': '',
         'hw_notes': next((r.platform for r in runs if r.platform and r.platform != 'unnamed'), ''),
-        'framework': f'{framework_of(env) or "MXNet"} Gluon', 'other_software_stack': stack,
+        'framework': f'{framework_of(env) or "MXNet"} Gluon',
+        'other_software_stack': stack,
         'operating_system': str(value_at(env, 'host', 'os_name') or value_at(env, 'host', 'os')),
-        'sw_notes': data_note(runs)}
+        'sw_notes': data_note(runs),
+    }
 
 
-def merge_description(base: SubmittedDescription, built: JsonObject,
-                      logged: JsonObject) -> tuple[JsonObject, list[str]]:
-    """Return the base with gaps filled from `built`, and notes on the sources; `logged` is `built` without env.json."""
+def merge_description(
+    base: SubmittedDescription, built: JsonObject, logged: JsonObject
+) -> tuple[JsonObject, list[str]]:
+    """Return the base with gaps filled from `built`, and notes on the sources; `logged` is `built`
+    without env.json."""
     fields = {k: v for k, v in base.fields.items() if k not in _DETERMINED}
     filled = [k for k, v in built.items() if v and k not in fields and k not in _DETERMINED]
-    by_source = {'env.json': [k for k in filled if not logged[k]], 'the logs': [k for k in filled if logged[k]]}
-    notes = ['; '.join([f'the system description is {base.name}', *(
-        f'from {source}: {", ".join(names)}' for source, names in by_source.items() if names)])]
-    notes += [f'{k} is {fields[k]:.40} in {base.name}, but {built[k]} in the logs; the two must agree'
-              for k in _COMPARED if k in fields and built[k] and fields[k] != built[k]]
+    by_source = {
+        'env.json': [k for k in filled if not logged[k]],
+        'the logs': [k for k in filled if logged[k]],
+    }
+    notes = [
+        '; '.join(
+            [
+                f'the system description is {base.name}',
+                *(
+                    f'from {source}: {", ".join(names)}'
+                    for source, names in by_source.items()
+                    if names
+                ),
+            ]
+        )
+    ]
+    notes += [
+        f'{k} is {fields[k]:.40} in {base.name}, but {built[k]} in the logs; the two must agree'
+        for k in _COMPARED
+        if k in fields and built[k] and fields[k] != built[k]
+    ]
     if base.fields.get('division', built['division']) != built['division']:
-        notes.append(f'division is {base.fields["division"]:.40} in {base.name}, but {built["division"]} in the logs, '
-                     'which is used')
-    labels = dict.fromkeys(text for text in (base.fields.get('sw_notes'), built['sw_notes']) if text)
+        notes.append(
+            f'division is {base.fields["division"]:.40} in {base.name}, but {built["division"]} '
+            'in the logs, '
+            'which is used'
+        )
+    labels = dict.fromkeys(
+        text for text in (base.fields.get('sw_notes'), built['sw_notes']) if text
+    )
     return {**built, **fields, 'sw_notes': '; '.join(labels)}, notes
 
 
 def _status(text: str, round_name: str) -> str:
-    """Translate an availability ('onprem', 'on-prem', 'Available on-premise') into the term that a round uses."""
+    """Translate an availability ('onprem', 'on-prem', 'Available on-premise') into the term that a
+    round uses."""
     word = text.lower().replace('-', '')
     known = next((k for k in _STATUS_OF_4 if k in word), 'research')
     return _STATUS_OF_4[known] if round_name >= 'v4.0' else known
@@ -131,20 +205,33 @@ def _status(text: str, round_name: str) -> str:
 
 def find_gaps(description: JsonObject) -> list[str]:
     """Return the empty fields of a description, except those that may stay empty."""
-    optional = ('hw_notes', 'sw_notes') + ('accelerator_',) * (description.get('accelerators_per_node') == '0')
+    optional = ('hw_notes', 'sw_notes') + ('accelerator_',) * (
+        description.get('accelerators_per_node') == '0'
+    )
     return [k for k, v in description.items() if v in ('', {}) and not k.startswith(optional)]
 
 
-def check_description(home: Path, system: str, divisions: Set[str | None]) -> tuple[list[str], list[str]]:
-    """Return the flaws and gaps of a system's description in a tree, given the divisions in its logs."""
+def check_description(
+    home: Path, system: str, divisions: Set[str | None]
+) -> tuple[list[str], list[str]]:
+    """Return the flaws and gaps of a system's description in a tree, given the divisions in its
+    logs."""
     name = f'systems/{system}.json'
     try:
         content, _ = load_object(home / name)
     except ValueError as e:
         return [f'{name}: {str(e)[:200]}'], []
-    flaws = [f'{k} is {content[k]!r:.40}, expected a whole number' for k in _NUMBERS
-             if k in content and not re.fullmatch('[0-9]{1,9}', str(content[k]))]
-    flaws += [f'division is {str(content.get("division")):.40}, expected {logged} as in the logs'
-              for logged in sorted(map(str, divisions)) if content.get('division') != logged]
+    flaws = [
+        f'{k} is {content[k]!r:.40}, expected a whole number'
+        for k in _NUMBERS
+        if k in content and not re.fullmatch('[0-9]{1,9}', str(content[k]))
+    ]
+    flaws += [
+        f'division is {str(content.get("division")):.40}, expected {logged} as in the logs'
+        for logged in sorted(map(str, divisions))
+        if content.get('division') != logged
+    ]
     gaps = find_gaps(content)
-    return [f'{name}: {flaw}' for flaw in flaws], [f'{name} lacks {", ".join(gaps)}'] if gaps else []
+    return [f'{name}: {flaw}' for flaw in flaws], [
+        f'{name} lacks {", ".join(gaps)}'
+    ] if gaps else []

@@ -1,4 +1,6 @@
-"""System description of a log: entry.json (v0.5), systems/<system>.json (later rounds), or this program's env.json."""
+"""System description of a log: entry.json (v0.5), systems/<system>.json (later rounds), or this
+program's env.json."""
+
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -39,7 +41,11 @@ class SystemDescription:
 
 def _count(value: Any) -> int | None:
     """Return a count given as a number or, as in later rounds, as text; None for anything else."""
-    m = re.fullmatch(r'(\d{1,9})(\.0+)?', value.strip(), re.ASCII) if isinstance(value, str) else None
+    m = (
+        re.fullmatch(r'(\d{1,9})(\.0+)?', value.strip(), re.ASCII)
+        if isinstance(value, str)
+        else None
+    )
     return integer(m[1] if m else value, high=10**9 - 1)
 
 
@@ -55,27 +61,34 @@ def _names(values: list[Any]) -> str | None:
 
 
 def network_gbit_s(text: Any) -> float | None:
-    """Return the total rate of a node's ports in Gbit/s, from 'Storage: ..., Compute: 8x HDR 200Gb/Sec' for example.
+    """Return the total rate of a node's ports in Gbit/s, from 'Storage: ..., Compute: 8x HDR
+    200Gb/Sec' for example.
 
-    Ports for storage and management do not count. Of several kinds of ports, the one with the highest total counts.
+    Ports for storage and management do not count. Of several kinds of ports, the one with the
+    highest total counts.
     """
     parts = re.split(r'[,;+]| and ', text[:1000]) if isinstance(text, str) else []
     rates = []
     for part in (p for p in parts if not re.search('storage|management', p, re.IGNORECASE)):
         ports = re.search(r'(\d{1,3}) ?x', part)
-        known = [int(n) * (8 if unit == 'GB/' else 1) for n, unit in re.findall(r'(\d{1,4}) ?(Gb|GbE|GB/|GB)', part)]
+        known = [
+            int(n) * (8 if unit == 'GB/' else 1)
+            for n, unit in re.findall(r'(\d{1,4}) ?(Gb|GbE|GB/|GB)', part)
+        ]
         rates += [max(known) * (int(ports[1]) if ports else 1)] if known else []
     return float(max(rates)) if rates and max(rates) > 0 else None
 
 
 def system_path(log: Path) -> Path:
-    """Return the path of the system description in the submission tree of a log, systems/<system>.json."""
+    """Return the path of the system description in the submission tree of a log,
+    systems/<system>.json."""
     system = log.absolute().parent.parent
     return system.parent.parent / 'systems' / f'{system.name}.json'
 
 
 def load_object(path: Path) -> tuple[JsonObject, str]:
-    """Return the object in a JSON file, and the text of the file; raise ValueError with the reason if there is none."""
+    """Return the object in a JSON file, and the text of the file; raise ValueError with the reason
+    if there is none."""
     try:
         text = read_text(path, _MAX_BYTES, 'replace')
     except OSError as e:
@@ -114,7 +127,14 @@ def objects_at(env: JsonObject, *names: str) -> list[JsonObject]:
 
 
 def framework_of(env: JsonObject) -> str | None:
-    return next((_name(f'MXNet {v}') for k, v in object_at(env, 'packages').items() if k.startswith('mxnet')), None)
+    return next(
+        (
+            _name(f'MXNet {v}')
+            for k, v in object_at(env, 'packages').items()
+            if k.startswith('mxnet')
+        ),
+        None,
+    )
 
 
 def find_description(log: Path) -> SystemDescription:
@@ -124,18 +144,23 @@ def find_description(log: Path) -> SystemDescription:
     try:
         path = next((p for p in places if p.is_file()), None)
     except OSError as e:  # no permission for a folder
-        return SystemDescription(fault=make_finding('description_unreadable', None, Path(e.filename).name, e.strerror))
+        return SystemDescription(
+            fault=make_finding('description_unreadable', None, Path(e.filename).name, e.strerror)
+        )
     if path is None:
         return SystemDescription()
     try:
         content, text = load_object(path)
     except ValueError as e:
-        return SystemDescription(fault=make_finding('description_unreadable', None, path.name, str(e)))
+        return SystemDescription(
+            fault=make_finding('description_unreadable', None, path.name, str(e))
+        )
     return replace(_describe(path, content, text), fault=_check_numbers(path.name, content))
 
 
 def org_of_folder(log: Path) -> tuple[str, FactSource] | None:
-    """Return the submitter from a folder v0.6/<org>/results/<system>/resnet, or v0.5/<org>/<name>/results and so on."""
+    """Return the submitter from a folder v0.6/<org>/results/<system>/resnet, or
+    v0.5/<org>/<name>/results and so on."""
     folders = [p.name for p in log.absolute().parents]
     if folders[0] != 'resnet' or 'results' not in folders[2:3]:
         return None
@@ -146,15 +171,18 @@ def org_of_folder(log: Path) -> tuple[str, FactSource] | None:
 
 
 def round_of(folder: str) -> str | None:
-    """Return the round in a folder name such as v2.1, v1.0.0 or training_results_v3.0; None if it has none."""
+    """Return the round in a folder name such as v2.1, v1.0.0 or training_results_v3.0; None if it
+    has none."""
     m = re.fullmatch(r'(?:training_results_)?(v\d\.\d)(?:\.0)?', folder)
     return m[1] if m else None
 
 
 def _check_numbers(name: str, content: JsonObject) -> Finding | None:
     """Return a warning about the first count of a description that is not a number."""
-    places = [*((n, ('num_nodes', 'num_accelerators')) for n in objects_at(content, 'nodes')),
-              (content, ('number_of_nodes', 'accelerators_per_node'))]
+    places = [
+        *((n, ('num_nodes', 'num_accelerators')) for n in objects_at(content, 'nodes')),
+        (content, ('number_of_nodes', 'accelerators_per_node')),
+    ]
     for part, keys in places:
         for key in keys:
             if _name(str(part.get(key) or '')) and _count(part[key]) is None:
@@ -163,29 +191,47 @@ def _check_numbers(name: str, content: JsonObject) -> Finding | None:
 
 
 def describe_entry(content: JsonObject, source: Callable[[str], FactSource]) -> SystemDescription:
-    """Return the content of a v0.5 entry.json or of its copy in a v0.6 log. source returns the source of a key."""
+    """Return the content of a v0.5 entry.json or of its copy in a v0.6 log. source returns the
+    source of a key."""
     nodes = objects_at(content, 'nodes')
     counts = [(_count(n.get('num_nodes')), _count(n.get('num_accelerators'))) for n in nodes]
     known = [(num, num * each) for num, each in counts if num is not None and each is not None]
     num_nodes, total = (sum(column) for column in zip(*known)) if known else (None, None)
     return SystemDescription(
-        None, make_count(num_nodes or None, source('num_nodes')), make_count(total, source('num_accelerators')),
-        _names([n.get('accelerator') for n in nodes]), _name(content.get('framework')))
+        None,
+        make_count(num_nodes or None, source('num_nodes')),
+        make_count(total, source('num_accelerators')),
+        _names([n.get('accelerator') for n in nodes]),
+        _name(content.get('framework')),
+    )
 
 
 def _describe(path: Path, content: JsonObject, text: str) -> SystemDescription:
     def source(key: str) -> FactSource:
-        line = next((i for i, line in enumerate(text.splitlines(), start=1) if f'"{key}"' in line), None)
+        line = next(
+            (i for i, line in enumerate(text.splitlines(), start=1) if f'"{key}"' in line), None
+        )
         return FactSource('described', path.name, line, path)
+
     if path.name == 'entry.json':
         return describe_entry(content, source)
     if path.parent.name == 'systems':
-        num_nodes, per_node = _count(content.get('number_of_nodes')), _count(content.get('accelerators_per_node'))
+        num_nodes, per_node = (
+            _count(content.get('number_of_nodes')),
+            _count(content.get('accelerators_per_node')),
+        )
         org = _name(content.get('submitter'))
         total = num_nodes * per_node if num_nodes is not None and per_node is not None else None
         return SystemDescription(
-            (org, source('submitter')) if org else None, make_count(num_nodes or None, source('number_of_nodes')),
-            make_count(total, source('accelerators_per_node')), _name(content.get('accelerator_model_name')),
-            _name(content.get('framework')), network_gbit_s(content.get('host_networking')))
-    gpus = objects_at(content, 'host', 'hardware', 'gpus')  # of env.json; the log has the numbers of nodes and GPUs
-    return SystemDescription(accelerator=_names([g.get('name') for g in gpus]), framework=framework_of(content))
+            (org, source('submitter')) if org else None,
+            make_count(num_nodes or None, source('number_of_nodes')),
+            make_count(total, source('accelerators_per_node')),
+            _name(content.get('accelerator_model_name')),
+            _name(content.get('framework')),
+            network_gbit_s(content.get('host_networking')),
+        )
+    # of env.json; the log has the numbers of nodes and GPUs
+    gpus = objects_at(content, 'host', 'hardware', 'gpus')
+    return SystemDescription(
+        accelerator=_names([g.get('name') for g in gpus]), framework=framework_of(content)
+    )

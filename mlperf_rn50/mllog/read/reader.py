@@ -1,8 +1,10 @@
-"""Conversion of log files of v0.5 (:::MLPv0.5.0), v0.6 (:::MLL) and v0.7 to v4.0 (:::MLLOG) to Runs.
+"""Conversion of log files of v0.5 (:::MLPv0.5.0), v0.6 (:::MLL) and v0.7 to v4.0 (:::MLLOG) to
+Runs.
 
-A log is not trusted. It is read as a stream, a value is used only if its type and range are valid, and anything
-inconsistent becomes a finding with a line number.
+A log is not trusted. It is read as a stream, a value is used only if its type and range are valid,
+and anything inconsistent becomes a finding with a line number.
 """
+
 import re
 import time
 from collections import Counter
@@ -22,9 +24,19 @@ from mlperf_rn50.mllog.run import Run
 
 _FORMS = {  # by the first bytes of a file
     rb'\xff\xfe|\xfe\xff': 'UTF-16; convert it to UTF-8',  # as written by some shells
-    **{magic: f'packed with {name}; unpack it' for magic, name in (
-        (rb'\x1f\x8b', 'gzip'), (rb'\xfd7zXZ', 'xz'), (rb'\(\xb5/\xfd', 'zstd'), (rb'BZh\d', 'bzip2'),
-        (rb'PK\x03\x04', 'zip'), (rb'7z\xbc\xaf', '7-Zip'), (rb'(?s).{257}ustar', 'tar'))}}
+    **{
+        magic: f'packed with {name}; unpack it'
+        for magic, name in (
+            (rb'\x1f\x8b', 'gzip'),
+            (rb'\xfd7zXZ', 'xz'),
+            (rb'\(\xb5/\xfd', 'zstd'),
+            (rb'BZh\d', 'bzip2'),
+            (rb'PK\x03\x04', 'zip'),
+            (rb'7z\xbc\xaf', '7-Zip'),
+            (rb'(?s).{257}ustar', 'tar'),
+        )
+    },
+}
 
 
 def _check_form(path: Path) -> None:
@@ -37,7 +49,8 @@ def _check_form(path: Path) -> None:
 
 
 def read_events(path: Path) -> Iterator[tuple[int, LogEvent | ValueError]]:
-    """Yield (line number, event, or ValueError if damaged) of a file. Raise UserError if the file is unreadable."""
+    """Yield (line number, event, or ValueError if damaged) of a file. Raise UserError if the file
+    is unreadable."""
     try:
         for line_number, line in numbered_lines(path):
             if b':::ML' in line:
@@ -48,22 +61,35 @@ def read_events(path: Path) -> Iterator[tuple[int, LogEvent | ValueError]]:
 
 
 def find_logs(path: Path, pattern: str) -> tuple[list[Path], list[OSError]]:
-    """Return the files and folders in or below a folder with matching names, and the errors of unreadable folders."""
+    """Return the files and folders in or below a folder with matching names, and the errors of
+    unreadable folders."""
     errors: list[OSError] = []
-    logs = [Path(folder, name) for folder, folders, names in walk(path, errors.append) for name in (*folders, *names)
-            if re.fullmatch(pattern, name)]
+    logs = [
+        Path(folder, name)
+        for folder, folders, names in walk(path, errors.append)
+        for name in (*folders, *names)
+        if re.fullmatch(pattern, name)
+    ]
     return sorted(logs, key=lambda p: (p.parent, len(p.name), p.name)), errors
 
 
 def no_logs(folder: Path) -> str:
-    """Return the message for a folder without logs, with a hint if it has files of other names that may be logs."""
-    others = Counter(p.with_name(f'*{p.suffix}') for p in find_logs(folder, r'.*\.(log|out|txt|gz|xz|zst|bz2)')[0])
-    hint = ''.join(f'; files of other names are read if they are given, such as {p}'
-                   + ', unpacked' * (p.suffix not in ('.log', '.out', '.txt')) for p, _ in others.most_common(1))
+    """Return the message for a folder without logs, with a hint if it has files of other names that
+    may be logs."""
+    others = Counter(
+        p.with_name(f'*{p.suffix}')
+        for p in find_logs(folder, r'.*\.(log|out|txt|gz|xz|zst|bz2)')[0]
+    )
+    hint = ''.join(
+        f'; files of other names are read if they are given, such as {p}'
+        + ', unpacked' * (p.suffix not in ('.log', '.out', '.txt'))
+        for p, _ in others.most_common(1)
+    )
     return f'contains no result_<k>.txt, nor do its subfolders{hint}'
 
 
-NOT_TRAINING = 'MLPerf Inference', 'no training'  # OtherBenchmark.benchmark of programs that train nothing
+# OtherBenchmark.benchmark of programs that train nothing
+NOT_TRAINING = 'MLPerf Inference', 'no training'
 
 
 class OtherBenchmark(UserError):
@@ -78,7 +104,8 @@ class OtherBenchmark(UserError):
 
 
 def read_run(path: Path, now_s: float | None = None) -> Run:
-    """Return the run in a log at now_s since 1970 (None: now). Raise UserError unless the log is of one ResNet run."""
+    """Return the run in a log at now_s since 1970 (None: now). Raise UserError unless the log is of
+    one ResNet run."""
     _check_form(path)
     logs: dict[LineFormat, RawLog] = {}
     torn, last_line, undecoded, quoted = Findings(), 0, '', 0
@@ -88,20 +115,29 @@ def read_run(path: Path, now_s: float | None = None) -> Run:
             reason, text = event.args
             undecoded = undecoded or f'line {last_line}: {reason[:200]}'
             quoted = quoted or last_line * bool(re.match(r':::ML.*?\{\s*\\', text))
-            vital = re.search(r'run_st\w*|run_res\w*|eval_acc\w*', text)  # time and status depend on each such line
+            # time and status depend on each such line
+            vital = re.search(r'run_st\w*|run_res\w*|eval_acc\w*', text)
             if vital and vital[0] == events.RUN_RESUMED:
-                torn_resumes.append((LinePosition(0.0, last_line), LogEvent('MLLOG', events.RUN_RESUMED, 0.0)))
-            torn.flag('event_torn' if vital else 'line_torn', last_line, reason, vital and vital[0][:40])
+                torn_resumes.append(
+                    (LinePosition(0.0, last_line), LogEvent('MLLOG', events.RUN_RESUMED, 0.0))
+                )
+            torn.flag(
+                'event_torn' if vital else 'line_torn', last_line, reason, vital and vital[0][:40]
+            )
             continue
         benchmark = event.value if event.key == keys.SUBMISSION_BENCHMARK else keys.RESNET
         if event.key == 'loadgen_version':
-            raise OtherBenchmark(f'{path}: got a log of MLPerf Inference (LoadGen), expected one of MLPerf Training',
-                                 NOT_TRAINING[0])
+            raise OtherBenchmark(
+                f'{path}: got a log of MLPerf Inference (LoadGen), expected one of MLPerf Training',
+                NOT_TRAINING[0],
+            )
         if event.line_format == 'MLPv0.5.0':
             benchmark = event.metadata['benchmark']
         if benchmark != keys.RESNET:
-            raise OtherBenchmark(f'{path}: got a log of the benchmark {benchmark!r:.80}, expected resnet',
-                                 str(benchmark)[:80])
+            raise OtherBenchmark(
+                f'{path}: got a log of the benchmark {benchmark!r:.80}, expected resnet',
+                str(benchmark)[:80],
+            )
         if (log := logs.get(event.line_format)) is None:
             log = logs[event.line_format] = RawLog(event.line_format)
         try:
@@ -109,18 +145,30 @@ def read_run(path: Path, now_s: float | None = None) -> Run:
         except ValueError as e:
             raise UserError(f'{path}: {e}') from e
     if quoted and not logs.keys() & {'MLLOG', 'MLL'}:
-        raise UserError(f'{path}: line {quoted} is JSON within JSON, as in a notebook or the log of a container, '
-                        'expected the lines of a log; save the text of the output')
+        raise UserError(
+            f'{path}: line {quoted} is JSON within JSON, as in a notebook or the log of a '
+            'container, '
+            'expected the lines of a log; save the text of the output'
+        )
     if not logs:
-        found = f'no MLPerf log line can be decoded ({undecoded})' if undecoded else 'contains no MLPerf log line'
+        found = (
+            f'no MLPerf log line can be decoded ({undecoded})'
+            if undecoded
+            else 'contains no MLPerf log line'
+        )
         raise UserError(f'{path}: {found}; expected lines with :::MLLOG, :::MLL or :::MLPv0.5.0')
     if not any(log.is_training for log in logs.values()):
-        raise OtherBenchmark(f'{path}: got a log without lines of a training run, such as run_start or '
-                             'eval_accuracy, expected one of MLPerf Training', NOT_TRAINING[1])
+        raise OtherBenchmark(
+            f'{path}: got a log without lines of a training run, such as run_start or '
+            'eval_accuracy, expected one of MLPerf Training',
+            NOT_TRAINING[1],
+        )
     # Logs of this program contain the same run in two formats; the newer format contains more.
     order: tuple[LineFormat, ...] = ('MLLOG', 'MLL', 'MLPv0.5.0')
     best = max((logs[f] for f in order if f in logs), key=lambda log: keys.RUN_START in log.single)
     best.findings.include(torn)
     # A resume may be logged in one format only, or on a torn line.
     best.resumed = max((torn_resumes, *(log.resumed for log in logs.values())), key=len)
-    return RunResolver(path, best, find_description(path), last_line, time.time() if now_s is None else now_s).run()
+    return RunResolver(
+        path, best, find_description(path), last_line, time.time() if now_s is None else now_s
+    ).run()

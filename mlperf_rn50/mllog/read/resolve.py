@@ -1,4 +1,6 @@
-"""Combination of a log and its system description into a Run: facts, their sources, and findings."""
+"""Combination of a log and its system description into a Run: facts, their sources, and
+findings."""
+
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,15 @@ from mlperf_rn50.mllog.read.description import SystemDescription, org_of_folder,
 from mlperf_rn50.mllog.read.raw_log import RawLog
 from mlperf_rn50.mllog.read.values import changes, integer
 from mlperf_rn50.mllog.rulesets import LATER
-from mlperf_rn50.mllog.run import IMAGENET_TRAIN, IMAGENET_VAL, TARGET, V05_TARGET, FactSource, Run, RunStatus
+from mlperf_rn50.mllog.run import (
+    IMAGENET_TRAIN,
+    IMAGENET_VAL,
+    TARGET,
+    V05_TARGET,
+    FactSource,
+    Run,
+    RunStatus,
+)
 from mlperf_rn50.runfolder.jsonl import number, read_lines
 from mlperf_rn50.runfolder.locks import is_locked
 from mlperf_rn50.runfolder.names import run_of
@@ -23,9 +33,11 @@ _AVAILABILITIES = ('cloud', 'onprem', 'preview', 'research')
 _ROUNDS: dict[LineFormat, str] = {'MLPv0.5.0': 'v0.5', 'MLL': 'v0.6', 'MLLOG': LATER}
 _MAX_ITEMS = 64  # maximum length of a list, such as the epochs at which the learning rate falls
 _MAX_CHANGES = 20  # maximum number of changed configuration keys in a warning about a resume
-# A log that is not written to for this long belongs to a dead run, unless it has long gaps between events.
+# A log that is not written to for this long belongs to a dead run, unless it has long gaps between
+# events.
 QUIET_S, _QUIET_GAPS = 600.0, 3
-_DAY_S = 86400.0  # even a slow run logs an event per day; a copied log has a new file time, but an old last event
+# even a slow run logs an event per day; a copied log has a new file time, but an old last event
+_DAY_S = 86400.0
 
 
 def age_s(log: Path, now_s: float) -> float | None:
@@ -41,18 +53,25 @@ def _text(value: Any) -> str | None:
 
 
 def _totals(accuracy: float, candidates: list[int]) -> list[int]:
-    """Return the candidate numbers of images of which an accuracy, rounded as logged, can be a whole number."""
-    rounding = 0.5 * 10.0 ** -len(repr(accuracy).partition('.')[2]) + 1e-7  # rounding of printed digits and of float32
+    """Return the candidate numbers of images of which an accuracy, rounded as logged, can be a
+    whole number."""
+    # rounding of printed digits and of float32
+    rounding = 0.5 * 10.0 ** -len(repr(accuracy).partition('.')[2]) + 1e-7
     return [n for n in candidates if abs(accuracy * n - round(accuracy * n)) <= n * rounding]
 
 
 def _setting(value: Any) -> Any:
-    """Return an optimizer value that is valid JSON. A random name of v0.5, for a value known later, is DEFERRED."""
+    """Return an optimizer value that is valid JSON. A random name of v0.5, for a value known later,
+    is DEFERRED."""
     if isinstance(value, str) and value.startswith('DEFERRED: '):
         return 'DEFERRED'
     if isinstance(value, list) and None not in [number(v, 0, 1e9) for v in value[:_MAX_ITEMS]]:
         return tuple(value[:_MAX_ITEMS])
-    is_plain = isinstance(value, (int, str, type(None))) or isinstance(value, float) and math.isfinite(value)
+    is_plain = (
+        isinstance(value, (int, str, type(None)))
+        or isinstance(value, float)
+        and math.isfinite(value)
+    )
     return value if is_plain else repr(value)[:200]  # JSON has no NaN
 
 
@@ -62,19 +81,25 @@ def _normalized(name: str) -> str:
 
 
 class RunResolver:
-    """Combines the content of a log, in its most complete line format, and a system description into a Run."""
+    """Combines the content of a log, in its most complete line format, and a system description
+    into a Run."""
 
-    def __init__(self, path: Path, log: RawLog, description: SystemDescription, last_line: int, now_s: float):
+    def __init__(
+        self, path: Path, log: RawLog, description: SystemDescription, last_line: int, now_s: float
+    ):
         self.path, self.log, self.last_line, self.now_s = path, log, last_line, now_s
         in_log = vars(describe_in_log(log))
-        self.description = replace(description, **{name: fact for name, fact in in_log.items() if fact is not None})
+        self.description = replace(
+            description, **{name: fact for name, fact in in_log.items() if fact is not None}
+        )
         self.sources: dict[str, FactSource] = {}
         clock.join_blocks(log)
         self.is_from_0 = clock.renumber(log)
         self.evaluations = clock.evaluations(log)
 
     def _org(self) -> str | None:
-        """Return the submitter from the system description, else from the folder names, else from the log."""
+        """Return the submitter from the system description, else from the folder names, else from
+        the log."""
         logged = _text(self.log.value(keys.SUBMISSION_ORG))
         in_log = (logged, self.log.source(keys.SUBMISSION_ORG)) if logged else None
         named = self.description.org or org_of_folder(self.path) or in_log
@@ -84,7 +109,9 @@ class RunResolver:
         self.sources['org'] = source
         name, logged_name = _normalized(org), _normalized(logged or org)
         if not name.startswith(logged_name) and not logged_name.startswith(name):
-            self.log.flag('submitter_differs', self.log.line(keys.SUBMISSION_ORG), logged, org, source.text)
+            self.log.flag(
+                'submitter_differs', self.log.line(keys.SUBMISSION_ORG), logged, org, source.text
+            )
         return org
 
     def _target(self, round_name: str, division: str | None) -> float | None:
@@ -98,9 +125,13 @@ class RunResolver:
         return V05_TARGET if round_name == 'v0.5' else TARGET
 
     def _data(self) -> tuple[str | None, bool, int | None, int | None]:
-        """Return the name of the data set, whether it is ImageNet, and numbers of training and evaluation images."""
+        """Return the name of the data set, whether it is ImageNet, and numbers of training and
+        evaluation images."""
         log = self.log
-        num_train, num_val = integer(log.value(keys.TRAIN_SAMPLES), 1), integer(log.value(keys.EVAL_SAMPLES), 1)
+        num_train, num_val = (
+            integer(log.value(keys.TRAIN_SAMPLES), 1),
+            integer(log.value(keys.EVAL_SAMPLES), 1),
+        )
         is_size_of_imagenet = num_train in (None, IMAGENET_TRAIN)
         if events.DATASET in log.single:
             event = log.single[events.DATASET][1]
@@ -116,9 +147,15 @@ class RunResolver:
         return None, True, num_train or IMAGENET_TRAIN, num_val or IMAGENET_VAL
 
     def _is_sound(self) -> bool:
-        """Return whether the log's times give a valid time to train; add findings about inconsistent times."""
-        ends = [e.time_to_train_s for _, e in read_lines(run_of(self.path).metrics, EndRecord, b'"end"')]
-        contradictions = [*clock.contradictions(self.log), *clock.check_duration(self.log, ends[-1] if ends else None)]
+        """Return whether the log's times give a valid time to train; add findings about
+        inconsistent times."""
+        ends = [
+            e.time_to_train_s for _, e in read_lines(run_of(self.path).metrics, EndRecord, b'"end"')
+        ]
+        contradictions = [
+            *clock.contradictions(self.log),
+            *clock.check_duration(self.log, ends[-1] if ends else None),
+        ]
         for finding in [*contradictions, *clock.misplaced(self.log)]:
             self.log.findings.add(finding)
         return not contradictions
@@ -137,30 +174,50 @@ class RunResolver:
         reason, is_v05 = stop.metadata.get('reason'), log.format == 'MLPv0.5.0'
         last = self.evaluations[-1].accuracy if self.evaluations else 0.0
         if not log.is_success(stop):
-            if not is_v05 and 'status' not in stop.metadata and target is not None and last >= target:
+            if (
+                not is_v05
+                and 'status' not in stop.metadata
+                and target is not None
+                and last >= target
+            ):
                 log.flag('status_missing', mark.line, last, target)
                 return 'failed'
-            return 'failed' if log.has_other_end else reason if reason in ('interrupted', 'failed') else 'aborted'
+            return (
+                'failed'
+                if log.has_other_end
+                else reason
+                if reason in ('interrupted', 'failed')
+                else 'aborted'
+            )
         if not self.evaluations or is_sound and (time_s is None or time_s <= 0):
-            log.flag('success_without_time' if self.evaluations else 'success_without_evaluation', mark.line)
+            log.flag(
+                'success_without_time' if self.evaluations else 'success_without_evaluation',
+                mark.line,
+            )
             return 'failed'
         if target is not None and last < target:
             is_stated = not is_v05 or isinstance(stop.value, dict) and 'success' in stop.value
-            log.flag('success_below_target' if is_stated else 'target_missed', mark.line, last, target)
+            log.flag(
+                'success_below_target' if is_stated else 'target_missed', mark.line, last, target
+            )
             return 'failed' if is_stated else 'aborted'
         return 'converged' if is_sound and not log.has_other_end else 'failed'
 
     def _is_written(self) -> bool:
         """Return whether a log without run_stop is still being written."""
         run = run_of(self.path)
-        if self.path in (run.result, run.result_v06) and (is_held := is_locked(run.lock)) is not None:
+        if (
+            self.path in (run.result, run.result_v06)
+            and (is_held := is_locked(run.lock)) is not None
+        ):
             return is_held
         limit_s = max(QUIET_S, _QUIET_GAPS * min(self.log.longest_gap_s, _DAY_S))
         age, since_event_s = age_s(self.path, self.now_s), self.now_s - (self.log.last_s or 0.0)
         return age is not None and age < limit_s and since_event_s < max(limit_s, _DAY_S)
 
     def _round(self) -> str:
-        """Return the round from the line format, or from a folder name for rounds with the same format."""
+        """Return the round from the line format, or from a folder name for rounds with the same
+        format."""
         name = _ROUNDS[self.log.format]
         named = [r for part in self.path.absolute().parts if (r := round_of(part))]
         if named and name == LATER and named[-1] >= 'v0.7':
@@ -171,40 +228,72 @@ class RunResolver:
         self.sources['round'] = FactSource('implied', 'the line format')
         return name
 
-    def _flag_evaluations(self, target: float | None, num_val: int | None, status: RunStatus) -> None:
+    def _flag_evaluations(
+        self, target: float | None, num_val: int | None, status: RunStatus
+    ) -> None:
         log, evaluations = self.log, self.evaluations
         if not evaluations:
             return
         last = evaluations[-1]
         for mark, epoch in log.lost_evaluations(status == 'running'):
             log.flag('accuracy_missing', mark.line, epoch)
-        early = [e for e in evaluations[:-1]
-                 if target is not None and e.accuracy >= target and e.line > (log.line(events.TARGET_ACCURACY) or 0)]
+        early = [
+            e
+            for e in evaluations[:-1]
+            if target is not None
+            and e.accuracy >= target
+            and e.line > (log.line(events.TARGET_ACCURACY) or 0)
+        ]
         if early:
             log.flag('trained_past_target', early[0].line, early[0].epoch, last.epoch)
-        trained = max((k + count - 1 for starts in (log.epochs, log.blocks) for k, (_, count) in starts.items()),
-                      default=last.epoch)
+        trained = max(
+            (
+                k + count - 1
+                for starts in (log.epochs, log.blocks)
+                for k, (_, count) in starts.items()
+            ),
+            default=last.epoch,
+        )
         period = max((b.epoch - a.epoch for a, b in zip(evaluations, evaluations[1:])), default=1)
         # A slow evaluation may end while the next epoch is trained.
         if not trained - max(2, period) <= last.epoch <= trained:
-            # Some v0.5 logs have a line for the first epoch only, so that the number of trained epochs is unknown.
+            # Some v0.5 logs have a line for the first epoch only, so that the number of trained
+            # epochs is unknown.
             is_doubtful = status == 'converged' and len(log.epochs) + len(log.blocks) > 1
-            log.flag('evaluation_not_last', last.line, last.epoch, trained, grade='warning' if is_doubtful else 'note')
+            log.flag(
+                'evaluation_not_last',
+                last.line,
+                last.epoch,
+                trained,
+                grade='warning' if is_doubtful else 'note',
+            )
         misfits = [e for e in evaluations if num_val and not _totals(e.accuracy, [num_val])]
         if misfits and num_val:
-            fits = [*range(num_val - num_val // 20, num_val + num_val // 10)] if len(evaluations) <= 100 else []
+            fits = (
+                [*range(num_val - num_val // 20, num_val + num_val // 10)]
+                if len(evaluations) <= 100
+                else []
+            )
             for e in evaluations:
                 fits = _totals(e.accuracy, fits)
-            log.flag('accuracies_uneven', misfits[0].line, len(misfits), len(evaluations), num_val,
-                     f', but all are multiples of 1/{fits[0]}' if len(fits) == 1 else '')
+            log.flag(
+                'accuracies_uneven',
+                misfits[0].line,
+                len(misfits),
+                len(evaluations),
+                num_val,
+                f', but all are multiples of 1/{fits[0]}' if len(fits) == 1 else '',
+            )
 
     def _flag_resumes(self) -> None:
         log = self.log
         if log.resumed:
             log.flag('resumed', log.resumed[0][0].line, plural(len(log.resumed), 'time'))
         for mark, event in log.resumed:
-            texts = [f'{key[:60]} {str(before)[:40]} -> {str(now)[:40]}'
-                     for key, (before, now) in list(changes(event).items())[:_MAX_CHANGES]]
+            texts = [
+                f'{key[:60]} {str(before)[:40]} -> {str(now)[:40]}'
+                for key, (before, now) in list(changes(event).items())[:_MAX_CHANGES]
+            ]
             if texts:
                 log.flag('resumed_with_changes', mark.line, ', '.join(texts))
 
@@ -227,18 +316,31 @@ class RunResolver:
         rates = tuple(sorted((t, rate) for t, rate in pairs if t is not None and rate is not None))
         for finding in clock.check_gap(log, self.evaluations, segments) if is_sound else []:
             log.findings.add(finding)
-        return {'evaluations': self.evaluations, 'segments': segments, 'learning_rates': rates,
-                'init_s': self._init_s(), 'time_to_train_s': time_s if is_sound and (time_s or 0.0) >= 0 else None,
-                'last_epoch': max([*log.epochs, *log.blocks, *log.accuracies], default=None),
-                'num_resumes': len(log.resumed), 'resumes': tuple(log.resumes)}
+        return {
+            'evaluations': self.evaluations,
+            'segments': segments,
+            'learning_rates': rates,
+            'init_s': self._init_s(),
+            'time_to_train_s': time_s if is_sound and (time_s or 0.0) >= 0 else None,
+            'last_epoch': max([*log.epochs, *log.blocks, *log.accuracies], default=None),
+            'num_resumes': len(log.resumed),
+            'resumes': tuple(log.resumes),
+        }
 
     def run(self) -> Run:
         log, description = self.log, self.description
-        round_name, counts, is_sound = self._round(), CountReader(log, description, self.sources), self._is_sound()
-        if description.fault:  # a readable description could change counts that the log does not state
+        round_name, counts, is_sound = (
+            self._round(),
+            CountReader(log, description, self.sources),
+            self._is_sound(),
+        )
+        # a readable description could change counts that the log does not state
+        if description.fault:
             stated = {name for name, source in self.sources.items() if source.basis != 'implied'}
             is_harmless = stated >= {'num_nodes', 'num_accelerators'}
-            log.findings.add(description.fault._replace(grade='note') if is_harmless else description.fault)
+            log.findings.add(
+                description.fault._replace(grade='note') if is_harmless else description.fault
+            )
         times = self._times(is_sound)
         division = log.value(keys.SUBMISSION_DIVISION)
         division = division if division in (keys.OPEN, keys.CLOSED) else None
@@ -256,18 +358,35 @@ class RunResolver:
             self.sources['seed'] = FactSource('logged', keys.SEED, log.seed[0])
         single = [*log.single.items(), *((events.RUN_RESUMED, first) for first in log.resumed[:1])]
         return Run(
-            self.path, round_name, status, org=self._org(), platform=_text(log.value(keys.SUBMISSION_PLATFORM)),
-            division=division, submission_status=availability if availability in _AVAILABILITIES else None,
-            dataset=dataset, is_imagenet=is_imagenet, num_nodes=counts.num_nodes, num_ranks=counts.num_ranks,
-            num_accelerators=counts.num_accelerators, global_batch_size=counts.global_batch_size,
+            self.path,
+            round_name,
+            status,
+            org=self._org(),
+            platform=_text(log.value(keys.SUBMISSION_PLATFORM)),
+            division=division,
+            submission_status=availability if availability in _AVAILABILITIES else None,
+            dataset=dataset,
+            is_imagenet=is_imagenet,
+            num_nodes=counts.num_nodes,
+            num_ranks=counts.num_ranks,
+            num_accelerators=counts.num_accelerators,
+            global_batch_size=counts.global_batch_size,
             accelerator=description.accelerator if counts.num_accelerators != 0 else None,
-            framework=description.framework, node_gbit_s=description.node_gbit_s,
-            opt_name=_text(optimizer.get(keys.OPT_NAME)), optimizer=optimizer,
-            seed=integer(log.seed[1].value, -2**63, 2**64) if log.seed else None,
-            target_accuracy=target, train_samples=num_train, eval_samples=num_val,
+            framework=description.framework,
+            node_gbit_s=description.node_gbit_s,
+            opt_name=_text(optimizer.get(keys.OPT_NAME)),
+            optimizer=optimizer,
+            seed=integer(log.seed[1].value, -(2**63), 2**64) if log.seed else None,
+            target_accuracy=target,
+            train_samples=num_train,
+            eval_samples=num_val,
             epochs_to_converge=self.evaluations[-1].epoch if status == 'converged' else None,
-            is_from_0=self.is_from_0, last_s=log.last_s,
+            is_from_0=self.is_from_0,
+            last_s=log.last_s,
             start_s=log.single[keys.RUN_START][0].time_s if keys.RUN_START in log.single else None,
             age_s=age_s(self.path, self.now_s) if status == 'running' else None,
-            sources=self.sources, lines={key: mark.line for key, (mark, _) in single},
-            findings=log.findings.in_file(self.path), **times)
+            sources=self.sources,
+            lines={key: mark.line for key, (mark, _) in single},
+            findings=log.findings.in_file(self.path),
+            **times,
+        )

@@ -1,4 +1,5 @@
 """Values of log lines: keys of v0.5, whole numbers, epochs and changes. Pure functions."""
+
 import re
 from typing import Any
 
@@ -9,9 +10,14 @@ from mlperf_rn50.runfolder.jsonl import number
 
 MAX_EPOCH = 10**6
 V05_KEYS = {  # tags of v0.5 and the later keys with the same meaning
-    'run_clear_caches': keys.CACHE_CLEAR, 'run_set_random_seed': keys.SEED, 'train_epoch': keys.EPOCH_START,
-    'preproc_num_train_examples': keys.TRAIN_SAMPLES, 'eval_size': keys.EVAL_SAMPLES,
-    'eval_target': events.TARGET_ACCURACY, 'opt_learning_rate': keys.OPT_BASE_LR}
+    'run_clear_caches': keys.CACHE_CLEAR,
+    'run_set_random_seed': keys.SEED,
+    'train_epoch': keys.EPOCH_START,
+    'preproc_num_train_examples': keys.TRAIN_SAMPLES,
+    'eval_size': keys.EVAL_SAMPLES,
+    'eval_target': events.TARGET_ACCURACY,
+    'opt_learning_rate': keys.OPT_BASE_LR,
+}
 
 
 def integer(value: Any, low: int = 0, high: int = 10**12) -> int | None:
@@ -31,18 +37,26 @@ def changes(event: LogEvent) -> dict[str, list]:
 def epoch_number(value: Any) -> int | None:
     """Return an epoch number; some logs compute it from steps, with a small error."""
     near = number(value, 0, MAX_EPOCH)
-    return round(near) if near is not None and abs(near - round(near)) <= 0.02 else integer(value, 0, MAX_EPOCH)
+    return (
+        round(near)
+        if near is not None and abs(near - round(near)) <= 0.02
+        else integer(value, 0, MAX_EPOCH)
+    )
 
 
 def epoch_of(event: LogEvent, num_train: Any, batch: Any) -> int | None:
-    """Return the epoch of an event, counted from 1, or None if it has none. An accuracy is not an epoch.
+    """Return the epoch of an event, counted from 1, or None if it has none. An accuracy is not an
+    epoch.
 
     Args:
         num_train, batch: logged numbers of training images and of images per step.
     """
     if event.line_format == 'MLPv0.5.0':  # counts from 0
-        value = event.value.get('epoch') if isinstance(event.value, dict) else (
-            None if event.key == keys.EVAL_ACCURACY else event.value)
+        value = (
+            event.value.get('epoch')
+            if isinstance(event.value, dict)
+            else (None if event.key == keys.EVAL_ACCURACY else event.value)
+        )
         epoch = epoch_number(value)
         return None if epoch is None else epoch + 1
     epoch = epoch_number(event.metadata.get('epoch_num'))
@@ -50,9 +64,12 @@ def epoch_of(event: LogEvent, num_train: Any, batch: Any) -> int | None:
 
 
 def _epoch_of_samples(event: LogEvent, num_train: Any, batch: Any) -> int | None:
-    """Return the epoch of samples_count, which recent rounds log instead; an epoch may have whole steps only."""
+    """Return the epoch of samples_count, which recent rounds log instead; an epoch may have whole
+    steps only."""
     samples = integer(event.metadata.get('samples_count'))
     images, step = integer(num_train, 1) or IMAGENET_TRAIN, integer(batch, 1) or 1
-    epochs = [epoch_number(samples and samples / size) for size in (images, -(-images // step) * step)]
+    epochs = [
+        epoch_number(samples and samples / size) for size in (images, -(-images // step) * step)
+    ]
     is_start = event.key in (keys.EPOCH_START, keys.BLOCK_START)
     return next((epoch + is_start for epoch in epochs if epoch is not None), None)

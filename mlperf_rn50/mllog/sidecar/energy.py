@@ -1,7 +1,9 @@
 """Energy of a run from the telemetry of its nodes, which is untrusted input like the log.
 
-It excludes gaps before resumes, and counts repeated training once. Every node must have samples for the whole run.
+It excludes gaps before resumes, and counts repeated training once. Every node must have samples for
+the whole run.
 """
+
 import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +22,8 @@ KINDS = ('cpu', 'gpu')
 # Expected reasons for missing energy.
 NO_TELEMETRY, NO_COUNTERS = 'no telemetry of the run', 'no node has readable counters'
 _MAX_DEVICES, _MAX_DEVICE_W, _MAX_READINGS = 64, 1e4, 10_000_000
-# Maximum seconds from the start or end of a part of the run to the nearest sample; minimum share covered by samples.
+# Maximum seconds from the start or end of a part of the run to the nearest sample; minimum share
+# covered by samples.
 _MAX_GAP_S, _MIN_SHARE = 3.0, 0.9
 
 Readings = list[tuple[float, float]]  # (seconds on the node's clock, joules), in order of the file
@@ -44,7 +47,11 @@ class Energy:
     @property
     def joules(self) -> float | None:
         """Sum over the measured kinds, or None if there are none."""
-        return sum(getattr(self, f'{kind}_joules') for kind in self.measured) if self.measured else None
+        return (
+            sum(getattr(self, f'{kind}_joules') for kind in self.measured)
+            if self.measured
+            else None
+        )
 
 
 class _Unmeasured(Exception):
@@ -56,7 +63,8 @@ class _Session:
 
     def __init__(self) -> None:
         self.readings: dict[str, dict[str, Readings]] = {}
-        self.start: tuple[float, float] | None = None  # time of run_start on the node's clock, and on the run's clock
+        # time of run_start on the node's clock, and on the run's clock
+        self.start: tuple[float, float] | None = None
         self.last_s = 0.0
 
     def add(self, record: TelemetryRecord) -> None:
@@ -88,7 +96,12 @@ def _read_node(path: Path, most: int) -> _Node:
             sessions.append(_Session())
         boot = record.boot or boot
         sessions[-1].add(record)
-    return _Node(host_of(path), boot, {kind for s in sessions for kind in s.readings}, [s for s in sessions if s.start])
+    return _Node(
+        host_of(path),
+        boot,
+        {kind for s in sessions for kind in s.readings},
+        [s for s in sessions if s.start],
+    )
 
 
 def _joules_at(readings: Readings, time_s: float) -> float:
@@ -102,18 +115,26 @@ def _joules_at(readings: Readings, time_s: float) -> float:
 
 
 def _joules_between(readings: Readings, start_s: float, stop_s: float) -> float:
-    """Return the joules between two times, extrapolated beyond the readings. Raise _Unmeasured if these are too few."""
+    """Return the joules between two times, extrapolated beyond the readings. Raise _Unmeasured if
+    these are too few."""
     for time_s, name in ((start_s, 'start'), (stop_s, 'end')):
         place = bisect.bisect_left(readings, time_s, key=itemgetter(0))
-        gap_s = min(abs(t - time_s) for t, _ in readings[max(0, place - 1):place + 1])
+        gap_s = min(abs(t - time_s) for t, _ in readings[max(0, place - 1) : place + 1])
         if gap_s > _MAX_GAP_S:
-            raise _Unmeasured(f'the nearest sample is {gap_s:.1f} s from the {name}, expected at most {_MAX_GAP_S:g} s')
+            raise _Unmeasured(
+                f'the nearest sample is {gap_s:.1f} s from the {name}, expected at most '
+                f'{_MAX_GAP_S:g} s'
+            )
     first_s, last_s = max(start_s, readings[0][0]), min(stop_s, readings[-1][0])
     if last_s - first_s < _MIN_SHARE * (stop_s - start_s):
-        raise _Unmeasured(f'the samples cover {max(0.0, last_s - first_s):.1f} s of {stop_s - start_s:.1f} s')
+        raise _Unmeasured(
+            f'the samples cover {max(0.0, last_s - first_s):.1f} s of {stop_s - start_s:.1f} s'
+        )
     joules = _joules_at(readings, last_s) - _joules_at(readings, first_s)
     if joules > _MAX_DEVICE_W * (last_s - first_s):
-        raise _Unmeasured(f'got {joules / (last_s - first_s):,.0f} W, expected at most {_MAX_DEVICE_W:,.0f} W')
+        raise _Unmeasured(
+            f'got {joules / (last_s - first_s):,.0f} W, expected at most {_MAX_DEVICE_W:,.0f} W'
+        )
     return joules * (stop_s - start_s) / (last_s - first_s)
 
 
@@ -137,7 +158,8 @@ def _device_joules(parts: Sequence[tuple[_Session, float, float]], kind: str, na
 
 def _node_joules(node: _Node, kind: str, until_s: float) -> Devices:
     starts = [s.start[1] for s in node.sessions if s.start]
-    stops = [min([until_s, *starts[i + 1:]]) for i in range(len(starts))]  # repeated training counts once
+    # repeated training counts once
+    stops = [min([until_s, *starts[i + 1 :]]) for i in range(len(starts))]
     parts = [part for part in zip(node.sessions, starts, stops) if part[2] > part[1]]
     if not parts or parts[0][1] > 0:
         raise _Unmeasured(f'{node.host} has no samples from the start of the run')
@@ -165,15 +187,21 @@ def _check_nodes(run: Run, nodes: Sequence[_Node], kind: str) -> None:
     if not any(kind in n.kinds for n in nodes):
         raise _Unmeasured(NO_COUNTERS)
     if run.num_nodes != len(nodes):
-        raise _Unmeasured(f'telemetry of {plural(len(nodes), "node")}, but {run.num_nodes or "no number"} in the log')
+        raise _Unmeasured(
+            f'telemetry of {plural(len(nodes), "node")}, but {run.num_nodes or "no number"} in '
+            'the log'
+        )
     boots: dict[str, str] = {}
     for node in nodes:
         if node.boot and boots.setdefault(node.boot, node.host) != node.host:
-            raise _Unmeasured(f'{boots[node.boot]} and {node.host} are the same machine, which would count twice')
+            raise _Unmeasured(
+                f'{boots[node.boot]} and {node.host} are the same machine, which would count twice'
+            )
 
 
 def read_energy(run: Run, files: TelemetryFiles = None) -> Energy:
-    """Return the energy to the run's end or, without one, the last time sampled by all nodes. files: see files_of."""
+    """Return the energy to the run's end or, without one, the last time sampled by all nodes.
+    files: see files_of."""
     paths = files_of(run, files)
     share = _MAX_READINGS // max(1, len(paths))
     seconds = run.time_to_train_s if run.elapsed is None else run.elapsed.training_preserved_s
@@ -190,7 +218,13 @@ def read_energy(run: Run, files: TelemetryFiles = None) -> Energy:
             measured[kind] = {n.host: _node_joules(n, kind, seconds) for n in nodes}
         except _Unmeasured as e:
             reasons[kind] = str(e)
-    joules = {f'{kind}_joules': sum(j for devices in hosts.values() for j in devices.values())
-              for kind, hosts in measured.items()}
-    by_node = {n.host: {kind: hosts[n.host] for kind, hosts in measured.items()} for n in nodes} if measured else {}
+    joules = {
+        f'{kind}_joules': sum(j for devices in hosts.values() for j in devices.values())
+        for kind, hosts in measured.items()
+    }
+    by_node = (
+        {n.host: {kind: hosts[n.host] for kind, hosts in measured.items()} for n in nodes}
+        if measured
+        else {}
+    )
     return Energy(seconds, **joules, reasons=reasons, nodes=by_node)

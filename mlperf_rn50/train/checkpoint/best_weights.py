@@ -1,4 +1,5 @@
 """The best and the last network of a run, and the thread that writes networks and checkpoints."""
+
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
@@ -14,7 +15,8 @@ from mlperf_rn50.train.plan import Plan
 
 @dataclass(frozen=True)
 class Network:
-    """Copy of a network's parameters after a step; accuracy is None if the network was not evaluated."""
+    """Copy of a network's parameters after a step; accuracy is None if the network was not
+    evaluated."""
 
     step: int
     accuracy: Accuracy | None
@@ -22,44 +24,65 @@ class Network:
 
 
 class BestWeights:
-    """Best network so far, kept on rank 0; update() is safe while a thread writes the previous best network."""
+    """Best network so far, kept on rank 0; update() is safe while a thread writes the previous best
+    network."""
 
     def __init__(self, folder: RunFolder, plan: Plan, classes: Sequence[str], data_sha256: str):
-        self._folder, self._plan, self._classes, self._data_sha256 = folder.weights, plan, classes, data_sha256
+        self._folder, self._plan, self._classes, self._data_sha256 = (
+            folder.weights,
+            plan,
+            classes,
+            data_sha256,
+        )
         self._best: Network | None = None
         self._written: Network | None = None
         self._last_accuracy: tuple[int, Accuracy] | None = None
 
-    def update(self, step: int, accuracy: Accuracy, is_better: bool,
-               copy: Callable[[], dict[str, NDArray]]) -> None:
-        """Record the accuracy after a step; keep a copy of the network if is_better or none is kept yet."""
+    def update(
+        self, step: int, accuracy: Accuracy, is_better: bool, copy: Callable[[], dict[str, NDArray]]
+    ) -> None:
+        """Record the accuracy after a step; keep a copy of the network if is_better or none is kept
+        yet."""
         self._last_accuracy = step, accuracy
         if is_better or not (self._best or (self._folder / f'{BEST}.npz').exists()):
             self._best = Network(step, accuracy, copy())
 
     def write_best(self) -> None:
-        """Write the best network so far unless it is already written; raise UserError on failure."""
+        """Write the best network so far unless it is already written; raise UserError on
+        failure."""
         best = self._best
         if best and best is not self._written:
             self._write(BEST, best, is_last=False)
             self._written = best
 
     def write_at_end(self, step: int, arrays: dict[str, NDArray]) -> None:
-        """Write a finished run's best and last network, to one file if they are equal; raise UserError on failure."""
+        """Write a finished run's best and last network, to one file if they are equal; raise
+        UserError on failure."""
         if self._best and self._best.step == step:
             self._write(BEST, self._best, is_last=True)
             return
         self.write_best()
         last_step, accuracy = self._last_accuracy or (step, None)
-        self._write(LAST, Network(step, accuracy if last_step == step else None, arrays), is_last=True)
+        self._write(
+            LAST, Network(step, accuracy if last_step == step else None, arrays), is_last=True
+        )
 
     def _write(self, stem: str, network: Network, is_last: bool) -> None:
         config, accuracy = self._plan.config, network.accuracy
         description = describe_weights(
-            config, self._classes, self._plan.eval_batch_size, network.step // self._plan.steps_per_epoch,
-            config.run.seed or 0, is_best=stem == BEST, is_last=is_last,
-            data_sha256=self._data_sha256, **({**asdict(accuracy), 'top1': accuracy.top1} if accuracy else {}))
-        save_weights(self._folder, stem, description, {n: a.asnumpy() for n, a in network.arrays.items()})
+            config,
+            self._classes,
+            self._plan.eval_batch_size,
+            network.step // self._plan.steps_per_epoch,
+            config.run.seed or 0,
+            is_best=stem == BEST,
+            is_last=is_last,
+            data_sha256=self._data_sha256,
+            **({**asdict(accuracy), 'top1': accuracy.top1} if accuracy else {}),
+        )
+        save_weights(
+            self._folder, stem, description, {n: a.asnumpy() for n, a in network.arrays.items()}
+        )
 
 
 class BackgroundWriter:
@@ -71,7 +94,8 @@ class BackgroundWriter:
         self._pending: Future[object] | None = None
 
     def submit(self, *writes: Callable[[], object]) -> None:
-        """Wait for the previous submission and raise its error, if any; then start these writes in the background."""
+        """Wait for the previous submission and raise its error, if any; then start these writes in
+        the background."""
         self.finish()
         self._pending = self._pool.submit(lambda: [write() for write in writes])
 

@@ -1,4 +1,6 @@
-"""Configuration changes of a resumed run: keys that may always differ, and keys that need --allow-changed."""
+"""Configuration changes of a resumed run: keys that may always differ, and keys that need
+--allow-changed."""
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +11,11 @@ from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import ResumedRecord
 
-# The default of fused_bn_relu changed from false to null when fused_bn_add_relu was added, which old checkpoints lack.
+# The default of fused_bn_relu changed from false to null when fused_bn_add_relu was added, which
+# old checkpoints lack.
 _FORMER_DEFAULT, _ADDED_WITH_IT = ('model.fused_bn_relu', False, None), 'fused_bn_add_relu'
-# The default of pad_to_4_channels changed from false to null, which gives the same results up to rounding.
+# The default of pad_to_4_channels changed from false to null, which gives the same results up to
+# rounding.
 _EQUAL = ('data.pad_to_4_channels', False, None)
 
 
@@ -28,11 +32,16 @@ class Change:
 
 
 def find_changes(before: Mapping[str, Mapping[str, Any]], config: Config) -> list[Change]:
-    """Return the changes since an earlier configuration; a key that it lacks counts as having its default."""
+    """Return the changes since an earlier configuration; a key that it lacks counts as having its
+    default."""
     now, default = to_tree(config), to_tree(Config())
     whole = {section: {**default.get(section, {}), **keys} for section, keys in before.items()}
-    changes = [Change(f'{section}.{key}', value, new) for section, keys in whole.items() for key, value in keys.items()
-               if (section, key) != ('run', 'seed') and value != (new := now.get(section, {}).get(key))]
+    changes = [
+        Change(f'{section}.{key}', value, new)
+        for section, keys in whole.items()
+        for key, value in keys.items()
+        if (section, key) != ('run', 'seed') and value != (new := now.get(section, {}).get(key))
+    ]
     is_former = _ADDED_WITH_IT not in before.get('model', {})
     ignored = [_EQUAL, *[_FORMER_DEFAULT] * is_former]
     return [c for c in changes if (c.key, c.before, c.now) not in ignored]
@@ -44,7 +53,8 @@ def free_keys() -> set[str]:
 
 
 def recorded_changes(run: RunFolder) -> dict[str, Any]:
-    """Return the values of keys that earlier resumes were allowed to change; the files are untrusted."""
+    """Return the values of keys that earlier resumes were allowed to change; the files are
+    untrusted."""
     lines = read_lines(run.metrics, ResumedRecord, b'"changed"')
     return {
         key: value
@@ -57,16 +67,24 @@ def recorded_changes(run: RunFolder) -> dict[str, Any]:
 def kept_changes(run: RunFolder, config: Config) -> list[str]:
     """Return the keys of recorded_changes that still have these values."""
     tree, now = to_tree(config), recorded_changes(run)
-    return [key for s, keys in tree.items() for k in keys if (key := f'{s}.{k}') in now and keys[k] == now[key]]
+    return [
+        key
+        for s, keys in tree.items()
+        for k in keys
+        if (key := f'{s}.{k}') in now and keys[k] == now[key]
+    ]
 
 
 def check_changes(changes: Sequence[Change], allowed: Sequence[str], where: str) -> None:
-    """Raise CheckpointError for changes of keys that are neither free nor allowed; where: path of the checkpoint."""
+    """Raise CheckpointError for changes of keys that are neither free nor allowed; where: path of
+    the checkpoint."""
     refused = [c for c in changes if c.key not in {*free_keys(), *allowed}]
     if refused:
-        raise CheckpointError(f'{where}: the configuration differs from the earlier one: '
-                              f'{", ".join(map(str, refused))}; restore it, or accept these changes with '
-                              f'--allow-changed {",".join([*allowed, *(c.key for c in refused)])}')
+        raise CheckpointError(
+            f'{where}: the configuration differs from the earlier one: '
+            f'{", ".join(map(str, refused))}; restore it, or accept these changes with '
+            f'--allow-changed {",".join([*allowed, *(c.key for c in refused)])}'
+        )
 
 
 def parse_allowed(text: str | None) -> tuple[str, ...]:
@@ -74,6 +92,8 @@ def parse_allowed(text: str | None) -> tuple[str, ...]:
     keys = tuple(text.split(',')) if text else ()
     for key in keys:
         if key not in KEYS:
-            raise ConfigError(f'--allow-changed: got {key}, expected keys such as schedule.base_lr'
-                              f'{nearest(key, list(KEYS))}')
+            raise ConfigError(
+                f'--allow-changed: got {key}, expected keys such as schedule.base_lr'
+                f'{nearest(key, list(KEYS))}'
+            )
     return keys

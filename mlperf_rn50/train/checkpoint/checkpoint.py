@@ -1,8 +1,10 @@
 """Checkpoints, written atomically and verified when read.
 
-A checkpoint is a folder step_<n> with arrays.npz and the small state.json, which contains the SHA-256 of arrays.npz and
-of its own content. Image order and augmentation depend only on seed and step, so the step defines the data position.
+A checkpoint is a folder step_<n> with arrays.npz and the small state.json, which contains the
+SHA-256 of arrays.npz and of its own content. Image order and augmentation depend only on seed and
+step, so the step defines the data position.
 """
+
 import errno
 import hashlib
 import json
@@ -17,7 +19,12 @@ from mlperf_rn50.errors import CheckpointError, DamagedCheckpoint
 from mlperf_rn50.files import read_bytes, read_text, temporary_of
 from mlperf_rn50.model.weights import write_arrays
 from mlperf_rn50.npz import Arrays, read_arrays
-from mlperf_rn50.runfolder.names import CHECKPOINT_PREFIX, is_checkpoint_name, list_checkpoints, step_of
+from mlperf_rn50.runfolder.names import (
+    CHECKPOINT_PREFIX,
+    is_checkpoint_name,
+    list_checkpoints,
+    step_of,
+)
 from mlperf_rn50.train.checkpoint.progress import Progress, TrainerState, dump_state, parse_state
 
 FORMAT = 4
@@ -28,7 +35,8 @@ _MAX_STATE_BYTES = 1 << 24
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A checkpoint with read-only arrays; damaged: newer checkpoints that are unusable, newest first, and why."""
+    """A checkpoint with read-only arrays; damaged: newer checkpoints that are unusable, newest
+    first, and why."""
 
     path: Path
     progress: Progress
@@ -37,23 +45,30 @@ class LoadedCheckpoint:
 
 
 def save(folder: Path, progress: Progress, trainer: TrainerState, keep: int) -> Path:
-    """Write a checkpoint, then remove all but the newest `keep`; raise CheckpointError or StorageError on failure."""
+    """Write a checkpoint, then remove all but the newest `keep`; raise CheckpointError or
+    StorageError on failure."""
     final = folder / f'{CHECKPOINT_PREFIX}{progress.step:08d}'
     temporary = temporary_of(final)
     try:
         files.make_folder(folder)
         temporary.mkdir()
         digest = write_arrays(temporary / 'arrays.npz', trainer.arrays)
-        files.write_atomically(temporary / 'state.json', _seal(
-            {'format': FORMAT, 'state': dump_state(progress, trainer), 'arrays_sha256': digest}))
+        files.write_atomically(
+            temporary / 'state.json',
+            _seal(
+                {'format': FORMAT, 'state': dump_state(progress, trainer), 'arrays_sha256': digest}
+            ),
+        )
         files.sync_folder(temporary)
         if final.exists():  # the run wrote it before a resume
             _remove(final)
         temporary.rename(final)
         files.sync_folder(folder)
     except OSError as e:
-        raise CheckpointError(f'{final}: cannot write the checkpoint: {e.strerror}; earlier ones are kept; '
-                              f'{files.describe_disk(folder)}; free space or fix the permissions, then resume') from e
+        raise CheckpointError(
+            f'{final}: cannot write the checkpoint: {e.strerror}; earlier ones are kept; '
+            f'{files.describe_disk(folder)}; free space or fix the permissions, then resume'
+        ) from e
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     for old in list_checkpoints(folder)[:-keep]:
@@ -68,15 +83,18 @@ def _seal(content: dict[str, Any]) -> str:
 
 
 def _unseal(text: str) -> dict[str, Any]:
-    """Return the content given to _seal; raise ValueError for damage, CheckpointError for other format versions."""
+    """Return the content given to _seal; raise ValueError for damage, CheckpointError for other
+    format versions."""
     content = files.parse_json(text)
     if not isinstance(content, dict):
         raise ValueError(f'state.json holds a {type(content).__name__}, expected an object')
     content.pop('sha256', None)
     is_whole, version = _seal(content) == text, content.get('format')
     if version in _UNSEALED or is_whole and version != FORMAT:
-        raise CheckpointError(f'got format {str(version)[:20]}, expected {FORMAT}; resume with the program version '
-                              'that wrote the checkpoint, or start a new run')
+        raise CheckpointError(
+            f'got format {str(version)[:20]}, expected {FORMAT}; resume with the program version '
+            'that wrote the checkpoint, or start a new run'
+        )
     if not is_whole:
         raise ValueError('state.json is damaged: its SHA-256 does not match')
     return content
@@ -91,7 +109,8 @@ def _remove(path: Path) -> None:
 
 
 def put_aside(paths: Sequence[Path]) -> None:
-    """Rename damaged checkpoints so that list_checkpoints ignores them; raise StorageError on failure."""
+    """Rename damaged checkpoints so that list_checkpoints ignores them; raise StorageError on
+    failure."""
     for path in paths:
         aside = path.with_name(_ASIDE + path.name)
         shutil.rmtree(aside, ignore_errors=True)
@@ -102,7 +121,8 @@ def put_aside(paths: Sequence[Path]) -> None:
 def rewind(folder: Path, path: Path, progress: Progress, trainer: TrainerState) -> None:
     """Make the state of a resumed run the newest checkpoint of a folder; raise as save() does.
 
-    The resumed step may precede the newest checkpoint, if the batch is larger now or an older checkpoint was resumed.
+    The resumed step may precede the newest checkpoint, if the batch is larger now or an older
+    checkpoint was resumed.
     """
     if not is_checkpoint_name(path.name) or progress.step < step_of(path):
         save(folder, progress, trainer, keep=len(list_checkpoints(folder)) + 1)
@@ -118,21 +138,26 @@ def clear_unfinished(folder: Path) -> None:
 
 
 def load(path: Path) -> tuple[Progress, TrainerState]:
-    """Read and verify a checkpoint; return its progress and the trainer's state, with read-only arrays.
+    """Read and verify a checkpoint; return its progress and the trainer's state, with read-only
+    arrays.
 
-    Raise DamagedCheckpoint, which names the previous checkpoint, or CheckpointError (other version, failed read).
+    Raise DamagedCheckpoint, which names the previous checkpoint, or CheckpointError (other version,
+    failed read).
     """
     try:
         return _load(path)
     except DamagedCheckpoint as e:
         others = list_checkpoints(path.parent) if is_checkpoint_name(path.name) else []
         last = max((p for p in others if step_of(p) < step_of(path)), key=step_of, default=None)
-        hint = f'the previous one is {last}: --resume {last}' if last else 'there is no previous one'
+        hint = (
+            f'the previous one is {last}: --resume {last}' if last else 'there is no previous one'
+        )
         raise DamagedCheckpoint(f'{e}; {hint}') from e
 
 
 def load_newest(folder: Path) -> LoadedCheckpoint:
-    """Load the newest intact checkpoint of a folder; raise CheckpointError if there is none or reading fails."""
+    """Load the newest intact checkpoint of a folder; raise CheckpointError if there is none or
+    reading fails."""
     damaged: list[tuple[Path, str]] = []
     for path in reversed(list_checkpoints(folder)):
         try:
@@ -141,7 +166,9 @@ def load_newest(folder: Path) -> LoadedCheckpoint:
             damaged.append((path, str(e)))
     if not damaged:
         raise CheckpointError(f'{folder}: contains no checkpoint')
-    raise CheckpointError(f'{folder}: none of its {len(damaged)} checkpoints is intact; the newest: {damaged[0][1]}')
+    raise CheckpointError(
+        f'{folder}: none of its {len(damaged)} checkpoints is intact; the newest: {damaged[0][1]}'
+    )
 
 
 def _load(path: Path) -> tuple[Progress, TrainerState]:
@@ -153,7 +180,9 @@ def _load(path: Path) -> tuple[Progress, TrainerState]:
         data, expected = read_bytes(path / 'arrays.npz'), str(described['arrays_sha256'])
         got = hashlib.sha256(data).hexdigest()
         if expected != got:
-            raise ValueError(f'arrays.npz is damaged: got SHA-256 {got[:12]}…, expected {expected[:12]}…')
+            raise ValueError(
+                f'arrays.npz is damaged: got SHA-256 {got[:12]}…, expected {expected[:12]}…'
+            )
         return progress, replace(trainer, arrays=read_arrays(data))
     except CheckpointError as e:
         raise CheckpointError(f'{path}: {e}') from e
@@ -167,13 +196,20 @@ def _load(path: Path) -> tuple[Progress, TrainerState]:
 
 def check_arrays(path: Path, arrays: Arrays, expected: dict[str, tuple[int, ...]]) -> None:
     """Raise CheckpointError unless the names and shapes of the arrays are as expected."""
-    for kind, names in (('missing', expected.keys() - arrays), ('unexpected', arrays.keys() - expected)):
+    for kind, names in (
+        ('missing', expected.keys() - arrays),
+        ('unexpected', arrays.keys() - expected),
+    ):
         for name in sorted(names):
-            raise CheckpointError(f'{path}: {name} is {kind}; this checkpoint is for a different model or optimizer')
+            raise CheckpointError(
+                f'{path}: {name} is {kind}; this checkpoint is for a different model or optimizer'
+            )
     for name, shape in expected.items():
         if arrays[name].shape != shape:
-            raise CheckpointError(f'{path}: {name}: got shape {arrays[name].shape}, expected {shape}; '
-                                  'this checkpoint is for a different model or data set')
+            raise CheckpointError(
+                f'{path}: {name}: got shape {arrays[name].shape}, expected {shape}; '
+                'this checkpoint is for a different model or data set'
+            )
 
 
 def _reason(error: Exception) -> str:
@@ -181,4 +217,7 @@ def _reason(error: Exception) -> str:
         return f'{Path(error.filename).name} is missing'
     if isinstance(error, OSError):
         return f'{Path(error.filename).name if error.filename else "a file"}: {error.strerror}'
-    return f'not a checkpoint of this program ({" ".join(str(error).split())[:300] or type(error).__name__})'
+    return (
+        'not a checkpoint of this program '
+        f'({" ".join(str(error).split())[:300] or type(error).__name__})'
+    )

@@ -1,4 +1,6 @@
-"""State of a run, stored in a checkpoint: what the run has counted, and what its trainer needs to continue."""
+"""State of a run, stored in a checkpoint: what the run has counted, and what its trainer needs to
+continue."""
+
 from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any
 
@@ -23,7 +25,8 @@ class Progress:
     seed: _From0
     world_size: _From1
     best_top1: Fraction
-    clock_s: Number  # training up to the checkpoint that the result is made of, without lost training and pauses
+    # training up to the checkpoint that the result is made of, without lost training and pauses
+    clock_s: Number
     global_batch_size: _Batch
     lr_batch_size: _Batch  # images per step for which the learning rate is configured
     num_train: _From1
@@ -33,13 +36,16 @@ class Progress:
     images: _From0 = 0  # images and train_s count from the start or the last resume
     train_s: _Number = 0.0
     config: dict[str, dict[str, Any]] = field(default_factory=dict)
-    data_sha256: str = ''  # data_digest() of the images; '' for synthetic images and in older checkpoints
-    boot: str = ''  # boot of rank 0's host, '' if unknown; an older checkpoint has neither this nor start_s
+    # data_digest() of the images; '' for synthetic images and in older checkpoints
+    data_sha256: str = ''
+    # boot of rank 0's host, '' if unknown; an older checkpoint has neither this nor start_s
+    boot: str = ''
     start_s: _Number = 0.0  # time of run_start since this boot
 
     @property
     def images_per_s(self) -> float:
-        """Training throughput of all ranks without evaluations; 0 before the end of the first epoch."""
+        """Training throughput of all ranks without evaluations; 0 before the end of the first
+        epoch."""
         return self.images / self.train_s if self.train_s else 0.0
 
     def add_training(self, num_images: int, seconds: float) -> None:
@@ -49,7 +55,8 @@ class Progress:
 
 @dataclass(frozen=True)
 class TrainerState:
-    """State of a trainer: its arrays by name, only on rank 0, and numbers, which are equal on every rank."""
+    """State of a trainer: its arrays by name, only on rank 0, and numbers, which are equal on every
+    rank."""
 
     arrays: dict[str, Any]
     last_lr: _Number = 0.0  # scheduled learning rate of the last step; 0 before the first step
@@ -59,15 +66,22 @@ class TrainerState:
 
 def dump_state(progress: Progress, trainer: TrainerState) -> dict[str, Any]:
     """Return both states without the arrays, as a JSON value."""
-    return {**asdict(progress), **{name: value for name, value in vars(trainer).items() if name != 'arrays'}}
+    return {
+        **asdict(progress),
+        **{name: value for name, value in vars(trainer).items() if name != 'arrays'},
+    }
 
 
 def parse_state(tree: Any) -> tuple[Progress, TrainerState]:
-    """Return the states in a value of dump_state; raise ValueError for wrong keys, types or values."""
+    """Return the states in a value of dump_state; raise ValueError for wrong keys, types or
+    values."""
     keys = [f.name for f in (*fields(Progress), *fields(TrainerState)) if f.name != 'arrays']
     if not isinstance(tree, dict) or {*tree, *_ADDED} != set(keys):
         raise ValueError(f'the state lacks keys, or has keys other than {", ".join(keys)}')
     progress = msgspec.convert(tree, Progress)
     if len(progress.nodes) != progress.world_size:
-        raise ValueError(f'nodes: got {len(progress.nodes)}, expected one for each of {progress.world_size} ranks')
+        raise ValueError(
+            f'nodes: got {len(progress.nodes)}, expected one for each of {progress.world_size} '
+            'ranks'
+        )
     return progress, msgspec.convert({**tree, 'arrays': {}}, TrainerState)

@@ -1,4 +1,5 @@
 """Runs to resume: their checkpoints, and the temporary files that killed writers left."""
+
 import fcntl
 import re
 from contextlib import suppress
@@ -8,13 +9,20 @@ from mlperf_rn50.errors import CheckpointError, ConfigError, UserError
 from mlperf_rn50.files import no_link, temporaries_in
 from mlperf_rn50.mllog.events import LogEvent
 from mlperf_rn50.mllog.read.reader import read_events
-from mlperf_rn50.runfolder.names import RunFolder, folder_index, is_checkpoint_name, list_checkpoints, run_numbers
+from mlperf_rn50.runfolder.names import (
+    RunFolder,
+    folder_index,
+    is_checkpoint_name,
+    list_checkpoints,
+    run_numbers,
+)
 from mlperf_rn50.system.launcher_env import resume_command
 from mlperf_rn50.train.checkpoint import checkpoint
 
 
 def clear_run(run: RunFolder) -> None:
-    """Remove the temporary files that killed writers left in a run; the caller holds the lock of the run."""
+    """Remove the temporary files that killed writers left in a run; the caller holds the lock of
+    the run."""
     checkpoint.clear_unfinished(run.checkpoints)
     written = run.config.name, run.env.name, f'trace_{run.index}_*'
     for path in (
@@ -25,7 +33,8 @@ def clear_run(run: RunFolder) -> None:
 
 
 def clear_abandoned(run: RunFolder) -> None:
-    """Remove temporary files that killed writers left in the folder's other runs; skip locked runs."""
+    """Remove temporary files that killed writers left in the folder's other runs; skip locked
+    runs."""
     for path in run.dir.glob('.run_*.lock'):
         match = re.fullmatch(r'\.run_(\d+)\.lock', path.name)
         if not match or path == run.lock:
@@ -36,13 +45,20 @@ def clear_abandoned(run: RunFolder) -> None:
 
 
 def find_run(path: Path) -> tuple[RunFolder, Path]:
-    """Return the run that --resume PATH selects, and its checkpoint or checkpoints folder; raise UserError if none."""
+    """Return the run that --resume PATH selects, and its checkpoint or checkpoints folder; raise
+    UserError if none."""
     checkpoints = path.parent
     if not is_checkpoint(path):
-        folders = [path] if path.name.startswith('checkpoints') else sorted(path.glob('checkpoints*'), key=folder_index)
+        folders = (
+            [path]
+            if path.name.startswith('checkpoints')
+            else sorted(path.glob('checkpoints*'), key=folder_index)
+        )
         usable = [f for f in folders if list_checkpoints(f)]
         if not usable:
-            raise CheckpointError(f'{path}: contains no checkpoint, expected a run folder with checkpoints/step_<n>')
+            raise CheckpointError(
+                f'{path}: contains no checkpoint, expected a run folder with checkpoints/step_<n>'
+            )
         path = checkpoints = usable[-1]
     if not path.is_dir():
         raise CheckpointError(f'{path}: no such checkpoint')
@@ -59,15 +75,25 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def _has_converged(run: RunFolder) -> bool:
-    return any(e.key == 'run_stop' and e.metadata.get('status') == 'success'
-               for _, e in read_events(run.result) if isinstance(e, LogEvent))
+    return any(
+        e.key == 'run_stop' and e.metadata.get('status') == 'success'
+        for _, e in read_events(run.result)
+        if isinstance(e, LogEvent)
+    )
 
 
 def check_unfinished(run: RunFolder) -> None:
-    """Raise UserError for a run that has reached its target; name the newest run of the folder that has not."""
+    """Raise UserError for a run that has reached its target; name the newest run of the folder that
+    has not."""
     if _has_converged(run):
         runs = (RunFolder(run.dir, number) for number in sorted(run_numbers(run.dir), reverse=True))
-        others = (f'; run {r.index} has not: {resume_command(r.checkpoints, is_newest=False)}' for r in runs
-                  if list_checkpoints(r.checkpoints) and not _has_converged(r))
-        raise UserError(f'--resume: {run.result} is the log of a run that reached its target; there is nothing to '
-                        f'resume{next(others, "")}')
+        others = (
+            f'; run {r.index} has not: {resume_command(r.checkpoints, is_newest=False)}'
+            for r in runs
+            if list_checkpoints(r.checkpoints) and not _has_converged(r)
+        )
+        raise UserError(
+            f'--resume: {run.result} is the log of a run that reached its target; there is '
+            'nothing to '
+            f'resume{next(others, "")}'
+        )

@@ -1,4 +1,5 @@
 """Device of a rank."""
+
 import os
 import platform
 import time
@@ -18,8 +19,8 @@ from mlperf_rn50.train.comm.horovod import Comm
 def wait_for(array: NDArray) -> None:
     """Wait until an array is computed; raise the MXNetError of a failed operator.
 
-    With MXNET_ASYNC_GPU_ENGINE, wait_to_read() waits only for the launch (WaitForVar of NVIDIA's threaded_engine.cc). A
-    copy to the host waits for the GPU, in a thread for copies.
+    With MXNET_ASYNC_GPU_ENGINE, wait_to_read() waits only for the launch (WaitForVar of NVIDIA's
+    threaded_engine.cc). A copy to the host waits for the GPU, in a thread for copies.
     """
     if array.context.device_type == 'gpu':
         array.reshape((-1,))[:1].asnumpy()
@@ -30,12 +31,16 @@ def wait_for(array: NDArray) -> None:
 def cast(array: NDArray, precision: str) -> NDArray:
     if precision == 'bfloat16':  # NumPy has no bfloat16, so amp_cast needs MXNet's type
         from mxnet.contrib.amp.amp import bfloat16
+
         return nd.amp_cast(array, dtype=bfloat16)
     return array.astype(precision)
 
 
-def gemm_times(side: int, precision: str, context: mx.Context, num: int, num_products: int = 1) -> list[float]:
-    """Return the seconds of products of square matrices, num times num_products, after two warm-ups."""
+def gemm_times(
+    side: int, precision: str, context: mx.Context, num: int, num_products: int = 1
+) -> list[float]:
+    """Return the seconds of products of square matrices, num times num_products, after two
+    warm-ups."""
     a, b = (cast(nd.random.normal(shape=(side, side), ctx=context), precision) for _ in range(2))
     seconds = []
     for _ in range(2 + num):
@@ -49,7 +54,8 @@ def gemm_times(side: int, precision: str, context: mx.Context, num: int, num_pro
 
 
 def measure_peak(precision: str, context: mx.Context, num: int = 12, side: int = 2048) -> float:
-    """Return the FLOP/s of the fastest matrix products. Call it with float32 before amp.init, with bfloat16 after.
+    """Return the FLOP/s of the fastest matrix products. Call it with float32 before amp.init, with
+    bfloat16 after.
 
     side: of the matrices on a CPU. A product of 2,048 takes a fast GPU no longer than its launch.
     """
@@ -58,13 +64,19 @@ def measure_peak(precision: str, context: mx.Context, num: int = 12, side: int =
 
 
 def device_id_of(config: Config, comm: Comm) -> int | None:
-    """Return MXNet's number of this rank's GPU, None on CPUs. All ranks must call this and get the same ConfigError."""
+    """Return MXNet's number of this rank's GPU, None on CPUs. All ranks must call this and get the
+    same ConfigError."""
     if config.train.device == 'cpu':
         return None
     num_gpus = mx.context.num_gpus()
-    own = make_view(platform.node(), find_visible_gpus() if num_gpus else [], num_gpus, os.environ.get(VISIBLE))
+    own = make_view(
+        platform.node(), find_visible_gpus() if num_gpus else [], num_gpus, os.environ.get(VISIBLE)
+    )
     views = msgspec.convert(comm.gather_object(asdict(own)), list[View])
     if not any(v.uuids for v in views):
-        raise ConfigError('train.device: got gpu, but MXNet finds no GPU; install a GPU build (launch/setup.sh with '
-                          'MLPERF_RN50_VARIANT) and the driver, or set train.device=cpu')
+        raise ConfigError(
+            'train.device: got gpu, but MXNet finds no GPU; install a GPU build (launch/setup.sh '
+            'with '
+            'MLPERF_RN50_VARIANT) and the driver, or set train.device=cpu'
+        )
     return choose_gpus(views, config.run.ranks_per_device)[comm.rank]

@@ -1,4 +1,5 @@
 """Times of all ranks since the last evaluation, for a RanksRecord, and traces of some steps."""
+
 import threading
 import time
 from contextlib import suppress
@@ -32,7 +33,14 @@ class RankTimes:
     checkpoint_s: time of checkpoints since the last report. request: whether a trace is requested.
     """
 
-    def __init__(self, comm: Comm, timer: StepTimer, own: dict[str, Any], folder: RunFolder, heartbeat: Heartbeat):
+    def __init__(
+        self,
+        comm: Comm,
+        timer: StepTimer,
+        own: dict[str, Any],
+        folder: RunFolder,
+        heartbeat: Heartbeat,
+    ):
         self._comm, self._timer, self._own, self._folder = comm, timer, own, folder
         self._heartbeat, self._cores = heartbeat, CoreMeter(comm.threads)
         self.request, self._attempt_s = False, comm.from_rank_0(time.time)
@@ -45,21 +53,35 @@ class RankTimes:
         self._heartbeat.take_stopped_s()
 
     def report(self, epoch: int, time_s: float, eval_s: float) -> RanksRecord:
-        """Return the times since the last evaluation, with the ranks only on rank 0; eval_s: of the one that ends."""
+        """Return the times since the last evaluation, with the ranks only on rank 0; eval_s: of the
+        one that ends."""
         comm, times = self._comm, self._timer.take()
         if comm.world_size == 1:
             times = spread_updates(times)
-        own = {**self._own, **self._cores.take(), 'stopped_s': self._heartbeat.take_stopped_s(),
-               **sum_times(times, comm.minimum(times[:, PHASES.index('wait')]))}
+        own = {
+            **self._own,
+            **self._cores.take(),
+            'stopped_s': self._heartbeat.take_stopped_s(),
+            **sum_times(times, comm.minimum(times[:, PHASES.index('wait')])),
+        }
         self._bins += count_bins(times)
         bins = np.reshape(comm.sum(self._bins.ravel().tolist()), self._bins.shape).tolist()
         checkpoint_s, self.checkpoint_s = self.checkpoint_s, 0.0
         ranks = count_others(comm.gather_object(own, only_on_rank_0=True))
-        return RanksRecord(epoch + 1, time_s, [RankSteps(**rank) for rank in ranks], find_stragglers(ranks), eval_s,
-                           checkpoint_s, measure_latency(comm), dict(zip(PHASES, bins)))
+        return RanksRecord(
+            epoch + 1,
+            time_s,
+            [RankSteps(**rank) for rank in ranks],
+            find_stragglers(ranks),
+            eval_s,
+            checkpoint_s,
+            measure_latency(comm),
+            dict(zip(PHASES, bins)),
+        )
 
     def find_request(self) -> None:
-        """Look, on rank 0, for a request in the run folder, which the loop passes on to all ranks."""
+        """Look, on rank 0, for a request in the run folder, which the loop passes on to all
+        ranks."""
         if self._comm.rank == 0:
             with suppress(OSError):
                 if not self._folder.trace_request.stat().st_size:  # otherwise a file of the user
@@ -67,25 +89,31 @@ class RankTimes:
                     self.request = True
 
     def trace(self, is_requested: bool = False, is_end: bool = False) -> None:
-        """Trace the next steps if requested; write a trace once it is complete, or as it is at the end of the run."""
+        """Trace the next steps if requested; write a trace once it is complete, or as it is at the
+        end of the run."""
         if is_requested:
             self._timer.start_trace(_NUM_STEPS)
         if spans := self._timer.take_trace(is_end):  # in a thread, because storage may be slow
             spans = [replace(s, attempt_s=self._attempt_s) for s in spans]
-            threading.Thread(target=write_trace, args=(self._folder.trace(self._comm.rank), spans)).start()
+            threading.Thread(
+                target=write_trace, args=(self._folder.trace(self._comm.rank), spans)
+            ).start()
 
 
 def write_trace(path: Path, spans: list[StepSpans]) -> None:
-    """Write the traced steps of a rank, replacing an earlier trace. An error does not end the run."""
+    """Write the traced steps of a rank, replacing an earlier trace. An error does not end the
+    run."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)  # the run folder may be on a local disk of each node
+        # the run folder may be on a local disk of each node
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, ''.join(f'{encode(s)}\n' for s in spans))
     except OSError as e:
         print_stderr(f'mlperf-rn50: {rank_name()}: {path}: {e.strerror}; the trace is not written')
 
 
 def spread_updates(times: np.ndarray) -> np.ndarray:
-    """Return the times of a single rank, whose sampled steps alone have the updates after the backward pass.
+    """Return the times of a single rank, whose sampled steps alone have the updates after the
+    backward pass.
 
     In the other steps, they are part of the backward pass, and get the same share of both.
     """
@@ -93,18 +121,26 @@ def spread_updates(times: np.ndarray) -> np.ndarray:
     both = [PHASES.index('compute'), PHASES.index('update')]
     sums = times[is_sampled][:, both].sum(0)
     if sums.sum():
-        result[np.ix_(~is_sampled, both)] = np.outer(times[~is_sampled][:, both].sum(1), sums / sums.sum())
+        result[np.ix_(~is_sampled, both)] = np.outer(
+            times[~is_sampled][:, both].sum(1), sums / sums.sum()
+        )
     return result
 
 
 def sum_times(times: np.ndarray, least_wait_s: np.ndarray) -> dict[str, Any]:
-    """Return the times of RankSteps for one or more steps, in whole microseconds; hidden is scaled to all of them.
+    """Return the times of RankSteps for one or more steps, in whole microseconds; hidden is scaled
+    to all of them.
 
-    least_wait_s: minimum over ranks of each step's wait, which moves bytes; the rest waits for the slowest rank.
+    least_wait_s: minimum over ranks of each step's wait, which moves bytes; the rest waits for the
+    slowest rank.
     """
     slow_rank_s = times[:, PHASES.index('wait')] - least_wait_s
     critical_s = times[slow_rank_s <= 0, :-1].sum(0).round(6).tolist()
-    result: dict[str, Any] = {'num_steps': len(times), 'spread_s': {}, 'critical_s': dict(zip(COLUMNS, critical_s))}
+    result: dict[str, Any] = {
+        'num_steps': len(times),
+        'spread_s': {},
+        'critical_s': dict(zip(COLUMNS, critical_s)),
+    }
     for name, column in zip((*COLUMNS, 'slow_rank'), [*times.T, slow_rank_s]):
         known = column[~np.isnan(column)]
         if len(known):
@@ -115,12 +151,15 @@ def sum_times(times: np.ndarray, least_wait_s: np.ndarray) -> dict[str, Any]:
 
 def count_bins(times: np.ndarray) -> np.ndarray:
     """Return the histogram of each phase as in RanksRecord, (PHASES, bins)."""
-    bins = 4 * np.log2(np.maximum(times[:, :len(PHASES)], 1e-5) / 1e-5)
-    return np.stack([np.bincount(b, minlength=_NUM_BINS) for b in np.minimum(bins.T, _NUM_BINS - 1).astype(int)])
+    bins = 4 * np.log2(np.maximum(times[:, : len(PHASES)], 1e-5) / 1e-5)
+    return np.stack(
+        [np.bincount(b, minlength=_NUM_BINS) for b in np.minimum(bins.T, _NUM_BINS - 1).astype(int)]
+    )
 
 
 def measure_latency(comm: Comm) -> float | None:
-    """Return the median seconds of an exchange of one number among all ranks; None for a single rank."""
+    """Return the median seconds of an exchange of one number among all ranks; None for a single
+    rank."""
     if comm.world_size == 1:
         return None
     stamps = []

@@ -1,10 +1,13 @@
-"""Times of a rank's steps: waiting for Python and for images, forward and backward pass, exchange, update.
+"""Times of a rank's steps: waiting for Python and for images, forward and backward pass, exchange,
+update.
 
-The training loop runs ahead of the device and cannot measure these times. Therefore a thread waits for small copies
-that each step makes, such as at the end of backward and after the last exchange, and reads the clock. This delays no
-step. Copies of buckets would wait for the backward pass and delay the exchange, so for them an operation of MXNet's
-engine reads the clock, in one of the threads that start exchanges.
+The training loop runs ahead of the device and cannot measure these times. Therefore a thread waits
+for small copies that each step makes, such as at the end of backward and after the last exchange,
+and reads the clock. This delays no step. Copies of buckets would wait for the backward pass and
+delay the exchange, so for them an operation of MXNet's engine reads the clock, in one of the
+threads that start exchanges.
 """
+
 import ctypes
 import math
 import queue
@@ -23,13 +26,16 @@ from mlperf_rn50.data.pipeline import has_async_engine
 from mlperf_rn50.runfolder.records import StepSpans
 from mlperf_rn50.train.comm.device import wait_for
 
-# Columns of the times of a step: its phases in order, then parts of data, and the exchange during the backward pass.
+# Columns of the times of a step: its phases in order, then parts of data, and the exchange during
+# the backward pass.
 PHASES = ('python', 'data', 'compute', 'wait', 'update')
 COLUMNS = (*PHASES, 'read', 'decode', 'hidden')
-# One of so many steps has marks of its buckets, because each mark is an operation for MXNet's engine.
+# One of so many steps has marks of its buckets, because each mark is an operation for MXNet's
+# engine.
 _SAMPLING_STEPS = 16
 _Function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
-_CPU, _PRIORITIZED = (ctypes.c_int * 2)(1, 0), ctypes.c_int(3)  # Context::CPU(), kCPUPrioritized of MXNet's engine.h
+# Context::CPU(), kCPUPrioritized of MXNet's engine.h
+_CPU, _PRIORITIZED = (ctypes.c_int * 2)(1, 0), ctypes.c_int(3)
 
 
 class Marks(NamedTuple):
@@ -41,7 +47,8 @@ class Marks(NamedTuple):
     decode_s: float
     computed: mx.nd.NDArray  # ready at the end of backward
     exchanged: mx.nd.NDArray  # ready at the end of the exchange
-    # Numbers of the stamps of each bucket before its exchange; one after backward for a single rank; None: not sampled
+    # Numbers of the stamps of each bucket before its exchange; one after backward for a single
+    # rank; None: not sampled
     ready: Sequence[int] | None
     done: Sequence[int]  # those after its exchange
 
@@ -49,17 +56,21 @@ class Marks(NamedTuple):
 class _TimerThread(threading.Thread):
     """Thread that waits for steps and keeps their times."""
 
-    def __init__(self, on_exchange: Callable[[bool], None], on_step: Callable[[StepSpans], None]) -> None:
+    def __init__(
+        self, on_exchange: Callable[[bool], None], on_step: Callable[[StepSpans], None]
+    ) -> None:
         super().__init__(name='timer', daemon=True)
         self.on_exchange, self.on_step = on_exchange, on_step
         self.steps = queue.SimpleQueue[Marks | None]()
-        self.updates = queue.SimpleQueue[mx.nd.NDArray]()  # an array for each step that is ready after its update
+        # an array for each step that is ready after its update
+        self.updates = queue.SimpleQueue[mx.nd.NDArray]()
         self.num_done = self.step = 0
         self.last_end = time.monotonic()
         self.times = array('d')  # a row of COLUMNS for each step
         self.stamps: dict[int, float] = {}
         self.function = _Function(self.stamp)
-        self.traced, self.trace = range(0), list[StepSpans]()  # numbers of steps to trace, and those that are done
+        # numbers of steps to trace, and those that are done
+        self.traced, self.trace = range(0), list[StepSpans]()
         self.error: Exception | None = None
 
     def run(self) -> None:
@@ -74,7 +85,8 @@ class _TimerThread(threading.Thread):
                 wait_for(self.updates.get())
                 updated_at = time.monotonic()
                 ready, done = self.take_stamps(marks.ready or ()), self.take_stamps(marks.done)
-                if ready and not done:  # a single rank, whose updates start before this thread wakes up
+                # a single rank, whose updates start before this thread wakes up
+                if ready and not done:
                     computed_at = exchanged_at = ready[0]
                 self.add(marks, computed_at, exchanged_at, updated_at, list(zip(ready, done)))
             except Exception as e:  # any error must reach the training loop
@@ -88,32 +100,64 @@ class _TimerThread(threading.Thread):
         self.stamps[number] = time.monotonic()
 
     def take_stamps(self, numbers: Sequence[int]) -> list[float]:
-        """Return stamps, whose operations end at about the same time as the step; none if an operation failed."""
+        """Return stamps, whose operations end at about the same time as the step; none if an
+        operation failed."""
         for _ in range(1000):
             if all(n in self.stamps for n in numbers):
                 return [self.stamps.pop(n) for n in numbers]
             time.sleep(0.001)
         return []
 
-    def add(self, marks: Marks, computed_at: float, exchanged_at: float, updated_at: float,
-            buckets: list[tuple[float, float]]) -> None:
-        """Add a step, given the times at which its backward pass, exchange and update ended, and those of buckets."""
-        ends = list(accumulate((self.last_end, marks.asked_at, marks.arrived_at, computed_at, exchanged_at, updated_at),
-                               max))
+    def add(
+        self,
+        marks: Marks,
+        computed_at: float,
+        exchanged_at: float,
+        updated_at: float,
+        buckets: list[tuple[float, float]],
+    ) -> None:
+        """Add a step, given the times at which its backward pass, exchange and update ended, and
+        those of buckets."""
+        ends = list(
+            accumulate(
+                (
+                    self.last_end,
+                    marks.asked_at,
+                    marks.arrived_at,
+                    computed_at,
+                    exchanged_at,
+                    updated_at,
+                ),
+                max,
+            )
+        )
         self.step, self.last_end = self.step + 1, ends[-1]
-        buckets = [(min(a, ends[-1]), min(b, ends[-1])) for a, b in buckets]  # their clock may be read later
+        # their clock may be read later
+        buckets = [(min(a, ends[-1]), min(b, ends[-1])) for a, b in buckets]
         spans = StepSpans(self.step, *ends, buckets)  # type: ignore[call-arg,arg-type]  # there are six ends
         self.on_step(spans)
         if self.step in self.traced:
             self.trace.append(spans)
         # The loop runs ahead, so the device may notice only the end of a wait for images.
         share = (spans.arrived_s - spans.asked_s) / max(marks.arrived_at - marks.asked_at, 1e-9)
-        hidden_s = union_s((a, min(b, spans.computed_s)) for a, b in buckets) if marks.ready is not None else math.nan
-        self.times.extend((*(b - a for a, b in pairwise(ends)), share * marks.read_s, share * marks.decode_s, hidden_s))
+        hidden_s = (
+            union_s((a, min(b, spans.computed_s)) for a, b in buckets)
+            if marks.ready is not None
+            else math.nan
+        )
+        self.times.extend(
+            (
+                *(b - a for a, b in pairwise(ends)),
+                share * marks.read_s,
+                share * marks.decode_s,
+                hidden_s,
+            )
+        )
 
 
 def union_s(intervals: Iterable[tuple[float, float]]) -> float:
-    """Return the total length of intervals, given as (start, end), where overlapping parts count once."""
+    """Return the total length of intervals, given as (start, end), where overlapping parts count
+    once."""
     total, last = 0.0, -math.inf
     for start, end in sorted(intervals):
         total += max(0.0, end - max(start, last))
@@ -122,11 +166,16 @@ def union_s(intervals: Iterable[tuple[float, float]]) -> float:
 
 
 class StepTimer:
-    """Timer of a rank's steps; with gradient accumulation, waiting for data of later passes counts as computing."""
+    """Timer of a rank's steps; with gradient accumulation, waiting for data of later passes counts
+    as computing."""
 
-    def __init__(self, on_exchange: Callable[[bool], None] = lambda is_exchanging: None,
-                 on_step: Callable[[StepSpans], None] = lambda spans: None) -> None:
-        """on_exchange is called with True at the start of a gradient exchange and with False at its end."""
+    def __init__(
+        self,
+        on_exchange: Callable[[bool], None] = lambda is_exchanging: None,
+        on_step: Callable[[StepSpans], None] = lambda spans: None,
+    ) -> None:
+        """on_exchange is called with True at the start of a gradient exchange and with False at its
+        end."""
         self._thread = _TimerThread(on_exchange, on_step)
         self._data: tuple[float, float, float, float] = (0.0,) * 4
         self._num_pushed = self._num_taken = self._num_stamps = self._step = 0
@@ -135,13 +184,18 @@ class StepTimer:
 
     @property
     def is_sampling(self) -> bool:
-        """Whether the buckets of the next step are to be marked; not those of a first step, which is not typical."""
-        if has_async_engine():  # an array then counts as written when the operation that writes it is launched
+        """Whether the buckets of the next step are to be marked; not those of a first step, which
+        is not typical."""
+        # an array then counts as written when the operation that writes it is launched
+        if has_async_engine():
             return False
-        return (self._num_pushed - self._num_taken) % _SAMPLING_STEPS == 1 or self._step + 1 in self._thread.traced
+        return (
+            self._num_pushed - self._num_taken
+        ) % _SAMPLING_STEPS == 1 or self._step + 1 in self._thread.traced
 
     def mark_data(self, asked_at: float, read_s: float = 0.0, decode_s: float = 0.0) -> None:
-        """Record that the images of a step's first pass, for which the loop asked at a time, have arrived."""
+        """Record that the images of a step's first pass, for which the loop asked at a time, have
+        arrived."""
         self._data = asked_at, time.monotonic(), read_s, decode_s
 
     def mark(self, written: mx.nd.NDArray) -> mx.nd.NDArray:
@@ -149,26 +203,45 @@ class StepTimer:
         return written.copy()
 
     def stamp(self, written: mx.nd.NDArray) -> int:
-        """Let MXNet's engine read the clock when an array has been written; return the number of the stamp."""
+        """Let MXNet's engine read the clock when an array has been written; return the number of
+        the stamp."""
         return self._push_stamp([written], [])
 
     def separate(self, arrays: Sequence[mx.nd.NDArray]) -> int:
-        """Let MXNet's engine read the clock when arrays have been written, and only then start later uses of them.
+        """Let MXNet's engine read the clock when arrays have been written, and only then start
+        later uses of them.
 
-        No thread waits. So the updates of a single rank follow its backward pass, and their time is known.
+        No thread waits. So the updates of a single rank follow its backward pass, and their time is
+        known.
         """
         return self._push_stamp([], arrays)
 
     def _push_stamp(self, read: Sequence[mx.nd.NDArray], written: Sequence[mx.nd.NDArray]) -> int:
         self._num_stamps += 1
-        handles = [(ctypes.c_void_p * len(arrays))(*(a.handle for a in arrays)) for arrays in (read, written)]
-        mx.base.check_call(mx.base._LIB.MXEnginePushSyncND(
-            self._thread.function, ctypes.c_void_p(self._num_stamps), None, ctypes.byref(_CPU), handles[0], len(read),
-            handles[1], len(written), ctypes.byref(_PRIORITIZED), 0, b'stamp'))
+        handles = [
+            (ctypes.c_void_p * len(arrays))(*(a.handle for a in arrays))
+            for arrays in (read, written)
+        ]
+        mx.base.check_call(
+            mx.base._LIB.MXEnginePushSyncND(
+                self._thread.function,
+                ctypes.c_void_p(self._num_stamps),
+                None,
+                ctypes.byref(_CPU),
+                handles[0],
+                len(read),
+                handles[1],
+                len(written),
+                ctypes.byref(_PRIORITIZED),
+                0,
+                b'stamp',
+            )
+        )
         return self._num_stamps
 
     def mark_exchange(self, *arrays: Any) -> None:
-        """Record a step queued in MXNet up to its exchange, given the arrays and stamps of Marks."""
+        """Record a step queued in MXNet up to its exchange, given the arrays and stamps of
+        Marks."""
         self._thread.steps.put(Marks(*self._data, *arrays))
 
     def mark_update(self, updated: mx.nd.NDArray) -> None:
@@ -177,29 +250,38 @@ class StepTimer:
         self._thread.updates.put(updated)
 
     def check(self) -> None:
-        """Raise the error of a failed step, which MXNet reports only to the first thread that waits for the step."""
+        """Raise the error of a failed step, which MXNet reports only to the first thread that waits
+        for the step."""
         if self._thread.error:
             raise self._thread.error
 
     def take(self) -> np.ndarray:
-        """Return the seconds of the steps since the last call, (steps, COLUMNS); NaN: hidden, of other steps."""
+        """Return the seconds of the steps since the last call, (steps, COLUMNS); NaN: hidden, of
+        other steps."""
         self.drain()
-        taken, self._thread.times, self._num_taken = self._thread.times, array('d'), self._num_pushed
+        taken, self._thread.times, self._num_taken = (
+            self._thread.times,
+            array('d'),
+            self._num_pushed,
+        )
         return np.array(taken).reshape(-1, len(COLUMNS))
 
     def start(self, step: int = 0) -> None:
-        """Wait until all earlier steps are done, then start the clock of the step after `step`, the last completed."""
+        """Wait until all earlier steps are done, then start the clock of the step after `step`, the
+        last completed."""
         self.drain()
         self._step = self._thread.step = step
         self._thread.last_end = time.monotonic()
 
     def start_trace(self, num_steps: int, first: int | None = None) -> None:
-        """Keep the times of steps and all of their buckets; first: number of a step, None for the next one."""
+        """Keep the times of steps and all of their buckets; first: number of a step, None for the
+        next one."""
         first = self._step + 1 if first is None else first
         self._thread.traced, self._thread.trace = range(first, first + num_steps), []
 
     def take_trace(self, is_end: bool = False) -> list[StepSpans]:
-        """Return the traced steps once the last one is done, and at the end of the run those that are done."""
+        """Return the traced steps once the last one is done, and at the end of the run those that
+        are done."""
         taken = self._thread.trace
         if not taken or not is_end and taken[-1].step + 1 < self._thread.traced.stop:
             return []

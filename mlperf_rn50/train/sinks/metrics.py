@@ -1,4 +1,5 @@
 """Machine-readable files of a run: metrics.jsonl, config.yaml and env.json."""
+
 from dataclasses import asdict
 
 from msgspec import Struct
@@ -22,6 +23,7 @@ class Metrics:
     def handle(self, event: events.Event) -> None:
         def write(record: Struct) -> None:
             self._file.write(encode(record))
+
         match event:
             case events.Opened():
                 with writing(self._run.config):
@@ -29,28 +31,68 @@ class Metrics:
                 with writing(self._run.env):
                     dump_environment(self._run.env, list(event.hosts))
             case events.Resumed():
-                write(records.ResumedRecord(event.step, time_s=event.elapsed_s, elapsed_parts=render_parts(event.parts),
-                                            epoch=event.step / event.plan.steps_per_epoch,
-                                            **render_ranks(event.plan, event.num_hosts), **render_changes(event)))
+                write(
+                    records.ResumedRecord(
+                        event.step,
+                        time_s=event.elapsed_s,
+                        elapsed_parts=render_parts(event.parts),
+                        epoch=event.step / event.plan.steps_per_epoch,
+                        **render_ranks(event.plan, event.num_hosts),
+                        **render_changes(event),
+                    )
+                )
             case events.StepDone(is_reported=True):
-                write(records.TrainRecord(event.step, event.epoch, event.time_s, event.mean_loss, event.learning_rate,
-                                          event.images_per_s, event.scheduled_rate))
+                write(
+                    records.TrainRecord(
+                        event.step,
+                        event.epoch,
+                        event.time_s,
+                        event.mean_loss,
+                        event.learning_rate,
+                        event.images_per_s,
+                        event.scheduled_rate,
+                    )
+                )
             case events.LossScaleChanged():
                 write(records.LossScaleRecord(event.step, event.before, event.now))
             case events.Evaluated():
-                write(records.EvalRecord(epoch=event.epoch + 1, time_s=event.time_s, **asdict(event.accuracy),
-                                         dataset=self._dataset))
-            case events.ReferenceFound() | events.Compared() | events.NetworkMeasured() | events.RanksTimed():
+                write(
+                    records.EvalRecord(
+                        epoch=event.epoch + 1,
+                        time_s=event.time_s,
+                        **asdict(event.accuracy),
+                        dataset=self._dataset,
+                    )
+                )
+            case (
+                events.ReferenceFound()
+                | events.Compared()
+                | events.NetworkMeasured()
+                | events.RanksTimed()
+            ):
                 write(event.record)
             case events.RecordsRead():
-                write(records.EpochRecord(event.epoch + 1, dict(event.num_bytes), dict(event.num_new_bytes)))
+                write(
+                    records.EpochRecord(
+                        event.epoch + 1, dict(event.num_bytes), dict(event.num_new_bytes)
+                    )
+                )
             case events.ClockStepped():
                 write(records.ClockStepRecord(event.host, event.step_s))
             case events.Ended(status='failed'):
                 write(records.EndRecord('failed', None))
             case events.Ended():
-                write(records.EndRecord(event.status, event.epochs_to_converge, event.time_s, event.best_top1,
-                                        event.images_per_s, event.checkpoint_s, render_parts(event.parts)))
+                write(
+                    records.EndRecord(
+                        event.status,
+                        event.epochs_to_converge,
+                        event.time_s,
+                        event.best_top1,
+                        event.images_per_s,
+                        event.checkpoint_s,
+                        render_parts(event.parts),
+                    )
+                )
 
     def close(self) -> None:
         self._file.close()

@@ -1,4 +1,6 @@
-"""The MLPerf log of a run, with the model_hp_* tags of the v0.5 log, which describe the network layer by layer."""
+"""The MLPerf log of a run, with the model_hp_* tags of the v0.5 log, which describe the network
+layer by layer."""
+
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,9 +27,14 @@ class MlperfLog:
                 log.cache_clear(event.is_cache_clear, event.cache_reason)
                 log.init_start()
                 log.seed(event.seed)
-                log.hyperparameters(plan.config, plan.global_batch_size, plan.local_batch_size, plan.decay_steps,
-                                    round(plan.config.schedule.warmup_epochs * plan.steps_per_epoch),
-                                    plan.fraction(plan.steps_per_epoch - 1))
+                log.hyperparameters(
+                    plan.config,
+                    plan.global_batch_size,
+                    plan.local_batch_size,
+                    plan.decay_steps,
+                    round(plan.config.schedule.warmup_epochs * plan.steps_per_epoch),
+                    plan.fraction(plan.steps_per_epoch - 1),
+                )
             case events.Built():
                 log.model(describe_layers(event.plan.config), event.tensor_names)
                 if event.initial_weights:
@@ -38,9 +45,15 @@ class MlperfLog:
                 log.run_start()
                 log.data(event.plan.config, event.plan.world_size, event.num_hosts)
             case events.Resumed():
-                log.run_resumed(event.step, event.step // event.plan.steps_per_epoch, event.clock_s,
-                                stopped_s=event.stopped_s, elapsed_parts=render_parts(event.parts),
-                                **render_ranks(event.plan, event.num_hosts), **render_changes(event))
+                log.run_resumed(
+                    event.step,
+                    event.step // event.plan.steps_per_epoch,
+                    event.clock_s,
+                    stopped_s=event.stopped_s,
+                    elapsed_parts=render_parts(event.parts),
+                    **render_ranks(event.plan, event.num_hosts),
+                    **render_changes(event),
+                )
                 log.open_options(event.plan.config)  # may be changed
             case events.EpochStarted():
                 if event.block_epochs:
@@ -65,18 +78,24 @@ class MlperfLog:
 
 
 def render_changes(event: events.Resumed) -> dict[str, Any]:
-    """Return each changed configuration key of a resumed run with its values [before, now]; {} without changes."""
+    """Return each changed configuration key of a resumed run with its values [before, now]; {}
+    without changes."""
     return {'changed': {c.key: [c.before, c.now] for c in event.changes}} if event.changes else {}
 
 
 def render_ranks(plan: Plan, num_hosts: int) -> dict[str, Any]:
     """Return a resumed run's ranks, nodes, global batch size and learning rate factor."""
-    return {'number_of_ranks': plan.world_size, 'number_of_nodes': num_hosts,
-            'global_batch_size': plan.global_batch_size, 'lr_scale': plan.lr_scale}
+    return {
+        'number_of_ranks': plan.world_size,
+        'number_of_nodes': num_hosts,
+        'global_batch_size': plan.global_batch_size,
+        'lr_scale': plan.lr_scale,
+    }
 
 
 class _Describer:
-    """Makes the v0.5 (tag, value) pairs of each layer in order, and keeps the current shape of the activations."""
+    """Makes the v0.5 (tag, value) pairs of each layer in order, and keeps the current shape of the
+    activations."""
 
     def __init__(self, config: Config):
         self._config = config
@@ -90,14 +109,26 @@ class _Describer:
         before = self.shape
         self.channels, self.side = channels, side_after(self.side, stride)
         yield tags.MODEL_HP_CONV2D_FIXED_PADDING, f'{before} -> {self.shape}'
-        yield tags.MODEL_HP_CONV2D_FIXED_PADDING, {
-            'stride': stride, 'filters': channels, 'initializer': 'xavier_gaussian_fan_in', 'use_bias': False}
+        yield (
+            tags.MODEL_HP_CONV2D_FIXED_PADDING,
+            {
+                'stride': stride,
+                'filters': channels,
+                'initializer': 'xavier_gaussian_fan_in',
+                'use_bias': False,
+            },
+        )
 
     def norm(self) -> tuple[str, Any]:
         model = self._config.model
         return tags.MODEL_HP_BATCH_NORM, {
-            'shape': f'{self.shape} -> {self.shape}', 'momentum': model.bn_momentum, 'epsilon': model.bn_epsilon,
-            'center': True, 'scale': True, 'training': True}
+            'shape': f'{self.shape} -> {self.shape}',
+            'momentum': model.bn_momentum,
+            'epsilon': model.bn_epsilon,
+            'center': True,
+            'scale': True,
+            'training': True,
+        }
 
     def unit(self, unit: Unit) -> Iterator[tuple[str, Any]]:
         kind, inside = 'bottleneck_block' if unit.is_bottleneck else 'basic_block', self.shape
@@ -131,5 +162,6 @@ class _Describer:
 
 
 def describe_layers(config: Config) -> list[tuple[str, Any]]:
-    """Return the (tag, value) pairs of a network in the order of its layers, or empty if it is not a ResNet."""
+    """Return the (tag, value) pairs of a network in the order of its layers, or empty if it is not
+    a ResNet."""
     return list(_Describer(config).network()) if config.model.name.startswith('resnet') else []

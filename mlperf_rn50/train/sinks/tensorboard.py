@@ -1,4 +1,5 @@
 """TensorBoard events: losses, learning rate, norms, LARS ratios, rank times and hyperparameters."""
+
 import time
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from mlperf_rn50.train import events
 
 
 class TensorBoard:
-    """Writer of an event file; SummaryWriter is not used because its thread hides the errors of a full disk."""
+    """Writer of an event file; SummaryWriter is not used because its thread hides the errors of a
+    full disk."""
 
     def __init__(self, folder: Path, first_step: int, config: Config):
-        """Open the file; a resumed run (first_step above 0) invalidates the events of later steps."""
+        """Open the file; a resumed run (first_step above 0) invalidates the events of later
+        steps."""
         self._folder, self._step = folder, 0
         self._dataset = config.data.dataset + ('_synthetic' if config.data.synthetic else '')
         with writing(folder):
@@ -24,8 +27,12 @@ class TensorBoard:
             self._writer = EventsWriter(str(folder / 'events'))
             if first_step:
                 self._put(first_step + 1, session_log=SessionLog(status=SessionLog.START))
-            rows = [f'| {s}.{k} | {v} |' for s, keys in to_tree(config).items() for k, v in keys.items()]
-            self._put(0, summary=text('configuration', '\n'.join(['| key | value |', '|---|---|', *rows])))
+            rows = [
+                f'| {s}.{k} | {v} |' for s, keys in to_tree(config).items() for k, v in keys.items()
+            ]
+            self._put(
+                0, summary=text('configuration', '\n'.join(['| key | value |', '|---|---|', *rows]))
+            )
 
     def handle(self, event: events.Event) -> None:
         with writing(self._folder):
@@ -47,8 +54,10 @@ class TensorBoard:
                 case events.RanksTimed():
                     for rank in event.record.ranks:
                         for part in ('data', 'compute', 'wait'):
-                            self._add(f'{part}_ms_per_step/rank_{rank.rank}_{rank.host}',
-                                      1000 * getattr(rank, f'{part}_s') / max(1, rank.num_steps))
+                            self._add(
+                                f'{part}_ms_per_step/rank_{rank.rank}_{rank.host}',
+                                1000 * getattr(rank, f'{part}_s') / max(1, rank.num_steps),
+                            )
                 case events.Ended():
                     self._add('run/epochs_to_converge', event.epochs_to_converge or 0)
                     self._add('run/time_s', event.time_s)

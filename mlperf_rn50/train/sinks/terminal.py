@@ -1,4 +1,6 @@
-"""Output of rank 0: a progress bar per epoch, or lines if stderr is not a terminal. All lines also go to train.log."""
+"""Output of rank 0: a progress bar per epoch, or lines if stderr is not a terminal. All lines also
+go to train.log."""
+
 import sys
 import time
 from collections.abc import Callable
@@ -39,9 +41,12 @@ class Terminal:
                 self._end_bar()
             case events.Evaluated():
                 accuracy = event.accuracy
-                self._print(f'epoch {event.epoch + 1}  Top-1 {100 * accuracy.top1:.2f} %  '
-                            f'Top-5 {100 * accuracy.top5:.2f} %  of {accuracy.num_images} images ({self._dataset})  '
-                            f'target {100 * self._target:.2f} %  {event.time_s:.0f} s')
+                self._print(
+                    f'epoch {event.epoch + 1}  Top-1 {100 * accuracy.top1:.2f} %  '
+                    f'Top-5 {100 * accuracy.top5:.2f} %  of {accuracy.num_images} images '
+                    f'({self._dataset})  '
+                    f'target {100 * self._target:.2f} %  {event.time_s:.0f} s'
+                )
             case events.LossScaleChanged():
                 when = f'step {event.step}' if event.step else 'the warm-up'
                 self._print(f'loss scale {event.before:g} -> {event.now:g} after {when}')
@@ -53,14 +58,20 @@ class Terminal:
                 for text in event.record.stragglers:
                     self._print(text)
             case events.ClockStepped():
-                self._print(f'the wall clock of {event.host} jumped by {event.step_s:+.1f} s during the run (set, or '
-                            'the machine was suspended); times follow the monotonic clock')
+                self._print(
+                    f'the wall clock of {event.host} jumped by {event.step_s:+.1f} s during the '
+                    'run (set, or '
+                    'the machine was suspended); times follow the monotonic clock'
+                )
             case events.Ended():
                 self._end_bar()
                 if event.status != 'failed':  # the error message reports a failure
                     parts = f' (resumed: {event.parts.text})' if event.parts else ''
-                    self._print(f'{event.status} after {event.time_s:.1f} s{parts}, best Top-1 {event.best_text} '
-                                f'on {self._dataset}')
+                    self._print(
+                        f'{event.status} after {event.time_s:.1f} s{parts}, best Top-1 '
+                        f'{event.best_text} '
+                        f'on {self._dataset}'
+                    )
 
     def _print(self, text: str) -> None:
         line = f'{time.strftime("%H:%M:%S")} {text}'
@@ -71,23 +82,32 @@ class Terminal:
     def _introduce(self, event: events.Built) -> None:
         plan, mean = event.plan, ' (mean of data.sizes)' * bool(event.plan.config.data.sizes)
         self._print(f'{plan.config.data.dataset} -> {self._run.result}')
-        self._print(f'{plan.config.model.name}: {event.num_parameters:,} parameters, '
-                    f'{event.flops_per_image / 1e9:.2f} GFLOP per image{mean}; {plural(plan.world_size, "rank")} x '
-                    f'{plan.global_batch_size // plan.world_size} = global batch {plan.global_batch_size}; '
-                    f'seed {event.seed}')
+        self._print(
+            f'{plan.config.model.name}: {event.num_parameters:,} parameters, '
+            f'{event.flops_per_image / 1e9:.2f} GFLOP per image{mean}; '
+            f'{plural(plan.world_size, "rank")} x '
+            f'{plan.global_batch_size // plan.world_size} = global batch {plan.global_batch_size}; '
+            f'seed {event.seed}'
+        )
         if event.initial_weights:
             self._print('; '.join([f'starts from {event.initial_weights}', *event.notes]))
 
     def _report_resume(self, event: events.Resumed) -> None:
         plan = event.plan
-        self._print(f'resumed from {event.checkpoint} at step {event.step}, {event.elapsed_s:.1f} s after run_start; '
-                    'MLPerf does not accept the log of a resumed run')
+        self._print(
+            f'resumed from {event.checkpoint} at step {event.step}, {event.elapsed_s:.1f} s after '
+            'run_start; '
+            'MLPerf does not accept the log of a resumed run'
+        )
         if event.parts:
             self._print(f'time since run_start: {event.parts.text}')
         if plan.world_size != event.world_size_before:
-            self._print(f'new plan: {plural(plan.world_size, "rank")} (before: {event.world_size_before}), '
-                        f'global batch {plan.global_batch_size} (before: {event.batch_before}), learning rate times '
-                        f'{plan.lr_scale:.4g}')
+            self._print(
+                f'new plan: {plural(plan.world_size, "rank")} (before: {event.world_size_before}), '
+                f'global batch {plan.global_batch_size} (before: {event.batch_before}), learning '
+                'rate times '
+                f'{plan.lr_scale:.4g}'
+            )
         if event.changes:
             self._print(f'changed: {", ".join(map(str, event.changes))}')
 
@@ -102,26 +122,45 @@ class Terminal:
 
 
 class EpochProgress:
-    """Progress of one epoch, numbered from 0 here but from 1 in the output; first_step: steps done before a resume."""
+    """Progress of one epoch, numbered from 0 here but from 1 in the output; first_step: steps done
+    before a resume."""
 
     def __init__(self, write: Callable[[str], None], epoch: int, num_steps: int, first_step: int):
         self._write, self._epoch, self._num_steps = write, epoch, num_steps
         self._is_plain = not sys.stderr.isatty()
         self._done, self._first = first_step, first_step
         self._start = self._last_line = time.monotonic()
-        self._bar = tqdm(total=num_steps, initial=first_step, desc=f'epoch {epoch + 1}', unit='step', leave=False,
-                         dynamic_ncols=True, disable=self._is_plain)
+        self._bar = tqdm(
+            total=num_steps,
+            initial=first_step,
+            desc=f'epoch {epoch + 1}',
+            unit='step',
+            leave=False,
+            dynamic_ncols=True,
+            disable=self._is_plain,
+        )
 
     def update(self, loss: float, lr: float, images_per_s: float) -> None:
         self._done += 1
-        self._bar.set_postfix_str(f'{images_per_s:.0f} img/s, loss {loss:.3f}, lr {lr:.4g}', refresh=False)
+        self._bar.set_postfix_str(
+            f'{images_per_s:.0f} img/s, loss {loss:.3f}, lr {lr:.4g}', refresh=False
+        )
         self._bar.update()
         now = time.monotonic()
-        if self._is_plain and now - self._last_line >= _PLAIN_PERIOD_S and self._done < self._num_steps:
+        if (
+            self._is_plain
+            and now - self._last_line >= _PLAIN_PERIOD_S
+            and self._done < self._num_steps
+        ):
             self._last_line = now
-            left_s = (now - self._start) / (self._done - self._first) * (self._num_steps - self._done)
-            self._write(f'epoch {self._epoch + 1}  step {self._done}/{self._num_steps}  {images_per_s:.0f} img/s  '
-                        f'loss {loss:.3f}  lr {lr:.4g}  {left_s:.0f} s left in the epoch')
+            left_s = (
+                (now - self._start) / (self._done - self._first) * (self._num_steps - self._done)
+            )
+            self._write(
+                f'epoch {self._epoch + 1}  step {self._done}/{self._num_steps}  '
+                f'{images_per_s:.0f} img/s  '
+                f'loss {loss:.3f}  lr {lr:.4g}  {left_s:.0f} s left in the epoch'
+            )
 
     def close(self) -> None:
         self._bar.close()

@@ -1,4 +1,5 @@
 """Sinks for the watcher of this rank and the telemetry of its node."""
+
 from mlperf_rn50.system.telemetry import Telemetry
 from mlperf_rn50.train import events
 from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
@@ -14,7 +15,8 @@ class Watched:
         match event:
             case events.StepDone():
                 self._heartbeat.beat('training', event.step)
-            case events.EpochStarted():  # the first step may wait until rank 0 has written a checkpoint
+            # the first step may wait until rank 0 has written a checkpoint
+            case events.EpochStarted():
                 is_written = self._heartbeat.phase != 'writing a checkpoint'
                 self._heartbeat.beat('training' if is_written else None, event.first_step)
             case events.EvalStarted():

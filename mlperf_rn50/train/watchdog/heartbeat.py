@@ -1,4 +1,6 @@
-"""Heartbeat of a rank: signs of life, phase, step and activity, in memory shared with its watcher."""
+"""Heartbeat of a rank: signs of life, phase, step and activity, in memory shared with its
+watcher."""
+
 import ctypes
 import mmap
 import platform
@@ -17,13 +19,18 @@ T = TypeVar('T')
 _NUM_STEPS = 64  # last steps whose times are kept
 WAITING = 'waiting'
 # Phases of a rank, each with the key in section comm that limits the time without a sign of life.
-PHASES = {'start-up': 'start_limit_s', 'training': 'stall_limit_s', 'evaluation': 'eval_limit_s',
-          'writing a checkpoint': 'checkpoint_limit_s'}
+PHASES = {
+    'start-up': 'start_limit_s',
+    'training': 'stall_limit_s',
+    'evaluation': 'eval_limit_s',
+    'writing a checkpoint': 'checkpoint_limit_s',
+}
 
 
 @dataclass(frozen=True)
 class RankState:
-    """State of a rank. num_reached: number of exchanges that the rank has reached; time_s: seconds since 1970."""
+    """State of a rank. num_reached: number of exchanges that the rank has reached; time_s: seconds
+    since 1970."""
 
     rank: int
     host: str
@@ -37,10 +44,21 @@ class RankState:
 class _Shared(ctypes.Structure):
     """Numbers shared by a rank and its watcher; each is written by a single thread."""
 
-    _fields_ = [(name, ctypes.c_int64) for name in (
-        'beats', 'phase', 'step', 'reading', 'calling', 'calls', 'computed', 'exchanging', 'stop_requested',
-        'stopped_ms')] + [
-            ('spans', ctypes.c_double * 7 * _NUM_STEPS)]
+    _fields_ = [
+        (name, ctypes.c_int64)
+        for name in (
+            'beats',
+            'phase',
+            'step',
+            'reading',
+            'calling',
+            'calls',
+            'computed',
+            'exchanging',
+            'stop_requested',
+            'stopped_ms',
+        )
+    ] + [('spans', ctypes.c_double * 7 * _NUM_STEPS)]
 
 
 class Heartbeat:
@@ -76,7 +94,8 @@ class Heartbeat:
             self._shared.calling = 0
 
     def mark_exchange(self, is_exchanging: bool) -> None:
-        """Record the start (True) or end (False) of a gradient exchange; at its start, the step has been computed."""
+        """Record the start (True) or end (False) of a gradient exchange; at its start, the step has
+        been computed."""
         self._shared.computed += is_exchanging
         self._shared.exchanging = is_exchanging
 
@@ -85,7 +104,11 @@ class Heartbeat:
         self._shared.spans[spans.step % _NUM_STEPS] = msgspec.structs.astuple(spans)[:7]
 
     def last_steps(self) -> list[StepSpans]:
-        return [StepSpans(int(step), *times) for step, *times in sorted(map(tuple, self._shared.spans)) if step]
+        return [
+            StepSpans(int(step), *times)
+            for step, *times in sorted(map(tuple, self._shared.spans))
+            if step
+        ]
 
     def add_stopped_s(self, seconds: float) -> None:
         """Record that the rank was stopped (SIGSTOP)."""
@@ -97,7 +120,8 @@ class Heartbeat:
         return (self._taken_ms - before) / 1000
 
     def request_stop(self, *_: object) -> None:
-        """Ask this rank to stop, from its watcher or a signal handler. The loop passes the request on to all ranks."""
+        """Ask this rank to stop, from its watcher or a signal handler. The loop passes the request
+        on to all ranks."""
         self._shared.stop_requested = 1
 
     @property
@@ -119,10 +143,24 @@ class Heartbeat:
     def state(self) -> RankState:
         shared = self._shared
         is_waiting = shared.calling or shared.exchanging
-        doing = 'reading data' if shared.reading else WAITING if is_waiting else \
-            'computing' if self.phase in ('training', 'evaluation') else self.phase
-        return RankState(launched_rank(), platform.node(), shared.step, self.phase, doing,
-                                  shared.calls + shared.computed, time.time())
+        doing = (
+            'reading data'
+            if shared.reading
+            else WAITING
+            if is_waiting
+            else 'computing'
+            if self.phase in ('training', 'evaluation')
+            else self.phase
+        )
+        return RankState(
+            launched_rank(),
+            platform.node(),
+            shared.step,
+            self.phase,
+            doing,
+            shared.calls + shared.computed,
+            time.time(),
+        )
 
     def __str__(self) -> str:
         return f'step {self._shared.step}, {self.phase}'

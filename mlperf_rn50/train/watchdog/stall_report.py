@@ -1,9 +1,10 @@
 """Report of a stalled rank: its stacks, and which ranks wait for which.
 
-The report is written to <run folder>/stalled/<job>/rank_<r>.txt and .json, and the times of the last steps to
-rank_<r>_steps.jsonl. The watchers of other ranks read it on a shared file system. Storage or the rank may hang, so a
-forked process with a time limit writes and reads the reports.
+The report is written to <run folder>/stalled/<job>/rank_<r>.txt and .json, and the times of the
+last steps to rank_<r>_steps.jsonl. The watchers of other ranks read it on a shared file system.
+Storage or the rank may hang, so a forked process with a time limit writes and reads the reports.
 """
+
 import os
 import platform
 import re
@@ -26,7 +27,8 @@ STACK_SIGNAL = getattr(signal, 'SIGSTKFLT', 16)  # Python 3.10 has no name for i
 _CLOCK_SKEW_S = 60  # tolerated difference between the clocks of hosts
 _QUIET_S = 1.0  # time without new output after which a dump of stacks counts as complete
 _MAX_NAMED = 10  # maximum number of ranks named in a message
-# Environment variables that identify one launch of the ranks, set by the launchers, Open MPI or Slurm.
+# Environment variables that identify one launch of the ranks, set by the launchers, Open MPI or
+# Slurm.
 _JOBS = ('MLPERF_RN50_JOB', 'PMIX_NAMESPACE', 'OMPI_MCA_ess_base_jobid', 'SLURM_JOB_ID')
 _FULL_BYTES = 1_000_000  # free bytes below which a folder counts as full
 
@@ -53,27 +55,46 @@ def run_limited(limit_s: float, work: Callable[[], str]) -> str | None:
         text = pipe.read() if is_done else b''
     if not is_done:
         os.kill(pid, signal.SIGKILL)
-    _, status = os.waitpid(pid, 0 if is_done else os.WNOHANG)  # a process that waits for storage may never end
+    # a process that waits for storage may never end
+    _, status = os.waitpid(pid, 0 if is_done else os.WNOHANG)
     return text.decode() if is_done and not status else None
 
 
 def note_failed(folder: Path | None, reason: str, is_outside: bool) -> str:
-    """Add this rank and its host to the failures of the run, which a launcher counts to choose hosts; return ''."""
+    """Add this rank and its host to the failures of the run, which a launcher counts to choose
+    hosts; return ''."""
     if folder:
-        note_failure(folder.parent.parent, Failure(os.environ.get('MLPERF_RN50_JOB', ''), platform.node(), reason,
-                                                   launched_rank(), is_outside))
+        note_failure(
+            folder.parent.parent,
+            Failure(
+                os.environ.get('MLPERF_RN50_JOB', ''),
+                platform.node(),
+                reason,
+                launched_rank(),
+                is_outside,
+            ),
+        )
     return ''
 
 
-def record(folder: Path, state: RankState, pid: int, stacks: int, steps: Sequence[StepSpans] = ()) -> str:
-    """Write state and last steps of a stalled rank, and its stacks from a pipe; return the path of the stacks."""
+def record(
+    folder: Path, state: RankState, pid: int, stacks: int, steps: Sequence[StepSpans] = ()
+) -> str:
+    """Write state and last steps of a stalled rank, and its stacks from a pipe; return the path of
+    the stacks."""
     make_folder(folder)
     write_atomically(folder / f'rank_{state.rank}.json', jsonl.encode(state))
-    write_atomically(folder / f'rank_{state.rank}_steps.jsonl', ''.join(f'{jsonl.encode(s)}\n' for s in steps))
+    write_atomically(
+        folder / f'rank_{state.rank}_steps.jsonl', ''.join(f'{jsonl.encode(s)}\n' for s in steps)
+    )
     path = folder / f'rank_{state.rank}.txt'
     when = time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(state.time_s))
-    write_atomically(path, f'rank {state.rank} on {state.host}, step {state.step}, {state.phase}, {state.doing}; {when}'
-                           f'\n\n{_dump_stacks(pid, stacks)}')
+    write_atomically(
+        path,
+        f'rank {state.rank} on {state.host}, step {state.step}, {state.phase}, {state.doing}; '
+        f'{when}'
+        f'\n\n{_dump_stacks(pid, stacks)}',
+    )
     return str(path)
 
 
@@ -102,23 +123,31 @@ def read_states(folder: Path, since_s: float) -> list[RankState]:
 
 
 def explain(own: RankState, others: Sequence[RankState], size: int) -> str:
-    """Describe which ranks a stalled rank waits for, or which ranks wait for it; size: total number of ranks."""
+    """Describe which ranks a stalled rank waits for, or which ranks wait for it; size: total number
+    of ranks."""
     states = sorted([own, *others], key=lambda s: s.rank)
     front = max(s.num_reached for s in states)
     behind = [s for s in states if s.num_reached < front]
     waiting = _name_ranks([s.rank for s in states if s.num_reached == front])
     silent = sorted(set(range(size)) - {s.rank for s in states})
-    exchange = (f'the exchange of step {max(s.step for s in states) + 1}' if own.phase == 'training' else
-                f'an exchange ({own.phase})')
+    exchange = (
+        f'the exchange of step {max(s.step for s in states) + 1}'
+        if own.phase == 'training'
+        else f'an exchange ({own.phase})'
+    )
     if own in behind:
         text = f'busy: {own.doing}; {waiting} waiting for it in {exchange}'
     elif behind:
-        late = ', '.join(f'rank {s.rank} on {s.host} (busy: {s.doing})' for s in behind[:_MAX_NAMED])
+        late = ', '.join(
+            f'rank {s.rank} on {s.host} (busy: {s.doing})' for s in behind[:_MAX_NAMED]
+        )
         text = f'waiting in {exchange} for {late}' + (', ...' if len(behind) > _MAX_NAMED else '')
     elif own.doing != WAITING:
         text = f'busy: {own.doing}'
     else:
-        text = f'waiting in {exchange}' + ('' if silent else ', which all ranks have reached; check the network')
+        text = f'waiting in {exchange}' + (
+            '' if silent else ', which all ranks have reached; check the network'
+        )
     return text + (f'; no report from {_name_ranks(silent)}' if silent else '')
 
 
@@ -130,11 +159,14 @@ def _name_ranks(ranks: Sequence[int]) -> str:
 
 
 def full_folders() -> str:
-    """Describe the folders for temporary files and shared memory that are full; '' if there are none."""
+    """Describe the folders for temporary files and shared memory that are full; '' if there are
+    none."""
     texts = []
     for folder in dict.fromkeys([os.environ.get('TMPDIR', '/tmp'), '/dev/shm']):
         with suppress(OSError):
             usage = shutil.disk_usage(folder)
             if usage.free < _FULL_BYTES:
-                texts.append(f'{folder} is full ({usage.free} bytes free of {usage.total / 1e6:.0f} MB)')
+                texts.append(
+                    f'{folder} is full ({usage.free} bytes free of {usage.total / 1e6:.0f} MB)'
+                )
     return ' and '.join(texts)

@@ -1,8 +1,10 @@
 """Watcher process of a rank, which reports and ends a rank that dies or hangs.
 
-The launcher starts the watcher, which forks the rank before heavy imports, reads its heartbeat from shared memory
-and reports the end of the rank in one line. If the watcher is killed, the rank reports it.
+The launcher starts the watcher, which forks the rank before heavy imports, reads its heartbeat from
+shared memory and reports the end of the rank in one line. If the watcher is killed, the rank
+reports it.
 """
+
 import ctypes
 import faulthandler
 import os
@@ -19,17 +21,31 @@ from pathlib import Path
 
 from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_FAILED, RankLost, UserError
 from mlperf_rn50.system import cgroup, out_of_memory
-from mlperf_rn50.system.launcher_env import launched_local, launched_rank, launched_size, print_stderr, rank_name
-from mlperf_rn50.system.signals import STOP_SIGNALS, StopRequests, catch, end_with_parent, handle_in_thread
+from mlperf_rn50.system.launcher_env import (
+    launched_local,
+    launched_rank,
+    launched_size,
+    print_stderr,
+    rank_name,
+)
+from mlperf_rn50.system.signals import (
+    STOP_SIGNALS,
+    StopRequests,
+    catch,
+    end_with_parent,
+    handle_in_thread,
+)
 from mlperf_rn50.train.watchdog import stall_report
 from mlperf_rn50.train.watchdog.heartbeat import PHASES, Heartbeat
 
 _GRACE_S = 15.0  # time for a checkpoint after the launcher has ended
-_REPORTS_S = 10.0  # time for other stalled ranks to write their reports; their last beat may be a step later
+# time for other stalled ranks to write their reports; their last beat may be a step later
+_REPORTS_S = 10.0
 _RECORD_LIMIT_S = 15.0
 _READ_LIMIT_S = 5.0
 _POLL_S = 0.5
-# Number of stored samples of the count of out-of-memory kills. The oldest must precede the kill that ended the rank.
+# Number of stored samples of the count of out-of-memory kills. The oldest must precede the kill
+# that ended the rank.
 _NUM_KILL_SAMPLES = 40
 
 
@@ -37,8 +53,9 @@ _NUM_KILL_SAMPLES = 40
 class Health:
     """State of a rank as seen by its watcher; times are in seconds on the monotonic clock.
 
-    beat_at: last sign of life. limit_s: time allowed without one, 0 for no limit. orphaned_at: end of the launcher.
-    stacks: path of the stacks recorded in this stall, '' if there are none, None before they are recorded.
+    beat_at: last sign of life. limit_s: time allowed without one, 0 for no limit. orphaned_at: end
+    of the launcher. stacks: path of the stacks recorded in this stall, '' if there are none, None
+    before they are recorded.
     """
 
     rank: int
@@ -69,20 +86,38 @@ def assess(health: Health, now: float) -> tuple[Action, str]:
         return Action.RECORD, ''
     if health.is_stopped:
         return Action.END, f'stopped (SIGSTOP) for {silent_s:.0f} s'
-    # Wait for the reports of other stalled ranks; the wait grows with the rank, so that the lowest rank reports first.
+    # Wait for the reports of other stalled ranks; the wait grows with the rank, so that the lowest
+    # rank reports first.
     if silent_s < health.limit_s + _REPORTS_S + min(health.rank, 10):
         return Action.WAIT, ''
     return Action.END_AND_EXPLAIN, f'no progress for {silent_s:.0f} s (comm.{PHASES[health.phase]})'
 
 
 class Watcher:
-    """Watcher of one rank; see run_watched. stacks: pipe from which to read the stacks of the rank."""
+    """Watcher of one rank; see run_watched. stacks: pipe from which to read the stacks of the
+    rank."""
 
-    def __init__(self, pid: int, heartbeat: Heartbeat, limits_s: Mapping[str, float], folder: Path | None,
-                 can_stop: bool, stacks: int, parent: int):
-        self._pid, self._heartbeat, self._limits_s, self._can_stop = pid, heartbeat, limits_s, can_stop
-        self._folder, self._stacks, self._parent = folder, stacks, parent  # getppid() may have changed since
-        self._health = Health(launched_rank(), heartbeat.phase, limits_s[heartbeat.phase], time.monotonic())
+    def __init__(
+        self,
+        pid: int,
+        heartbeat: Heartbeat,
+        limits_s: Mapping[str, float],
+        folder: Path | None,
+        can_stop: bool,
+        stacks: int,
+        parent: int,
+    ):
+        self._pid, self._heartbeat, self._limits_s, self._can_stop = (
+            pid,
+            heartbeat,
+            limits_s,
+            can_stop,
+        )
+        # getppid() may have changed since
+        self._folder, self._stacks, self._parent = folder, stacks, parent
+        self._health = Health(
+            launched_rank(), heartbeat.phase, limits_s[heartbeat.phase], time.monotonic()
+        )
         self._start_s, self._refreshed_at = time.time(), time.monotonic()
         self._stop_requests, self._is_ended, self._has_lost_engine = StopRequests(), False, False
         self._cgroup = cgroup.memory_cgroup()
@@ -103,7 +138,9 @@ class Watcher:
             if action is Action.RECORD:
                 self._health = replace(self._health, stacks=self._record())
             elif action is not Action.WAIT:
-                self._end(reason + (self._describe_stall() if action is Action.END_AND_EXPLAIN else ''))
+                self._end(
+                    reason + (self._describe_stall() if action is Action.END_AND_EXPLAIN else '')
+                )
                 return EXIT_FAILED
 
     def _refresh(self) -> None:
@@ -114,15 +151,21 @@ class Watcher:
         self._sample_memory()
         if heartbeat.num_beats != health.num_beats:
             health = replace(health, num_beats=heartbeat.num_beats, beat_at=now, stacks=None)
-        self._health = replace(health, phase=heartbeat.phase, limit_s=self._limits_s[heartbeat.phase],
-                               is_stopped=stall_report.is_stopped(self._pid))
+        self._health = replace(
+            health,
+            phase=heartbeat.phase,
+            limit_s=self._limits_s[heartbeat.phase],
+            is_stopped=stall_report.is_stopped(self._pid),
+        )
 
     def _check_engine(self) -> None:
         if os.getppid() == self._parent or self._health.orphaned_at is not None:
             return
         # After a stop request, the launcher has ended the ranks.
         if self._has_lost_engine or not self._stop_requests.is_requested:
-            self._report('the engine (mpirun, horovodrun or srun) on this host has ended', is_outside=True)
+            self._report(
+                'the engine (mpirun, horovodrun or srun) on this host has ended', is_outside=True
+            )
         self._health = replace(self._health, orphaned_at=time.monotonic())
         self._heartbeat.request_stop()  # the rank takes a checkpoint if the other ranks are alive
 
@@ -132,8 +175,11 @@ class Watcher:
         self._memory = replace(sample, num_kills=self._kills[0])
 
     def _on_signal(self, number: int, _: object) -> None:
-        # If the engine dies, the launcher's guard stops the ranks, often before the watcher looks at the engine again.
-        self._has_lost_engine |= not self._stop_requests.is_requested and os.getppid() != self._parent
+        # If the engine dies, the launcher's guard stops the ranks, often before the watcher looks
+        # at the engine again.
+        self._has_lost_engine |= (
+            not self._stop_requests.is_requested and os.getppid() != self._parent
+        )
         self._heartbeat.request_stop()
         self._stop_requests.add(number, time.monotonic())
         if self._stop_requests.is_forced or not self._can_stop:
@@ -148,45 +194,77 @@ class Watcher:
         if self._is_ended:
             return EXIT_AT_ONCE
         code = os.waitstatus_to_exitcode(status)
-        number = 9 if code == 128 + signal.SIGKILL else -code  # a shell between watcher and rank returns 128 + 9
+        # a shell between watcher and rank returns 128 + 9
+        number = 9 if code == 128 + signal.SIGKILL else -code
         if number <= 0:
             return code
         # A stop signal comes from a launcher that ends its ranks and reports the reason.
         if self._health.orphaned_at is None and number not in STOP_SIGNALS:
             causes = self._cause(number)
-            name = next((s.name for s in signal.Signals if s == number), f'signal {number}')  # else a real-time signal
-            self._report(': '.join([f'killed by signal {number} ({name})', *causes]),
-                         is_outside=number == signal.SIGKILL and not causes)
+            # else a real-time signal
+            name = next((s.name for s in signal.Signals if s == number), f'signal {number}')
+            self._report(
+                ': '.join([f'killed by signal {number} ({name})', *causes]),
+                is_outside=number == signal.SIGKILL and not causes,
+            )
         return EXIT_FAILED
 
     def _cause(self, number: int) -> list[str]:
         after = out_of_memory.take_sample(self._pid, self._cgroup, self._memory)
         causes = [out_of_memory.explain_death(number, self._memory, after, launched_local()[1])]
         if number == signal.SIGBUS:
-            causes.append(stall_report.run_limited(_READ_LIMIT_S, stall_report.full_folders) or 'a file mapped into '
-                          'memory, such as <split>.index.npy of the data, was truncated or cannot be read')
+            causes.append(
+                stall_report.run_limited(_READ_LIMIT_S, stall_report.full_folders)
+                or 'a file mapped into '
+                'memory, such as <split>.index.npy of the data, was truncated or cannot be read'
+            )
         return [cause for cause in causes if cause]
 
     def _record(self) -> str:
         if self._folder is None or self._health.is_stopped:
             return ''
-        return stall_report.run_limited(_RECORD_LIMIT_S, partial(
-            stall_report.record, self._folder, self._heartbeat.state(), self._pid, self._stacks,
-            self._heartbeat.last_steps())) or ''
+        return (
+            stall_report.run_limited(
+                _RECORD_LIMIT_S,
+                partial(
+                    stall_report.record,
+                    self._folder,
+                    self._heartbeat.state(),
+                    self._pid,
+                    self._stacks,
+                    self._heartbeat.last_steps(),
+                ),
+            )
+            or ''
+        )
 
     def _describe_stall(self) -> str:
-        """Describe the cause of a stall, full folders if the rank is in start-up, and the path of the stacks."""
+        """Describe the cause of a stall, full folders if the rank is in start-up, and the path of
+        the stacks."""
         stacks = self._health.stacks
-        text = stall_report.run_limited(_READ_LIMIT_S, self._explain) if self._folder and stacks else None
-        full = '' if self._heartbeat.has_started else stall_report.run_limited(_READ_LIMIT_S, stall_report.full_folders)
-        parts = [f': {text}' if text else ', waiting for another rank or for its data',
-                 f'; {full}' if full else '', f'; stacks: {stacks}' if stacks else '']
+        text = (
+            stall_report.run_limited(_READ_LIMIT_S, self._explain)
+            if self._folder and stacks
+            else None
+        )
+        full = (
+            ''
+            if self._heartbeat.has_started
+            else stall_report.run_limited(_READ_LIMIT_S, stall_report.full_folders)
+        )
+        parts = [
+            f': {text}' if text else ', waiting for another rank or for its data',
+            f'; {full}' if full else '',
+            f'; stacks: {stacks}' if stacks else '',
+        ]
         return ''.join(parts)
 
     def _explain(self) -> str:
         assert self._folder
         own = self._heartbeat.state()
-        others = [s for s in stall_report.read_states(self._folder, self._start_s) if s.rank != own.rank]
+        others = [
+            s for s in stall_report.read_states(self._folder, self._start_s) if s.rank != own.rank
+        ]
         return stall_report.explain(own, others, launched_size() or 1)
 
     def _end(self, reason: str) -> None:
@@ -199,8 +277,12 @@ class Watcher:
 
     def _report(self, reason: str, where: str | None = None, is_outside: bool = False) -> None:
         if self._health.orphaned_at is None:
-            stall_report.run_limited(_READ_LIMIT_S, partial(
-                stall_report.note_failed, self._folder, reason.partition(';')[0], is_outside))
+            stall_report.run_limited(
+                _READ_LIMIT_S,
+                partial(
+                    stall_report.note_failed, self._folder, reason.partition(';')[0], is_outside
+                ),
+            )
         with suppress(OSError):  # the terminal may be gone
             print_stderr(f'mlperf-rn50: {rank_name()}, {where or self._heartbeat}: {reason}')
 
@@ -208,9 +290,11 @@ class Watcher:
 def run_rank(program: Callable[[Heartbeat], int], heartbeat: Heartbeat, can_stop: bool) -> int:
     """Run a rank, which reads stop requests from its heartbeat; return its exit code.
 
-    An error after its start states rank, host, step and phase. Without can_stop, a stop request ends the rank at once.
+    An error after its start states rank, host, step and phase. Without can_stop, a stop request
+    ends the rank at once.
     """
-    with handle_in_thread(heartbeat.request_stop if can_stop else None):  # before the imports, which take seconds
+    # before the imports, which take seconds
+    with handle_in_thread(heartbeat.request_stop if can_stop else None):
         try:
             return program(heartbeat)
         except UserError as e:
@@ -218,16 +302,22 @@ def run_rank(program: Callable[[Heartbeat], int], heartbeat: Heartbeat, can_stop
             raise
 
 
-def run_watched(program: Callable[[Heartbeat], int], limits_s: Mapping[str, float], folder: Path | None,
-                can_stop: bool) -> int:
+def run_watched(
+    program: Callable[[Heartbeat], int],
+    limits_s: Mapping[str, float],
+    folder: Path | None,
+    can_stop: bool,
+) -> int:
     """Run a rank in a forked process and watch it; return its exit code in both processes.
 
-    The watcher turns STOP_SIGNALS into a stop request of the heartbeat, which the rank reads; they are blocked in the
-    rank. A forced stop request (see StopRequests) ends the rank at once.
+    The watcher turns STOP_SIGNALS into a stop request of the heartbeat, which the rank reads; they
+    are blocked in the rank. A forced stop request (see StopRequests) ends the rank at once.
 
     Args:
-        limits_s: time without a sign of life before a rank is ended, by phase; 0 disables the limit.
-        can_stop: True if the rank handles a stop request; otherwise the request ends the rank at once.
+        limits_s: time without a sign of life before a rank is ended, by phase; 0 disables the
+            limit.
+        can_stop: True if the rank handles a stop request; otherwise the request ends the rank at
+            once.
     """
     heartbeat, parent = Heartbeat(), os.getppid()
     stacks_reader, stacks_writer = os.pipe()
@@ -246,19 +336,26 @@ def run_watched(program: Callable[[Heartbeat], int], limits_s: Mapping[str, floa
     try:
         return run_rank(program, heartbeat, can_stop)
     except Exception as e:
-        text = out_of_memory.explain_error(e).partition(';')[0] or str(e).strip() or type(e).__name__
-        # The loss of another rank is not a failure of this one. Without can_stop, the program reports findings.
+        text = (
+            out_of_memory.explain_error(e).partition(';')[0] or str(e).strip() or type(e).__name__
+        )
+        # The loss of another rank is not a failure of this one. Without can_stop, the program
+        # reports findings.
         if can_stop and not isinstance(e, RankLost) and 'Horovod has been shut down' not in text:
-            stall_report.note_failed(folder, text.splitlines()[-1].strip(), is_outside=False)  # MXNet ends so
+            # MXNet ends so
+            stall_report.note_failed(folder, text.splitlines()[-1].strip(), is_outside=False)
         raise
 
 
 def _prepare_rank(heartbeat: Heartbeat, reader: int, stacks: int, folder: Path | None) -> None:
     """Make this rank end together with its watcher, and write its stacks on STACK_SIGNAL."""
     libc = ctypes.CDLL(None)
-    threading.Thread(target=_end_with_watcher, args=(heartbeat, reader, folder), name='watched', daemon=True).start()
-    # The thread cannot run while native code holds the GIL. The kernel therefore also sends SIGUSR2 after the end
-    # of the watcher. Its C handler is alarm(), called with the signal number 12, so SIGALRM ends the rank after 12 s.
+    threading.Thread(
+        target=_end_with_watcher, args=(heartbeat, reader, folder), name='watched', daemon=True
+    ).start()
+    # The thread cannot run while native code holds the GIL. The kernel therefore also sends SIGUSR2
+    # after the end of the watcher. Its C handler is alarm(), called with the signal number 12, so
+    # SIGALRM ends the rank after 12 s.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     libc.signal(signal.SIGUSR2, ctypes.cast(libc.alarm, ctypes.c_void_p))
     end_with_parent(signal.SIGUSR2)
@@ -268,9 +365,14 @@ def _prepare_rank(heartbeat: Heartbeat, reader: int, stacks: int, folder: Path |
 def _end_with_watcher(heartbeat: Heartbeat, reader: int, folder: Path | None) -> None:
     """Wait in a thread for the end of the watcher, report it, and end the rank."""
     os.read(reader, 1)
-    if not heartbeat.is_stop_requested and not signal.sigpending() & set(STOP_SIGNALS):  # else the launcher reports
+    # else the launcher reports
+    if not heartbeat.is_stop_requested and not signal.sigpending() & set(STOP_SIGNALS):
         with suppress(OSError):  # the terminal may be gone
-            os.write(2, f'mlperf-rn50: {rank_name()}, {heartbeat}: the watcher was killed (SIGKILL, or out of memory); '
-                        'the rank ends with it\n'.encode())
+            os.write(
+                2,
+                f'mlperf-rn50: {rank_name()}, {heartbeat}: the watcher was killed (SIGKILL, or '
+                'out of memory); '
+                'the rank ends with it\n'.encode(),
+            )
         stall_report.note_failed(folder, 'the watcher was killed', is_outside=True)
     os.kill(os.getpid(), signal.SIGKILL)
