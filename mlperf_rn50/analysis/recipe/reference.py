@@ -44,10 +44,9 @@ def _has_same_decay(a: Recipe, b: Recipe) -> bool:
 
 
 def _has_same_length(a: Recipe, b: Recipe) -> bool:
-    return (
-        None in (a.decay_epochs, b.decay_epochs)
-        or abs(a.decay_epochs - b.decay_epochs) <= _SAME_EPOCHS
-    )  # type: ignore[operator]
+    if a.decay_epochs is None or b.decay_epochs is None:
+        return True
+    return abs(a.decay_epochs - b.decay_epochs) <= _SAME_EPOCHS
 
 
 def has_same_recipe(a: Recipe, b: Recipe) -> bool:
