@@ -27,8 +27,7 @@ def expand(text: str, name: str = '') -> str:
     if m := re.search(r'\$(\{)?[A-Za-z_]\w*(?(1)\})', value, re.ASCII):
         raise ConfigError(
             f'{name}{text}: got the variable {m[0]}, expected its value; a shell replaces '
-            'variables, '
-            'but not within single quotes or in a file'
+            'variables, but not within single quotes or in a file'
         )
     return head + os.path.expanduser(value)
 

@@ -62,8 +62,7 @@ def _examine(config: Config, options: Namespace, heartbeat: Heartbeat) -> int:
     except (ImportError, OSError) as e:
         raise RunFailed(
             f'{rank_name()}: cannot import MXNet, DALI or Horovod: {e}; run launch/setup.sh '
-            '--check '
-            'on this host'
+            '--check on this host'
         ) from e
     rows, checks = examine(config, bool(options.config or options.resume), comm)
     if comm.rank == 0 and options.format == 'json':

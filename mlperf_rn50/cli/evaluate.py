@@ -96,8 +96,7 @@ def _evaluate(
     if matrix.counts.trace() != accuracy.num_top1:
         raise RunFailed(
             f'evaluation: the confusion matrix has {matrix.counts.trace()} correct images, '
-            'expected '
-            f'{accuracy.num_top1} as counted for Top-1'
+            f'expected {accuracy.num_top1} as counted for Top-1'
         )
     logged = _logged_top1(weights) if _is_as_trained(config, weights) else None
     if comm.rank == 0:

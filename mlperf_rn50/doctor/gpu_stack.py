@@ -210,8 +210,7 @@ def driver_problem(
         others = ', '.join(f'{a}.{b}' for a, b in _DATA_CENTRE_DRIVERS)
         return (
             f'{_CONTAINER} (CUDA 12.4) needs {_CONTAINER_DRIVER} or newer; on data centre cards '
-            f'also {others} or '
-            'later in these series',
+            f'also {others} or later in these series',
             'install a newer driver, or use the wheels: MLPERF_RN50_VARIANT=cu117',
         )
     if cuda_driver.isdecimal() and int(cuda_driver) < 12000:
@@ -219,8 +218,7 @@ def driver_problem(
             f'it is for CUDA {int(cuda_driver) // 1000}, and the compatibility package is not in '
             'use' + (f' ({mxnet["compatibility"]})' if mxnet['compatibility'] else ''),
             'start the container with its default entry point, or put /usr/local/cuda/compat/lib '
-            'first in '
-            'LD_LIBRARY_PATH',
+            'first in LD_LIBRARY_PATH',
         )
     return None
 

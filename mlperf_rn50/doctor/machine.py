@@ -81,8 +81,7 @@ def _other_programs(rows: Sequence[Facts]) -> Check:
         name,
         'ok' if share <= _BUSY else 'warning',
         f'they use {percent(share, ".0f")} of the CPUs {use["cores"]} of rank {rank} on '
-        f'{rows[rank]["host"]} '
-        f'(load average {use["load"]:.1f})',
+        f'{rows[rank]["host"]} (load average {use["load"]:.1f})',
         'all ranks would wait for these CPUs; stop the programs, which top lists, or choose other '
         'hosts',
     )
@@ -102,8 +101,7 @@ def _cpus(rows: Sequence[Facts]) -> Check:
         'CPUs',
         'ok' if allowed >= len(node) else 'warning',
         f'{plural(len(node), "rank")} may use {allowed:g} of the {first["num_machine_cpus"]} CPUs '
-        'of '
-        f'{first["host"]}' + (', the quota of their control group' if quota == allowed else ''),
+        f'of {first["host"]}' + (', the quota of their control group' if quota == allowed else ''),
         'ranks with less than one CPU each wait for each other; start at most '
         f'{max(1, int(allowed))} there, '
         'or allow more CPUs (taskset, --cpus-per-task of Slurm, --cpus of a container)',
@@ -188,9 +186,8 @@ def _shared_memory(rows: Sequence[Facts], device: str) -> Check:
         name,
         'ok' if (free or 0) >= needed(node) else 'warning',
         text,
-        'with less, the ranks of a node use TCP, which is slower; remove the vader_segment.* '
-        'files of killed '
-        'runs, or allow more (for a container: --shm-size=1g or --ipc=host)',
+        'with less, the ranks of a node use TCP, which is slower; remove the vader_segment.* files '
+        'of killed runs, or allow more (for a container: --shm-size=1g or --ipc=host)',
     )
 
 
@@ -200,9 +197,8 @@ def _tmp_dir(rows: Sequence[Facts]) -> Check:
         return Check(
             'TMPDIR',
             'failed',
-            f'{bad[0]["tmp_dir"]} on {hosts_of(bad)}: {bad[0]["tmp_dir_problem"]}; '
-            f'expected a folder with {SESSION_BYTES / 1e6:.0f} MB free, without which Open MPI '
-            'hangs',
+            f'{bad[0]["tmp_dir"]} on {hosts_of(bad)}: {bad[0]["tmp_dir_problem"]}; expected a '
+            f'folder with {SESSION_BYTES / 1e6:.0f} MB free, without which Open MPI hangs',
             'free space there, or set TMPDIR to a folder on a local disk',
         )
     return Check('TMPDIR', 'ok', f'{rows[0]["tmp_dir"]} has enough space for Open MPI')

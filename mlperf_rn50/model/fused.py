@@ -123,8 +123,7 @@ def fusion_of(config: Config, processor: Processor) -> Fusion:
         if is_configured and not is_available:
             raise ConfigError(
                 f'model.{key}: got true, but MXNet {mx.__version__} has no {operator}; omit the '
-                'key or '
-                'use a build from NVIDIA'
+                'key or use a build from NVIDIA'
             )
     uses = [
         is_available and is_configured is not False and _suits_kernels(config)
@@ -161,11 +160,9 @@ def layout_warnings(config: Config) -> list[str]:
     # the first BatchNorm has the most rows, a quarter of the pixels
     num_images = _MAX_ROWS // (-(-side // 2)) ** 2
     return [
-        "model.layout: got NHWC without NVIDIA's kernels, expected NCHW; cuDNN's BatchNorm is "
-        'slow on it and '
-        f'supports at most {_MAX_ROWS:,} rows in training, which is {num_images:,} images of '
-        f'{side} pixels per '
-        'rank; set model.layout to null'
+        "model.layout: got NHWC without NVIDIA's kernels, expected NCHW; cuDNN's BatchNorm is slow "
+        f'on it and supports at most {_MAX_ROWS:,} rows in training, which is {num_images:,} '
+        f'images of {side} pixels per rank; set model.layout to null'
     ]
 
 

@@ -139,9 +139,8 @@ def find_weights(path: Path, which: str = BEST) -> Path:
     kept = [p for p in folders if (p / f'{BEST}.npz').is_file()]
     if not kept:
         raise UserError(
-            f'{path}: contains no weights, expected weights/{BEST}.npz; a run writes them with '
-            'its first '
-            'checkpoint after an evaluation and at its end'
+            f'{path}: contains no weights, expected weights/{BEST}.npz; a run writes them with its '
+            'first checkpoint after an evaluation and at its end'
         )
     folder = path if path in kept else max(kept, key=folder_index)
     last, best = folder / f'{LAST}.npz', folder / f'{BEST}.npz'

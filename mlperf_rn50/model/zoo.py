@@ -271,8 +271,7 @@ def build_model(
             name = config.model.name
             raise ConfigError(
                 f'data.image_size, data.sizes, data.eval_size: got {smallest}, too small for '
-                f'{name}, '
-                f'expected about {image_size_of(name)}; raise it'
+                f'{name}, expected about {image_size_of(name)}; raise it'
             ) from e
         net.initialize(
             mx.init.Xavier(rnd_type='gaussian', factor_type='in', magnitude=2), ctx=context

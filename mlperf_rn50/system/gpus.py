@@ -171,17 +171,14 @@ def _too_many(rank: int, view: View, num_ranks: int, ranks_per_device: int) -> s
     )
     if not num_gpus:
         return (
-            f'train.device: got gpu, but rank {rank} on {view.host} sees no GPU{setting}; make '
-            'one visible, or set '
-            'train.device=cpu'
+            f'train.device: got gpu, but rank {rank} on {view.host} sees no GPU{setting}; make one '
+            'visible, or set train.device=cpu'
         )
     same = f'; all see {", ".join(view.uuids)}' if not view.uuids[0].startswith('number ') else ''
     return (
         f'run.ranks_per_device: got {ranks_per_device} with {num_ranks} ranks on {view.host} that '
-        f'see {num_gpus} '
-        f'GPU{"s" * (num_gpus > 1)}{setting}{same}; expected at least '
-        f'{-(-num_ranks // num_gpus)}, or a GPU for '
-        'each rank'
+        f'see {num_gpus} GPU{"s" * (num_gpus > 1)}{setting}{same}; expected at least '
+        f'{-(-num_ranks // num_gpus)}, or a GPU for each rank'
     )
 
 
@@ -197,14 +194,12 @@ def _check_shared(uuids: Sequence[str], views: Sequence[View], ranks_per_device:
             raise ConfigError(
                 f'{got} {", ".join(map(str, ranks))} on {hosts} all use GPU {uuid} ({VISIBLE}: '
                 f'{"; ".join(dict.fromkeys(views[r].shown for r in ranks))}); expected a GPU for '
-                'each, '
-                f'or {len(ranks)}'
+                f'each, or {len(ranks)}'
             )
         if len(leaders) > 1:  # NCCL rejects two ranks on one GPU
             raise ConfigError(
                 f'{got} {leaders[0]} and {leaders[1]} on {hosts}, which are not consecutive, use '
-                'GPU '
-                f'{uuid}; expected consecutive ranks on a GPU'
+                f'GPU {uuid}; expected consecutive ranks on a GPU'
             )
 
 
@@ -220,9 +215,7 @@ def _check_instances(
         if card and uuids[first] != uuids[rank]:
             raise ConfigError(
                 f'run.ranks_per_device: got {ranks_per_device}, but ranks {first} and {rank} on '
-                f'{host} '
-                f'use {uuids[first]} and {uuids[rank]}, two instances of the card {card}, which '
-                'NCCL '
-                'refuses; expected one rank per card, or the number of consecutive ranks on each '
-                'card'
+                f'{host} use {uuids[first]} and {uuids[rank]}, two instances of the card {card}, '
+                'which NCCL refuses; expected one rank per card, or the number of consecutive '
+                'ranks on each card'
             )

@@ -89,9 +89,8 @@ def check_precision(option: str, precision: str, processor: Processor) -> None:
     if processor.has != processor.uses:
         raise ConfigError(
             f'{option}: got bfloat16 with {processor.uses} (DNNL_MAX_CPU_ISA={processor.limit} '
-            'limits '
-            f'a processor with {processor.has}), expected AVX-512; unset the variable, or use '
-            'float32'
+            f'limits a processor with {processor.has}), expected AVX-512; unset the variable, or '
+            'use float32'
         )
     raise ConfigError(
         f'{option}: got bfloat16 on a processor with {processor.has}, expected AVX-512; use float32'

@@ -196,9 +196,8 @@ def _bind(command: Sequence[str]) -> None:
     os.environ.setdefault('DALI_AFFINITY_MASK', ','.join(map(str, binding.pinning)))
     if command[1:2] == ['train']:
         print_stderr(
-            f'{rank_name()} (local {local_rank}): cores {render_cpu_list(binding.cpus)}, '
-            f'{threads} threads, '
-            f'NUMA node {binding.numa_node}, '
+            f'{rank_name()} (local {local_rank}): cores {render_cpu_list(binding.cpus)}, {threads} '
+            f'threads, NUMA node {binding.numa_node}, '
             + ('no GPU' if binding.gpu is None else f'GPU {binding.gpu}')
         )
     os.execvp(command[0], list(command))

@@ -137,8 +137,7 @@ def test_different_number_of_classes_reinitialises_last_layer_on_every_rank(
     assert_aborted(done)
     note = (
         'the weights are for 10 classes, the data has 7; the last layer (fc1_weight, fc1_bias) is '
-        'newly '
-        'initialised'
+        'newly initialised'
     )
     assert note in done.stderr and events_of(tmp_path, 'initial_weights')[0]['metadata'][
         'notes'

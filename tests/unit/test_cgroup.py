@@ -201,8 +201,7 @@ BEFORE, AFTER = MemorySample(int(1.5 * GB), 0, 1), MemorySample(int(1.5 * GB), 0
             4 * GB,
             4,
             'out of memory: the memory limit of the cgroup is 4.0 GB, 4 ranks used about 6.0 GB '
-            'together, '
-            '1.5 GB each; start at most 2 ranks of this size on a host, or lower '
+            'together, 1.5 GB each; start at most 2 ranks of this size on a host, or lower '
             'train.local_batch_size',
         ),
         (
