@@ -73,11 +73,12 @@ def run(argv: Sequence[str]) -> int:
         _facts(weights, config),
     )
     print(
-        'weights      '
-        f'{printable(str(weights))}\nchecked      on {difference.num_images} validation images of '
-        f'{printable(data_label(config.data))}\ndifference   at most {difference.absolute:.3g}, '
-        f'which is {difference.relative:.3g} of the largest '
-        f'logit\nwrote        {", ".join(map(str, files))}'
+        f'weights      {printable(str(weights))}\n'
+        f'checked      on {difference.num_images} validation images of '
+        f'{printable(data_label(config.data))}\n'
+        f'difference   at most {difference.absolute:.3g}, which is {difference.relative:.3g} of '
+        'the largest logit\n'
+        f'wrote        {", ".join(map(str, files))}'
     )
     return EXIT_OK
 

@@ -24,7 +24,7 @@ _NO_LIMIT_BYTES = 1 << 60  # without a limit, version 1 reports almost 1 << 63
 
 
 @dataclass(frozen=True)
-class Limits:
+class GroupLimits:
     """Limits that control groups set for a process. None means no limit."""
 
     memory_limit_bytes: int | None = None  # limit of the group with the least memory left
@@ -190,7 +190,7 @@ def _cpuset(folder: Path) -> set[int] | None:
     return None
 
 
-def find_limits(root: Path = ROOT) -> Limits:
+def find_limits(root: Path = ROOT) -> GroupLimits:
     """Return the limits of this process. root may be a folder with copies of /proc and the
     mounts."""
     folders = list(_folders(root))
@@ -198,7 +198,7 @@ def find_limits(root: Path = ROOT) -> Limits:
         (m for f in folders if (m := _memory(f))), key=lambda m: m[0] - m[1], default=(None, 0)
     )
     cpusets = [c for f in folders if (c := _cpuset(f))]
-    return Limits(
+    return GroupLimits(
         limit_bytes,
         used_bytes,
         min((q for f in folders if (q := _quota(f))), default=None),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.system.cgroup import Limits, read_small
+from mlperf_rn50.system.cgroup import GroupLimits, read_small
 
 CPUINFO = Path('/proc/cpuinfo')
 # (level, required CPU flags, values of DNNL_MAX_CPU_ISA that limit oneDNN to it); a level includes
@@ -107,7 +107,7 @@ def omp_threads(text: str) -> int | None:
     return int(first) if re.fullmatch(r'[1-9]\d{0,3}', first, re.ASCII) else None
 
 
-def quota_threads(num_threads: int, local_size: int, limits: Limits) -> int:
+def quota_threads(num_threads: int, local_size: int, limits: GroupLimits) -> int:
     """Limit the threads of a rank to its share of the CPU quota. Above the quota, the kernel pauses
     all ranks."""
     return (
@@ -118,7 +118,7 @@ def quota_threads(num_threads: int, local_size: int, limits: Limits) -> int:
 
 
 def unbound_threads(
-    cpus: Collection[int], num_machine_cpus: int, local_size: int, limits: Limits
+    cpus: Collection[int], num_machine_cpus: int, local_size: int, limits: GroupLimits
 ) -> int:
     """Return a rank's number of threads without launch/bind.sh. If cpus are all of the node's,
     ranks divide them."""

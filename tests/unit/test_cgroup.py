@@ -10,7 +10,7 @@ from helpers import write_files
 
 from mlperf_rn50.system import cgroup
 from mlperf_rn50.system import out_of_memory as oom
-from mlperf_rn50.system.cgroup import Limits, find_limits, memory_cgroup
+from mlperf_rn50.system.cgroup import GroupLimits, find_limits, memory_cgroup
 from mlperf_rn50.system.out_of_memory import MemorySample, explain_error, explain_kill
 
 GB = 10**9
@@ -44,8 +44,8 @@ def tree(tmp_path):
 
 
 def test_missing_groups_set_no_limits(tree, tmp_path):
-    assert find_limits(tmp_path) == Limits()  # not even /proc
-    assert tree('0::/\n', V2, {}) == Limits()
+    assert find_limits(tmp_path) == GroupLimits()  # not even /proc
+    assert tree('0::/\n', V2, {}) == GroupLimits()
     assert (
         tree(
             '0::/job\n',
@@ -57,7 +57,7 @@ def test_missing_groups_set_no_limits(tree, tmp_path):
                 'job/cpuset.cpus.effective': '\n',
             },
         )
-        == Limits()
+        == GroupLimits()
     )
 
 
@@ -81,7 +81,7 @@ def test_tightest_of_nested_groups_applies(tree):
             'job/step/cpuset.cpus.effective': '4-9',
         },
     )
-    assert limits == Limits(8 * GB, 7 * GB, 1.5, (4, 5, 6, 7))
+    assert limits == GroupLimits(8 * GB, 7 * GB, 1.5, (4, 5, 6, 7))
     limits = tree(
         '0::/job\n',
         V2,
@@ -114,9 +114,9 @@ def test_version_1_with_a_group_in_each_hierarchy(tree):
             'cpuset/slurm/cpuset.effective_cpus': '2',
         },
     )
-    assert limits == Limits(4 * GB, 2 * GB, 2.5, (2,))
+    assert limits == GroupLimits(4 * GB, 2 * GB, 2.5, (2,))
     no_limit = {'memory/job/memory.limit_in_bytes': 9223372036854771712}  # as in version 1
-    assert tree('4:memory:/job\n', V1, no_limit) == Limits()
+    assert tree('4:memory:/job\n', V1, no_limit) == GroupLimits()
 
 
 def test_group_of_a_container_is_the_outermost(tree):

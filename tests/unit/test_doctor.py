@@ -13,7 +13,7 @@ from mlperf_rn50.doctor.gpu_stack import environment_facts
 from mlperf_rn50.doctor.machine import limit_facts
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system import mpi_session
-from mlperf_rn50.system.cgroup import Limits
+from mlperf_rn50.system.cgroup import GroupLimits
 from mlperf_rn50.system.mpi_session import check_session
 
 EPYC = {
@@ -72,7 +72,7 @@ def facts(rank, host, **changes):
         'run_folder_problem': '',
         'cpus': [4 * (rank % 2) + i for i in range(4)],
         'num_machine_cpus': 16,
-        'cgroup': asdict(Limits()),
+        'cgroup': asdict(GroupLimits()),
         'shared_memory_free_bytes': 10**10,
         'tmp_dir': '/tmp',
         'tmp_dir_problem': '',
@@ -107,7 +107,7 @@ def check(name, gathered, **requested):
 
 
 def cgroup(**allowed):
-    return {'cgroup': asdict(Limits(**allowed))}
+    return {'cgroup': asdict(GroupLimits(**allowed))}
 
 
 def ulimit(**changed):
