@@ -12,6 +12,12 @@ from mlperf_rn50.text import cut_names, percent, plural
 
 Ref = tuple[Path, int]  # a log and a line number
 _LEAST_CUT = 12  # texts up to this length, such as the status of a run in colour, are never cut
+# level of the status of a run or of a check
+STATUS_LEVELS = {
+    **dict.fromkeys(('converged', 'pass', 'ok'), 'good'),
+    **dict.fromkeys(('aborted', 'interrupted', 'running', 'warning'), 'warn'),
+    **dict.fromkeys(('FAIL', 'failed', 'unreadable'), 'bad'),
+}
 
 
 @dataclass(frozen=True)
@@ -25,11 +31,13 @@ class Cell:
     study: int | None = None  # number of the linked study, counted from 1
     share: float | None = None  # shown by the tint of the cell on a page
     more: tuple[str, ...] = ()  # small lines below the text, on a page
+    level: str = ''  # 'good', 'warn' or 'bad', shown in colour
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table with a title and an explanatory note."""
+    """A table with a title and an explanatory note. Without a head, its rows are names and
+    texts."""
 
     title: str
     head: tuple[str, ...]
@@ -51,6 +59,10 @@ class Table:
             all(row[i].value is not None or row[i].text == '-' for row in rows)
             for i in range(len(self.head))
         ]
+
+
+def status_cell(text: str) -> Cell:
+    return Cell(text, level=STATUS_LEVELS.get(text, ''))
 
 
 def number_cell(value: float | None, form: str = ',.0f', refs: tuple[Ref, ...] = ()) -> Cell:

@@ -23,7 +23,7 @@ ROOMS = [
     {'mllog', 'data', 'model'},
     {'system'},
     {'config_file'},
-    {'config', 'config_text'},
+    {'answer', 'config', 'config_text'},
     # declared in components and combined by config
     {'data.options', 'model.options', 'train.options'},
     {'bounds', 'parser', 'runfolder', 'table'},
@@ -40,7 +40,8 @@ LIGHT = [
     'analysis.predict.tables',
     'analysis.report.data',
     'analysis.report.tables',
-    'analysis.report.text',
+    'analysis.report.sections',
+    'analysis.show.text',
     'analysis.watch.facts',
     'analysis.watch.run_state',
     'doctor.checks',

@@ -14,7 +14,7 @@ from mlperf_rn50.analysis.predict.tables import (
 )
 from mlperf_rn50.analysis.report import picture as drawing
 from mlperf_rn50.analysis.report.picture import COLOURS, INK, STYLE, Picture
-from mlperf_rn50.analysis.report.text import MARKDOWN
+from mlperf_rn50.analysis.show.text import MARKDOWN
 from mlperf_rn50.files import write_atomically
 from mlperf_rn50.runfolder.outputs import new_files
 from mlperf_rn50.text import printable

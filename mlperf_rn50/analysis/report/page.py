@@ -4,7 +4,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from urllib.parse import quote
 
@@ -12,9 +12,10 @@ import mlperf_rn50
 from mlperf_rn50.analysis.page import page_template
 from mlperf_rn50.analysis.progress import track
 from mlperf_rn50.analysis.report import plots
-from mlperf_rn50.analysis.report.data import render_csv, render_evaluations_csv, render_json
+from mlperf_rn50.analysis.report.data import evaluations_csv, report_data, runs_csv
 from mlperf_rn50.analysis.report.picture import Picture, dump_picture, figure_of
 from mlperf_rn50.analysis.report.refs import report_heading, study_command, study_heading
+from mlperf_rn50.analysis.report.sections import make_report
 from mlperf_rn50.analysis.report.summary import summarise
 from mlperf_rn50.analysis.report.tables import (
     finding_lines,
@@ -23,8 +24,9 @@ from mlperf_rn50.analysis.report.tables import (
     series_matrix,
     tables_of,
 )
-from mlperf_rn50.analysis.report.text import MARKDOWN, render_table
 from mlperf_rn50.analysis.sets.scaling import Study
+from mlperf_rn50.analysis.show.data import render_json
+from mlperf_rn50.analysis.show.text import MARKDOWN, render_text
 from mlperf_rn50.files import numbered_lines, replacing, write_atomically
 from mlperf_rn50.runfolder.outputs import new_files
 from mlperf_rn50.table import Cell, Ref, Table
@@ -219,16 +221,15 @@ def dump_report(
     """Write the plots, and the report in all formats. Return the page's path. Raise ConfigError as
     new_files does."""
     with new_files(folder) as place:
-        for name, render in (
-            ('report.json', render_json),
-            ('report.csv', render_csv),
-            ('report_evaluations.csv', render_evaluations_csv),
+        for name, parts in (
+            ('report.json', chain(render_json(report_data(studies)), '\n')),
+            ('report.csv', runs_csv(studies)),
+            ('report_evaluations.csv', evaluations_csv(studies)),
         ):
             with replacing(place / name) as f:
-                f.writelines(part.encode() for part in render(studies))
-        write_atomically(
-            place / 'report.md', render_table(studies, MARKDOWN, has_all_findings) + '\n'
-        )
+                f.writelines(part.encode() for part in parts)
+        markdown = render_text(make_report(studies, has_all_findings), MARKDOWN)
+        write_atomically(place / 'report.md', markdown + '\n')
         drawn, uses = [], Counter[str]()
         for pictures in track(plots.draw_report(studies), 1 + len(studies), 'draw plots'):
             drawn.append(pictures)
