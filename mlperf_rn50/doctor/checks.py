@@ -1,6 +1,5 @@
 """Checks of the facts that doctor/facts.py gathers on each rank. Pure functions."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -250,21 +249,3 @@ def check_facts(
 def has_failed(checks: Sequence[Check]) -> bool:
     """Return whether any check failed. Warnings do not count."""
     return any(c.status == 'failed' for c in checks)
-
-
-def render_checks(checks: Sequence[Check], is_quiet: bool) -> str:
-    """Render one line per check, and a fix below each warning or failure. is_quiet omits all other
-    checks."""
-    lines = []
-    for c in checks:
-        is_passed = c.status in ('ok', 'not needed')
-        lines += [] if is_quiet and is_passed else [f'{c.status:10}  {c.name:15}  {c.found}']
-        lines += [] if is_passed or not c.fix else [f'{"":29}fix: {c.fix}']
-    count = Counter(c.status for c in checks)
-    return '\n'.join(
-        [
-            *lines,
-            f'doctor: {plural(count["ok"], "check")} passed, {count["failed"]} failed, '
-            f'{plural(count["warning"], "warning")}',
-        ]
-    )

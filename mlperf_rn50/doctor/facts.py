@@ -68,7 +68,7 @@ def code_digest() -> str:
     return digest.hexdigest()[:12]
 
 
-def _data_facts(config: Config, rank: int) -> DataFacts:
+def data_facts(config: Config, rank: int) -> DataFacts:
     """Describe the data set that this rank reads, and check some of its records, different ones on
     each rank."""
     folder = Path(config.data.dir)
@@ -288,7 +288,7 @@ def _own_facts(config: Config, has_config: bool, comm: Comm) -> RankFacts:
         dali=nvidia.dali.__version__,
         horovod=_horovod_facts(config, comm),
         run_folder_problem=folder_problem,
-        data=_data_facts(config, comm.rank) if has_data else None,
+        data=data_facts(config, comm.rank) if has_data else None,
         use=use,
         clock_offset_s=_clock_offset_s(comm),
         all_reduce_s=_all_reduce_s(comm, device_context(usable_id)),

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from mlperf_rn50.errors import UserError
 from mlperf_rn50.system.cgroup import GroupLimits
 from mlperf_rn50.system.gpus import Gpu
 from mlperf_rn50.system.processor import Processor
@@ -127,8 +128,13 @@ def gpus_in_use(visible: Sequence[Gpu], device: int | None) -> list[Gpu]:
 
 
 def parse_facts(value: Any) -> RankFacts:
-    """Return the facts of another rank from their JSON value."""
-    return msgspec.convert(value, RankFacts)
+    """Return the facts of a rank from their JSON value, which another version may have sent."""
+    try:
+        return msgspec.convert(value, RankFacts)
+    except msgspec.ValidationError as e:
+        raise UserError(
+            f'facts of a rank for the doctor: {e}; check out the same commit on all hosts'
+        ) from e
 
 
 def hosts_of(rows: Sequence[RankFacts]) -> str:

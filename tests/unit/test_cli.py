@@ -15,7 +15,7 @@ from lines import write_set
 
 from mlperf_rn50 import __version__
 from mlperf_rn50.cli import COMMANDS, EXTRAS, explain_missing
-from mlperf_rn50.cli.terminal import has_colour, paint, paint_statuses
+from mlperf_rn50.cli.terminal import has_colour, paint
 from mlperf_rn50.config import SECTIONS
 
 # Distributions whose names differ from the imported module.
@@ -175,21 +175,6 @@ def test_colour_follows_terminal_and_environment(stream, set_to, expected, varia
     for name, value in set_to.items():
         variables.setenv(name, value)
     assert has_colour(stream) == expected
-
-
-@pytest.mark.usefixtures('variables')
-def test_only_the_status_of_a_line_is_coloured():
-    text = (
-        'ok     name  all ok\nfailed     disk  failed to write\n  v0.5   open   pass, levels 1 '
-        'and 2\n  bypass'
-    )
-    shown = paint_statuses(text, Terminal())
-    assert shown == (
-        f'{paint("ok", "good")}     name  all ok\n{paint("failed", "bad")}     disk  failed to '
-        'write\n'
-        f'  v0.5   open   {paint("pass", "good")}, levels 1 and 2\n  bypass'
-    )
-    assert paint_statuses(text, io.StringIO()) == text
 
 
 def test_report_text_is_the_same_with_and_without_colour(tmp_path, variables):
