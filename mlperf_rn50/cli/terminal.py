@@ -37,7 +37,7 @@ def paint(text: str, level: str) -> str:
 
 def paint_statuses(text: str, stream: TextIO | None) -> str:
     """On each line, colour the first status that is a separate word, if the stream has colour."""
-    from mlperf_rn50.table import STATUS_LEVELS
+    from mlperf_rn50.answer import STATUS_LEVELS
 
     if not has_colour(stream):
         return text

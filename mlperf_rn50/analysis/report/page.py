@@ -27,9 +27,9 @@ from mlperf_rn50.analysis.report.tables import (
 from mlperf_rn50.analysis.sets.scaling import Study
 from mlperf_rn50.analysis.show.data import render_json
 from mlperf_rn50.analysis.show.text import MARKDOWN, render_text
+from mlperf_rn50.answer import Cell, Ref, Table
 from mlperf_rn50.files import numbered_lines, replacing, write_atomically
 from mlperf_rn50.runfolder.outputs import new_files
-from mlperf_rn50.table import Cell, Ref, Table
 from mlperf_rn50.text import cut_names, printable
 
 _MAX_QUOTE = 200  # maximum characters quoted per log line
