@@ -14,11 +14,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from mlperf_rn50.answer import Answer
+from mlperf_rn50.answer import STATUS_LEVELS, Answer, Cell, Table
 from mlperf_rn50.cli.output import add_format_option, print_answer
 from mlperf_rn50.cli.parsers import add_run_options, config_parser
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, RunFailed
-from mlperf_rn50.table import STATUS_LEVELS, Cell, Table
 from mlperf_rn50.text import plural
 
 if TYPE_CHECKING:

@@ -16,14 +16,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from mlperf_rn50.answer import Answer
+from mlperf_rn50.answer import Answer, Cell, Table, number_cell, percent_cell
 from mlperf_rn50.cli.output import add_format_option, print_answer
 from mlperf_rn50.cli.parsers import add_wide_option, config_parser
 from mlperf_rn50.cli.weights import SavedWeights, load_saved
 from mlperf_rn50.config import Config, for_evaluation, to_tree
 from mlperf_rn50.data.options import IMAGENET
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, DataError, RunFailed, option_error
-from mlperf_rn50.table import Cell, Table, number_cell, percent_cell
 
 if TYPE_CHECKING:
     from jsonargparse import Namespace

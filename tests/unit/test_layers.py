@@ -23,10 +23,10 @@ ROOMS = [
     {'mllog', 'data', 'model'},
     {'system'},
     {'config_file'},
-    {'answer', 'config', 'config_text'},
+    {'config', 'config_text'},
     # declared in components and combined by config
     {'data.options', 'model.options', 'train.options'},
-    {'bounds', 'parser', 'runfolder', 'table'},
+    {'answer', 'bounds', 'parser', 'runfolder'},
     {'files', 'git', 'npz', 'text'},
     {'errors'},
 ]

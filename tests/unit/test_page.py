@@ -11,7 +11,6 @@ from made_systems import changed, studies_of, study_of
 
 from mlperf_rn50.analysis.report.detail_tables import runs_table
 from mlperf_rn50.analysis.report.page import dump_report, render_html
-from mlperf_rn50.analysis.report.picture import render_svg
 from mlperf_rn50.analysis.report.plots import draw_report, draw_study
 from mlperf_rn50.analysis.report.sections import make_report
 from mlperf_rn50.analysis.report.tables import (
@@ -24,6 +23,7 @@ from mlperf_rn50.analysis.sets import rcp
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.published import sets_under
 from mlperf_rn50.analysis.sets.scaling import make_studies
+from mlperf_rn50.analysis.show.figure import render_svg
 from mlperf_rn50.analysis.show.text import MARKDOWN, render_text
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.runfolder.outputs import LISTING

@@ -13,7 +13,6 @@ from mlperf_rn50.analysis.page import page_template
 from mlperf_rn50.analysis.progress import track
 from mlperf_rn50.analysis.report import plots
 from mlperf_rn50.analysis.report.data import evaluations_csv, report_data, runs_csv
-from mlperf_rn50.analysis.report.picture import Picture, dump_picture, figure_of
 from mlperf_rn50.analysis.report.refs import report_heading, study_command, study_heading
 from mlperf_rn50.analysis.report.sections import make_report
 from mlperf_rn50.analysis.report.summary import summarise
@@ -26,10 +25,11 @@ from mlperf_rn50.analysis.report.tables import (
 )
 from mlperf_rn50.analysis.sets.scaling import Study
 from mlperf_rn50.analysis.show.data import render_json
+from mlperf_rn50.analysis.show.figure import Plot, dump_plot, figure_of
 from mlperf_rn50.analysis.show.text import MARKDOWN, render_text
+from mlperf_rn50.answer import Cell, Ref, Table
 from mlperf_rn50.files import numbered_lines, replacing, write_atomically
 from mlperf_rn50.runfolder.outputs import new_files
-from mlperf_rn50.table import Cell, Ref, Table
 from mlperf_rn50.text import cut_names, printable
 
 _MAX_QUOTE = 200  # maximum characters quoted per log line
@@ -142,13 +142,11 @@ def _table(table: Table, html_id: str, sources: _Sources | None) -> dict:
     }
 
 
-def _pictures(pictures: Sequence[Picture], prefix: str) -> list[dict]:
+def _pictures(pictures: Sequence[Plot], prefix: str) -> list[dict]:
     return [figure_of(p, f'{prefix}-{k}-') for k, p in enumerate(pictures)]
 
 
-def _section(
-    number: int, study: Study, pictures: Sequence[Picture], sources: _Sources | None
-) -> dict:
+def _section(number: int, study: Study, pictures: Sequence[Plot], sources: _Sources | None) -> dict:
     name, is_brief = f'study-{number}', sources is None
     first = len(study.series) + bool(study.others)  # number of tables before the plots
     tables = [
@@ -184,7 +182,7 @@ def _dates(studies: Sequence[Study]) -> str:
 
 def render_html(
     studies: Sequence[Study],
-    drawn: Sequence[list[Picture]],
+    drawn: Sequence[list[Plot]],
     folder: Path,
     title: str | None = None,
     note: str | None = None,
@@ -236,6 +234,6 @@ def dump_report(
             for picture in pictures:  # written now to free the memory of the figures
                 uses[picture.name] += 1
                 again = f'_{uses[picture.name]}' * (uses[picture.name] > 1)
-                dump_picture(picture, place, picture.name + again)
+                dump_plot(picture, place, picture.name + again)
         write_atomically(place / 'report.html', render_html(studies, drawn, folder, **texts) + '\n')
     return folder / 'report.html'

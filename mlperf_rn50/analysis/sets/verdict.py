@@ -10,12 +10,11 @@ from mlperf_rn50.analysis.sets.judgement import folded, passed_rulesets, violati
 from mlperf_rn50.analysis.sets.load import OtherBenchmark, describe_others
 from mlperf_rn50.analysis.sets.rcp import official_score_minutes
 from mlperf_rn50.analysis.sets.run_set import RUNS_OF_A_SCORE, RunSet
-from mlperf_rn50.answer import Answer
+from mlperf_rn50.answer import Answer, Cell
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.check.judge import CheckedLog, logs_as_json
 from mlperf_rn50.mllog.rulesets import ROUND_OF, RULESETS, V05, render_rounds
-from mlperf_rn50.table import Cell
 from mlperf_rn50.text import percent, plural
 
 _MAX_REASONS = 3  # maximum number of reasons on a line

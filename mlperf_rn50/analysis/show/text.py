@@ -3,9 +3,12 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from mlperf_rn50.answer import Answer, Sentence, sentence_text
-from mlperf_rn50.table import Cell, Table, fit_columns, wrap_line
-from mlperf_rn50.text import printable
+from tabulate import tabulate
+
+from mlperf_rn50.answer import Answer, Cell, Sentence, Table, sentence_text
+from mlperf_rn50.text import cut_names, plural, printable, wrap_line
+
+_LEAST_CUT = 12  # texts up to this length, such as the status of a run in colour, are never cut
 
 
 def markdown_text(text: str) -> str:
@@ -56,6 +59,48 @@ class Style:
 
 TERMINAL = Style()
 MARKDOWN = Style(clean=markdown_text, is_markdown=True)
+
+
+def fit_columns(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    width: int | None = None,
+    minor: Sequence[str] = (),
+    sides: Sequence[str] = (),
+    table_format: str = 'simple',
+) -> str:
+    """Return a table of texts as text that fits a terminal, with the number of omitted columns
+    below it.
+
+    Args:
+        width: columns of the terminal; None omits nothing. Texts longer than a third of it are cut
+            in the middle.
+        minor: columns that are omitted first, the last first; then others are, from the right. The
+            first two remain.
+        sides: 'left' or 'right' for each column.
+    """
+
+    def render() -> str:
+        shown, *body = zip(*(columns[i] for i in kept))
+        return tabulate(
+            body,
+            shown,
+            table_format,
+            disable_numparse=True,
+            colalign=[sides[i] for i in kept] if sides else None,
+        )
+
+    columns: list[Sequence[str]] = [*zip(head, *rows)]
+    kept = list(range(len(head)))
+    text = render()
+    if width is not None and len(text.splitlines()[1]) > width:
+        columns = [cut_names(texts, max(width // 3, _LEAST_CUT)) for texts in columns]
+        names = [*(h for h in head if h not in minor), *minor]
+        dropped = sorted(kept[2:], key=lambda i: (names.index(head[i]), i))
+        while len((text := render()).splitlines()[1]) > width and dropped:
+            kept.remove(dropped.pop())
+    more = len(head) - len(kept)
+    return text + (f'\n{plural(more, "more column")}: --wide' if more else '')
 
 
 def _sentence(sentence: Sentence, style: Style) -> str:
