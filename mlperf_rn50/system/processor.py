@@ -66,13 +66,13 @@ def parse_processor(cpuinfo: str, variables: Mapping[str, str]) -> Processor:
     limit = variables.get('DNNL_MAX_CPU_ISA', '')
     uses = min(has, next((i for i in levels if limit in _LEVELS[i][2]), levels[-1]))
     return Processor(
-        field('model name'),
-        field('vendor_id'),
-        number('cpu family'),
-        number('model'),
-        _NAMES[has],
-        _NAMES[uses],
-        limit,
+        name=field('model name'),
+        vendor=field('vendor_id'),
+        family=number('cpu family'),
+        model=number('model'),
+        has=_NAMES[has],
+        uses=_NAMES[uses],
+        limit=limit,
     )
 
 
@@ -110,11 +110,9 @@ def omp_threads(text: str) -> int | None:
 def quota_threads(num_threads: int, local_size: int, limits: GroupLimits) -> int:
     """Limit the threads of a rank to its share of the CPU quota. Above the quota, the kernel pauses
     all ranks."""
-    return (
-        num_threads
-        if limits.quota_cpus is None
-        else max(1, min(num_threads, int(limits.quota_cpus // local_size)))
-    )
+    if limits.quota_cpus is None:
+        return num_threads
+    return max(1, min(num_threads, int(limits.quota_cpus // local_size)))
 
 
 def unbound_threads(
@@ -122,10 +120,10 @@ def unbound_threads(
 ) -> int:
     """Return a rank's number of threads without launch/bind.sh. If cpus are all of the node's,
     ranks divide them."""
-    is_shared = len(cpus) == (len(limits.cpuset) if limits.cpuset else num_machine_cpus)
-    return quota_threads(
-        max(1, len(cpus) // local_size) if is_shared else len(cpus), local_size, limits
-    )
+    num_threads = len(cpus)
+    if num_threads == len(limits.cpuset or range(num_machine_cpus)):
+        num_threads = max(1, num_threads // local_size)
+    return quota_threads(num_threads, local_size, limits)
 
 
 def set_omp_threads(num_threads: int) -> int:
