@@ -6,13 +6,12 @@ from types import SimpleNamespace
 
 import mxnet as mx
 import pytest
+from fake_nvml import FakeNvml
 from helpers import write_files
 
 from mlperf_rn50.config import Config, RunConfig
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.runfolder.records import GpuSample
 from mlperf_rn50.system import gpus as gpus_module
-from mlperf_rn50.system import telemetry
 from mlperf_rn50.system.gpus import (
     Gpu,
     View,
@@ -22,7 +21,6 @@ from mlperf_rn50.system.gpus import (
     linux_bus_id,
     make_view,
 )
-from mlperf_rn50.system.topology import choose_devices
 from mlperf_rn50.train.comm import device
 from mlperf_rn50.train.options import TrainConfig
 
@@ -38,31 +36,6 @@ def gpu(number):
     )
 
 
-class FakeNvml:
-    """NVML of three cards a, b, c; c1 is a MIG instance of c."""
-
-    def __getattr__(self, name):
-        return lambda *_: {
-            'nvmlSystemGetDriverVersion': b'535.129.03',
-            'nvmlDeviceGetCudaComputeCapability': (8, 0),
-            'nvmlDeviceGetName': b'A100',
-            'nvmlDeviceGetDeviceHandleFromMigDeviceHandle': 'c',
-            'nvmlDeviceGetMemoryInfo': SimpleNamespace(total=40 << 30),
-        }[name]
-
-    def nvmlDeviceIsMigDeviceHandle(self, handle):
-        return len(handle) > 1
-
-    def nvmlDeviceGetUUID(self, handle):
-        return {'a': b'GPU-a0', 'b': 'GPU-b1', 'c': 'GPU-c2', 'c1': 'MIG-c1'}[handle]
-
-    def nvmlDeviceGetHandleByUUID(self, uuid):
-        return {'GPU-a0': 'a', 'GPU-b1': 'b', 'GPU-c2': 'c', 'MIG-c1': 'c1'}[uuid]
-
-    def nvmlDeviceGetPciInfo(self, handle):
-        return SimpleNamespace(busId=f'00000000:{"abc".index(handle)}B:00.0')
-
-
 @pytest.mark.parametrize(
     'visible, uuids',
     [
@@ -76,7 +49,7 @@ class FakeNvml:
     ],
 )
 def test_visible_devices_count_up_to_the_first_invalid_entry(monkeypatch, visible, uuids):
-    monkeypatch.setattr(gpus_module, 'find_gpus', lambda: (FakeNvml(), ['a', 'b', 'c']))
+    monkeypatch.setattr(gpus_module, 'find_gpus', lambda: (FakeNvml(), list('abc')))
     monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
     if visible is not None:
         monkeypatch.setenv('CUDA_VISIBLE_DEVICES', visible)
@@ -263,28 +236,6 @@ def test_device_numbers_of_two_ranks_follow_from_the_views_of_both(monkeypatch):
     assert device.device_id_of(Config(), SimpleNamespace()) is None
 
 
-# --- cores close to the GPU
-# ------------------------------------------------------------------------------
-
-HOST = ('0000:0b:00.0', '0000:1b:00.0', '0000:8b:00.0', '0000:9b:00.0')
-
-
-@pytest.mark.parametrize(
-    'visible, of_host, num_devices, expected',
-    [
-        (HOST[2:], HOST, 2, (HOST[2:], None)),  # both ranks see both GPUs
-        (HOST[2:3], HOST, 4, (HOST, 2)),  # one GPU per task
-        (HOST[2:3], HOST, 1, (HOST[2:3], None)),
-        (HOST[:1], (), 2, (HOST[:1], None)),  # a container that hides /sys
-        (HOST[:1], HOST, 8, (HOST[:1], None)),
-    ],
-)  # instances: more ranks than cards
-def test_rank_with_one_visible_gpu_is_placed_among_all_of_the_host(
-    visible, of_host, num_devices, expected
-):
-    assert choose_devices(visible, of_host, num_devices) == expected
-
-
 def test_cards_of_a_host_are_read_from_sys(tmp_path):
     for name, vendor, kind in (
         ('0000:3b:00.0', '0x10de', '0x030200'),
@@ -295,27 +246,3 @@ def test_cards_of_a_host_are_read_from_sys(tmp_path):
         write_files(tmp_path / 'bus/pci/devices' / name, {'vendor': vendor, 'class': kind})
     (tmp_path / 'bus/pci/devices/0000:00:00.0').mkdir()
     assert all_bus_ids(tmp_path) == ['0000:1a:00.0', '0000:3b:00.0']
-
-
-@pytest.mark.parametrize(
-    'num_used, num_cards, counted',
-    [
-        (4, 4, 0),  # one GPU per task, so this rank can open only some of them
-        (1, 4, 1),
-        (7, 1, 1),  # instances of one card
-        (4, 0, 1),
-    ],
-)  # unknown number of cards
-def test_partly_visible_gpus_of_a_node_are_not_metered(
-    monkeypatch, tmp_path, num_used, num_cards, counted
-):
-    metered = []
-    monkeypatch.setattr(telemetry, 'find_gpus', lambda: (None, ['the only one']))
-    monkeypatch.setattr(telemetry, 'read_gpu', lambda nvml, handle: GpuSample())
-    monkeypatch.setattr(telemetry, 'all_bus_ids', lambda sys: HOST[:num_cards])
-    monkeypatch.setattr(telemetry, 'open_packages', lambda sys, now_s: [])
-    monkeypatch.setattr(
-        telemetry, 'open_gpu_energy', lambda nvml, handles, now_s: metered.append(handles)
-    )
-    telemetry.Telemetry(path := tmp_path / 'telemetry_0_n1.jsonl', num_used).close()
-    assert [len(handles) for handles in metered] == [counted] and 'energy_j' not in path.read_text()

@@ -147,3 +147,22 @@ def test_topology_is_read_from_sys(tmp_path):
     assert found == topology.Topology(nodes, (1,))
     without_numa = topology.find_topology(tmp_path / 'none', [0, 3], ['none'])
     assert without_numa == topology.Topology((topology.NumaNode(0, ((0,), (3,))),), (0,))
+
+
+HOST = ('0000:0b:00.0', '0000:1b:00.0', '0000:8b:00.0', '0000:9b:00.0')
+
+
+@pytest.mark.parametrize(
+    'visible, of_host, num_devices, expected',
+    [
+        (HOST[2:], HOST, 2, (HOST[2:], None)),  # both ranks see both GPUs
+        (HOST[2:3], HOST, 4, (HOST, 2)),  # one GPU per task
+        (HOST[2:3], HOST, 1, (HOST[2:3], None)),
+        (HOST[:1], (), 2, (HOST[:1], None)),  # a container that hides /sys
+        (HOST[:1], HOST, 8, (HOST[:1], None)),  # instances: more ranks than cards
+    ],
+)
+def test_rank_with_one_visible_gpu_is_placed_among_all_of_the_host(
+    visible, of_host, num_devices, expected
+):
+    assert topology.choose_devices(visible, of_host, num_devices) == expected
