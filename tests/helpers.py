@@ -104,6 +104,19 @@ def address_of(array) -> int:
     return pointer.value
 
 
+def assert_near(got, expected, rtol=1e-3, share=1e-4) -> None:
+    """Assert that arrays are nearly equal, or dicts of arrays with the same names in the same
+    order. share: tolerance as a fraction of the largest value."""
+    import numpy as np
+
+    if not isinstance(expected, dict):
+        got, expected = {'': got}, {'': expected}
+    assert list(got) == list(expected)
+    for name, value in expected.items():
+        atol = share * np.abs(value).max()
+        np.testing.assert_allclose(got[name], value, rtol=rtol, atol=atol, err_msg=name)
+
+
 @contextlib.contextmanager
 def own_signals() -> Iterator[None]:
     """Restore signal handlers and the signal mask at the end of the block."""
