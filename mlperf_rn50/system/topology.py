@@ -109,10 +109,6 @@ def _share(items: Sequence[T], part: int, num_parts: int) -> Sequence[T]:
     return items[start : (part + 1) * len(items) // num_parts]
 
 
-def _share_of_device(items: Sequence[T], device: int, devices: Sequence[int]) -> Sequence[T]:
-    return _share(items, devices.index(device), len(devices))
-
-
 def _cores_without_gpus(
     nodes: Sequence[NumaNode], device: int, num_devices: int
 ) -> tuple[NumaNode, Sequence[Core]]:
@@ -123,7 +119,7 @@ def _cores_without_gpus(
     places = [d * len(nodes) // num_devices for d in range(num_devices)]
     neighbours = [d for d in range(num_devices) if places[d] == places[device]]
     node = nodes[places[device]]
-    return node, _share_of_device(node.cores, device, neighbours)
+    return node, _share(node.cores, neighbours.index(device), len(neighbours))
 
 
 def _cores_near_gpu(
@@ -136,13 +132,13 @@ def _cores_near_gpu(
     places = [by_number.get(number, topology.nodes[0]) for number in numbers]
     node = places[device]
     neighbours = [d for d, place in enumerate(places) if place is node]
-    cores = _share_of_device(node.cores, device, neighbours)
+    cores = _share(node.cores, neighbours.index(device), len(neighbours))
     on_socket = [d for d, place in enumerate(places) if place.socket == node.socket]
     free_nodes = [n for n in topology.nodes if n not in places and n.socket == node.socket != '']
     free = [core for n in free_nodes for core in n.cores]
     if len(free) < len(on_socket):
         return node, cores
-    return node, [*cores, *_share_of_device(free, device, on_socket)]
+    return node, [*cores, *_share(free, on_socket.index(device), len(on_socket))]
 
 
 def choose_binding(

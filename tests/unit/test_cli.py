@@ -1,4 +1,5 @@
-"""Command line: help, missing packages, colour, output streams, and usage errors of every command."""
+"""Command line: help, missing packages, colour, output streams, and usage errors of all
+commands."""
 
 import configparser
 import io

@@ -1,4 +1,4 @@
-"""Energy counters of processors, in made-up trees of /sys, and of GPUs, with a stand-in for NVML."""
+"""Energy counters of processors, in made-up trees of /sys, and of GPUs of a stand-in for NVML."""
 
 import sys
 
