@@ -104,7 +104,8 @@ def duration(seconds: float) -> str:
 
 def span(first_s: float, last_s: float) -> str:
     """Return a range of durations, or a single one if both are formatted alike."""
-    first, last = duration(first_s), duration(last_s)
+    first = duration(first_s)
+    last = duration(last_s)
     return last if first == last else f'{first} to {last}'
 
 

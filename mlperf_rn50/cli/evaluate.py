@@ -94,16 +94,24 @@ def _evaluate(
     net = with_mirror(eval_network(config, context, trained), config)
     matrix = ConfusionMatrix(data.num_classes)
     heartbeat.beat('evaluation')
-    accuracy = evaluate(net, batches(), data.num_val, comm, heartbeat.beat, matrix.add)
+    accuracy = evaluate(
+        net,
+        batches(),
+        num_images=data.num_val,
+        comm=comm,
+        on_batch=heartbeat.beat,
+        on_logits=matrix.add,
+    )
     matrix.sum(comm)
-    if matrix.counts.trace() != accuracy.num_top1:
+    num_correct = matrix.counts.trace()
+    if num_correct != accuracy.num_top1:
         raise RunFailed(
-            f'evaluation: the confusion matrix has {matrix.counts.trace()} correct images, '
-            f'expected {accuracy.num_top1} as counted for Top-1'
+            f'evaluation: the confusion matrix has {num_correct} correct images, expected '
+            f'{accuracy.num_top1} as counted for Top-1'
         )
     logged = _logged_top1(weights) if _is_as_trained(config, weights) else None
     confusions = matrix.largest(options.confusions, weights.description.classes)
-    answer = _answer(config, weights, accuracy, logged, confusions)
+    answer = _answer(config, weights, accuracy, logged=logged, confusions=confusions)
     options.wide |= comm.world_size > 1  # the terminal that Open MPI opens has no width
     if comm.rank == 0:
         print_answer(answer, options)

@@ -97,8 +97,8 @@ def _layout(rows: Sequence[RankFacts], num_nodes: int | None, ranks_per_node: in
     if num_nodes not in (None, len(nodes)):
         fix = f'run.num_nodes is {num_nodes}; start ranks on {num_nodes} hosts'
     elif other := [r for r in nodes if ranks_per_node not in (None, r.local_size)]:
-        host, size = other[0].host, other[0].local_size
-        fix = f'run.ranks_per_node is {ranks_per_node}, but {host} has {size}'
+        first = other[0]
+        fix = f'run.ranks_per_node is {ranks_per_node}, but {first.host} has {first.local_size}'
     return Check('ranks and nodes', 'failed' if fix else 'ok', layout, fix)
 
 
@@ -117,7 +117,7 @@ def _data(rows: Sequence[RankFacts]) -> list[Check]:
         return f'manifest {row.data.manifest} with {row.data.num_images} images' if row.data else ''
 
     shown = f'{first.dataset}, {first.num_images} images, the same manifest on all ranks'
-    same = _same(name, rows, text, 'copy the prepared folder to {} again', shown)
+    same = _same(name, rows, text, fix='copy the prepared folder to {} again', shown=shown)
     how = 'without checksums, because an earlier version prepared the folder'
     if first.has_checksums:
         how = 'with their checksums'

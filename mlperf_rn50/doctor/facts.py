@@ -34,6 +34,7 @@ from mlperf_rn50.doctor.result import (
     Check,
     DataFacts,
     HorovodFacts,
+    MxnetFacts,
     RankFacts,
     Trial,
     gpus_in_use,
@@ -106,10 +107,10 @@ def _horovod_facts(config: Config, comm: Comm) -> HorovodFacts:
     if comm.world_size > 1:
         in_use = describe_exchange(
             'MPI' if hvd.mpi_enabled() else 'Gloo',
-            config.train.device,
-            comm.world_size,
-            config.run.ranks_per_device,
-            bool(hvd.nccl_built()),
+            device=config.train.device,
+            num_ranks=comm.world_size,
+            num_sharing=config.run.ranks_per_device,
+            has_nccl=bool(hvd.nccl_built()),
         )
     return HorovodFacts(
         controllers=[name for name in operations if name != 'NCCL'],
@@ -206,15 +207,28 @@ def try_batches(config: Config, world_size: int, rank: int, device_id: int | Non
             records: Any = SimpleNamespace(
                 describe='synthetic record {}'.format, read=lambda _: record, num_bytes=len
             )
-            shard = plan.train_shard(rank)
-            wait_for(next(train_batches(config, shard, 0, 0, device_id, lambda: records)).images)
+            batches = train_batches(
+                config,
+                plan.train_shard(rank),
+                seed=0,
+                first_step=0,
+                device_id=device_id,
+                open_records=lambda: records,
+            )
+            wait_for(next(batches).images)
     except (RuntimeError, UserError) as e:  # MXNet and DALI raise RuntimeError
         problem = one_line(str(e))
     if device_id is not None and not problem:
         free, total = mx.context.gpu_memory_info(device_id)
         used_bytes = total - free
     seconds = time.monotonic() - start
-    return Trial(what, problem, layout_warnings(config), seconds, used_bytes)
+    return Trial(
+        what=what,
+        problem=problem,
+        warnings=layout_warnings(config),
+        seconds=seconds,
+        used_bytes=used_bytes,
+    )
 
 
 def _layers(config: Config) -> str:
@@ -227,6 +241,16 @@ def _layers(config: Config) -> str:
         return str(e)
 
 
+def _mxnet_facts(packages: dict[str, str]) -> MxnetFacts:
+    return mxnet_facts(
+        packages,
+        os.environ,
+        maps=Path('/proc/self/maps').read_text(),
+        has_cuda=mx.runtime.Features().is_enabled('CUDA'),
+        has_fused_norm=hasattr(mx.nd, 'BatchNormAddRelu'),
+    )
+
+
 def _own_facts(config: Config, has_config: bool, comm: Comm) -> RankFacts:
     """Return the facts of this rank. All ranks must call this."""
     import nvidia.dali
@@ -235,8 +259,6 @@ def _own_facts(config: Config, has_config: bool, comm: Comm) -> RankFacts:
     use = use_of_cores()
     run_dir = Path(config.run.dir).absolute()
     folder_problem = run_folder_problem(run_dir, comm) if has_config else None
-
-    # The GPU of this rank, and trial batches on it.
     device_id = None
     device_problem = ''
     try:
@@ -244,13 +266,7 @@ def _own_facts(config: Config, has_config: bool, comm: Comm) -> RankFacts:
     except ConfigError as e:
         device_problem = str(e)
     packages = package_versions()
-    mxnet = mxnet_facts(
-        packages,
-        os.environ,
-        maps=Path('/proc/self/maps').read_text(),
-        has_cuda=mx.runtime.Features().is_enabled('CUDA'),
-        has_fused_norm=hasattr(mx.nd, 'BatchNormAddRelu'),
-    )
+    mxnet = _mxnet_facts(packages)
     gpus = find_visible_gpus()
     usable_id = device_id
     # An operator on a GPU for which MXNet has no code may end the process.

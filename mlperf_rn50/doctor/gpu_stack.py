@@ -42,7 +42,8 @@ _COMPILING = 'libcuda.so'
 _OLDEST_DRIVERS = {11: 450, 12: 525}
 # NVIDIA's container needs the first driver or a newer one; on data centre cards, one of the others
 # is enough if the compatibility package is used.
-_CONTAINER_DRIVER, _DATA_CENTRE_DRIVERS = 545, ((470, 57), (525, 85), (535, 86))
+_CONTAINER_DRIVER = 545
+_DATA_CENTRE_DRIVERS = ((470, 57), (525, 85), (535, 86))
 _DATA_CENTRE = re.compile(r'(NVIDIA )?(Tesla|(GH|GB|[PVTAHLB])\d+\w*\b)')
 _CONTAINER = "NVIDIA's container"
 USE_CONTAINER = (

@@ -30,7 +30,8 @@ _SEGMENT_BYTES = (4 << 20) + 4096  # per rank: Open MPI's btl_vader_segment_size
 _NCCL_SHARED_BYTES = 1 << 30
 _MIN_MEMORY_BYTES = 2 << 30
 # time without work of the ranks, and use of their CPUs by other programs in it
-_MEASURED_S, _BUSY = 1.0, 0.25
+_MEASURED_S = 1.0
+_BUSY = 0.25
 # per rank, without connections; 31 were measured with 2 ranks, and CUDA opens dozens more
 _NUM_OPEN_FILES = 128
 _ULIMITS = {

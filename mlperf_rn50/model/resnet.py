@@ -143,7 +143,8 @@ class _RowConv(nn.Conv2D):
 
     def hybrid_forward(self, F, x, weight, bias=None):
         side = self._kwargs['kernel'][0]
-        first, num = self._first, self._num
+        first = self._first
+        num = self._num
         end = first + num
         if self._in_side > 1:  # turn the covered pixels into channels
             # keep only the first pixel, by pooling, so that its gradient has oneDNN's layout

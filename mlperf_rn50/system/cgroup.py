@@ -18,8 +18,8 @@ from pathlib import Path, PurePosixPath
 from mlperf_rn50.text import grouped
 
 ROOT = Path('/')
-# of a rank with few cores, 29 of which were measured, and of Open MPI on a node
-_NUM_PROCESSES, _NUM_OF_MPI = 32, 16
+_NUM_PROCESSES = 32  # of a rank with few cores, 29 of which were measured
+_NUM_OF_MPI = 16  # of Open MPI on a node
 _NO_LIMIT_BYTES = 1 << 60  # without a limit, version 1 reports almost 1 << 63
 
 
@@ -69,7 +69,8 @@ def _mounts(text: str) -> Iterator[tuple[set[str], str, str]]:
     is {''}."""
     for line in text.splitlines():
         before, _, after = line.partition(' - ')
-        fields, system = before.split(), after.split()
+        fields = before.split()
+        system = after.split()
         if len(fields) > 4 and len(system) > 2 and system[0] in ('cgroup', 'cgroup2'):
             controllers = {''} if system[0] == 'cgroup2' else set(system[2].split(','))
             # mountinfo writes a space in a path as \040.

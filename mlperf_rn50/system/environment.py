@@ -103,12 +103,11 @@ def find_networks(sys: Path = SYS) -> list[Facts]:
 
 
 def find_hardware() -> Facts:
-    columns = 'NAME,TYPE,SIZE,ROTA,TRAN,MODEL'
-    disks = output_of('lsblk', '--json', '--bytes', '--nodeps', '--output', columns)
+    lsblk = 'lsblk --json --bytes --nodeps --output NAME,TYPE,SIZE,ROTA,TRAN,MODEL'
     return {
         'cpu': parse_cpu(output_of('lscpu', '--json')),
         'memory_bytes': os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'),
-        'storage': parse_storage(disks),
+        'storage': parse_storage(output_of(*lsblk.split())),
         'networks': find_networks(),
         'gpus': query_gpus(*_GPU_KEYS),
     }

@@ -21,7 +21,8 @@ from mlperf_rn50.system.power import find_gpus
 from mlperf_rn50.text import grouped
 
 VISIBLE = 'CUDA_VISIBLE_DEVICES'
-_NVIDIA, _DISPLAY_CLASS = '0x10de', '0x03'
+_NVIDIA = '0x10de'
+_DISPLAY_CLASS = '0x03'
 
 
 @dataclass(frozen=True)

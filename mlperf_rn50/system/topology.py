@@ -193,7 +193,7 @@ def _bind(command: Sequence[str]) -> None:
     visible = [g.bus_id for g in find_visible_gpus()]
     bus_ids, place = choose_devices(visible, all_bus_ids(SYS), -(-local_size // per_device))
     topology = find_topology(SYS, sorted(os.sched_getaffinity(0)), bus_ids)
-    binding = choose_binding(topology, local_rank, local_size, per_device, place)
+    binding = choose_binding(topology, local_rank, local_size, per_device, place=place)
     if len(visible) == 1:
         binding = replace(binding, gpu=0)  # in CUDA, the rank's only GPU has number 0
     os.sched_setaffinity(0, binding.cpus)
