@@ -35,16 +35,13 @@ def problems(folders, hosts=('h1', 'h2')):
 
     def look():
         gathered = iter((hosts, [sent[-1]]))
-        rank_1 = SimpleNamespace(
-            rank=1, gather_object=lambda own: next(gathered), barrier=lambda: None
-        )
-        found.append(run_folder_problem(folders[1], rank_1))
+        found.append(problem_of(1, lambda own: next(gathered), lambda: None))
 
-    found.insert(
-        0,
-        run_folder_problem(folders[0], SimpleNamespace(rank=0, gather_object=gather, barrier=look)),
-    )
-    return found
+    def problem_of(rank, gather, barrier):
+        comm = SimpleNamespace(rank=rank, gather_object=gather, barrier=barrier)
+        return run_folder_problem(folders[rank], comm)
+
+    return [problem_of(0, gather, look), *found]
 
 
 def test_shared_run_folder_is_found_and_left_unchanged(tmp_path):

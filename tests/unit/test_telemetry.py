@@ -24,11 +24,7 @@ from mlperf_rn50.system.telemetry import Telemetry, make_rates, read_counters, r
 
 def test_rates_are_in_bytes_per_second():
     before = {'disk_read': {'a': 100, 'b': 50}, 'net_send': {'eth0': 0}, 'infiniband_send': {}}
-    after = {
-        'disk_read': {'a': 300, 'b': 40, 'new': 900},
-        'net_send': {'eth0': 10},
-        'infiniband_send': {},
-    }
+    after = {**before, 'disk_read': {'a': 300, 'b': 40, 'new': 900}, 'net_send': {'eth0': 10}}
     assert make_rates(before, after, 2.0) == {
         'disk_read_bytes_per_s': {'a': 100, 'b': 0, 'new': 0},
         'net_send_bytes_per_s': {'eth0': 5},
@@ -127,11 +123,11 @@ def test_sampler_writes_energy_from_start_to_stop(power_zones, tmp_path, monkeyp
     path = tmp_path / 'telemetry_0_n1.jsonl'
     sampler = Telemetry(path)
     sampler.run_start(0.0)
-    wait_for(
-        lambda: path.read_text().partition('run_start')[2].count('energy_j') >= 3,
-        lambda: True,
-        path.read_text,
-    )
+
+    def is_sampled():
+        return path.read_text().partition('run_start')[2].count('energy_j') >= 3
+
+    wait_for(is_sampled, lambda: True, path.read_text)
     sampler.close()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     [meter] = [r for r in lines if r.get('event') == 'meter']
