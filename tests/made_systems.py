@@ -6,9 +6,9 @@ from pathlib import Path
 
 from mlperf_rn50.analysis.report.sections import make_page, page_texts
 from mlperf_rn50.analysis.sets.load import load_run_sets
-from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Study, make_studies
+from mlperf_rn50.analysis.sets.settings import Recipe
 from mlperf_rn50.analysis.sets.time_parts import RunTimes
 from mlperf_rn50.analysis.show.page import render_html
 from mlperf_rn50.answer import Answer

@@ -5,8 +5,8 @@ from lines import write_set
 from made_systems import changed, made_set, study_of
 
 from mlperf_rn50.analysis.report.tables import answer_table, series_table
-from mlperf_rn50.analysis.sets.recipe import Recipe
-from mlperf_rn50.analysis.sets.series import find_series
+from mlperf_rn50.analysis.sets.scaling import find_series
+from mlperf_rn50.analysis.sets.settings import Recipe
 
 RECIPE = Recipe('sgd', 64)
 

@@ -14,7 +14,7 @@ from lines import START_S, mllog, run_lines, v05, write_lines, write_set
 from made_systems import study_of
 
 from mlperf_rn50.analysis.report.sections import make_report
-from mlperf_rn50.analysis.sets.findings import render_finding, set_findings
+from mlperf_rn50.analysis.sets.defects import render_finding, set_findings
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.run_set import RunSet, score_minutes
 from mlperf_rn50.analysis.sets.time_parts import Parts

@@ -17,11 +17,9 @@ from mlperf_rn50.analysis.report.refs import (
     unit_name,
 )
 from mlperf_rn50.analysis.sets import rcp
-from mlperf_rn50.analysis.sets.cost import kwh
-from mlperf_rn50.analysis.sets.findings import render_finding, set_findings
-from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of
-from mlperf_rn50.analysis.sets.scaling import MAX_NAMES, Study, has_other_units
-from mlperf_rn50.analysis.sets.series import Series
+from mlperf_rn50.analysis.sets.defects import render_finding, set_findings
+from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of, kwh
+from mlperf_rn50.analysis.sets.scaling import MAX_NAMES, Series, Study, has_other_units
 from mlperf_rn50.answer import Cell, Ref, Table, figures_cell, number_cell, percent_cell
 from mlperf_rn50.mllog.findings import Finding, most_severe
 from mlperf_rn50.mllog.sidecar.metrics import read_stragglers
