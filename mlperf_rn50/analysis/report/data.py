@@ -6,8 +6,7 @@ from typing import Any
 import mlperf_rn50
 from mlperf_rn50.analysis.report.tables import findings_of
 from mlperf_rn50.analysis.sets import rcp
-from mlperf_rn50.analysis.sets.cost import kwh
-from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of
+from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of, kwh
 from mlperf_rn50.analysis.sets.scaling import Comparison, Study
 from mlperf_rn50.analysis.show.data import render_csv
 from mlperf_rn50.mllog.elapsed import render_parts

@@ -10,8 +10,7 @@ from mlperf_rn50.analysis.report.refs import (
     unit_name,
 )
 from mlperf_rn50.analysis.sets import rcp
-from mlperf_rn50.analysis.sets.cost import kwh
-from mlperf_rn50.analysis.sets.run_set import RunSet, ratio
+from mlperf_rn50.analysis.sets.run_set import RunSet, kwh, ratio
 from mlperf_rn50.analysis.sets.scaling import Study
 from mlperf_rn50.answer import Cell, Table, figures_cell, number_cell, percent_cell, status_cell
 from mlperf_rn50.mllog import keys

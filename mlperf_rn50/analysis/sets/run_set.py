@@ -10,8 +10,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mlperf_rn50.analysis.sets.cost import known_nodes, node_hours
-from mlperf_rn50.analysis.sets.recipe import Recipe, eval_grid, make_recipe
+from mlperf_rn50.analysis.sets.settings import Recipe, eval_grid, make_recipe
 from mlperf_rn50.analysis.sets.time_parts import (
     Parts,
     RunTimes,
@@ -29,6 +28,8 @@ from mlperf_rn50.mllog.sidecar.energy import KINDS, Energy, read_energy
 from mlperf_rn50.runfolder.names import find_telemetry
 
 RUNS_OF_A_SCORE = 5
+MAX_PER_NODE = 16  # accelerators; some descriptions call a pod of hundreds one node
+_JOULES_PER_KWH = 3.6e6
 _T = TypeVar('_T')
 
 
@@ -38,6 +39,19 @@ def generation_of(accelerator: str | None) -> str:
     if unnamed."""
     found = re.search(r'\b[A-Z]\d{2,3}S?\b', (accelerator or '').upper())
     return found[0] if found else re.split(r'-(?!v\d)', accelerator or '')[0].strip()
+
+
+def node_hours(seconds: float, num_nodes: int) -> float:
+    return seconds / 3600 * num_nodes
+
+
+def cost_of(hours: float | None, price_per_node_hour: float | None) -> float | None:
+    """Return the cost of node-hours, in the currency of the price, or None if either is unknown."""
+    return None if hours is None or price_per_node_hour is None else hours * price_per_node_hour
+
+
+def kwh(joules: float | None) -> float | None:
+    return None if joules is None else joules / _JOULES_PER_KWH
 
 
 def ratio(a: float | None, b: float | None) -> float | None:
@@ -146,8 +160,11 @@ class RunSet:
 
     @cached_property
     def num_nodes(self) -> int | None:
-        """Number of nodes, None for a pod that is described as few nodes."""
-        return known_nodes(self.stated_nodes, self.num_accelerators, self.num_ranks)
+        """Number of nodes, None for a pod that is described as few nodes: those with more
+        accelerators than a node has, without a rank for each."""
+        limit = MAX_PER_NODE * (self.stated_nodes or 0)
+        is_pod = (self.num_accelerators or 0) > limit and self.num_accelerators != self.num_ranks
+        return None if is_pod else self.stated_nodes
 
     @cached_property
     def division(self) -> str | None:

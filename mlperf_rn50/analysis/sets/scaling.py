@@ -1,20 +1,92 @@
-"""Speed-up and efficiency of systems, and the factors of the speed-up. Pure functions."""
+"""Series and studies of systems: speed-up, efficiency, and the factors of the speed-up. Pure
+functions."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from mlperf_rn50.analysis.sets import rcp
-from mlperf_rn50.analysis.sets.cost import cost_of
-from mlperf_rn50.analysis.sets.run_set import RunSet, ratio
-from mlperf_rn50.analysis.sets.series import UNNAMED, Series, find_series, machine
+from mlperf_rn50.analysis.sets.run_set import RunSet, cost_of, ratio
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.findings import Finding, make_finding
 from mlperf_rn50.text import grouped, plural, some
 
+UNNAMED = 'unnamed'  # the default of run.submission_platform
 MAX_NAMES = 8  # maximum system names in a message
 MAX_OF_SPLITS = 8  # maximum systems with equal numbers of units that are all compared in pairs
+
+
+@dataclass(frozen=True)
+class Series:
+    """Sets of one machine on at least two different numbers of nodes, sorted by number of nodes,
+    then by time."""
+
+    run_sets: tuple[RunSet, ...]
+
+    @property
+    def baseline(self) -> RunSet:
+        """The set on the fewest nodes, and of several such sets the fastest."""
+        return self.run_sets[0]
+
+    @property
+    def title(self) -> str:
+        base, per_node = self.baseline, self.baseline.units_per_node
+        nodes = ', '.join(dict.fromkeys(f'{s.num_nodes:,}' for s in self.run_sets))
+        unit = 'accelerator' if base.num_accelerators else 'rank'
+        units = (
+            f'{per_node:g} {base.accelerator}'
+            if base.accelerator and base.num_accelerators
+            else (f'{per_node:g} {unit}{"" if per_node == 1 else "s"}')
+        )
+        return f'{base.name} on {nodes} nodes, {units} per node'
+
+
+def machine(run_set: RunSet) -> str:
+    """Return the platform without a leading number of nodes, such as 2x in 2xDGX-1, or '' if
+    unknown."""
+    platform = run_set.platform or UNNAMED
+    return '' if platform == UNNAMED else re.sub(r'^\d+ *x *', '', platform).casefold()
+
+
+def _series_kind(run_set: RunSet) -> tuple:
+    """Return what all sets of a series share. Submissions differ in the case and spacing of
+    framework names."""
+    framework = ''.join((run_set.framework or '').casefold().split())
+    return (
+        run_set.study,
+        run_set.round,
+        run_set.org,
+        run_set.accelerator,
+        bool(run_set.num_accelerators),
+        run_set.units_per_node,
+        framework,
+        run_set.division,
+    )
+
+
+def find_series(run_sets: Sequence[RunSet]) -> list[Series]:
+    """Return the series among sets with the same data set and target. Sets without a time are in
+    none.
+
+    Platform names are compared only if two sets have the same number of nodes, because some contain
+    this number.
+    """
+    timed = [s for s in run_sets if s.time_s and s.num_nodes and s.num_units and not s.is_duplicate]
+    found = []
+    for group in grouped(timed, _series_kind).values():
+        parts = (
+            [group]
+            if len({s.num_nodes for s in group}) == len(group)
+            else grouped(group, machine).values()
+        )
+        found += [
+            Series(tuple(sorted(part, key=lambda s: (s.num_nodes or 0, s.time_s or 0.0))))
+            for part in parts
+            if len({s.num_nodes for s in part}) > 1
+        ]
+    return found
 
 
 @dataclass(frozen=True)
