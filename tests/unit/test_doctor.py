@@ -69,6 +69,8 @@ def case(name, status, found, fix='', requested=None, **changes):
 
 
 CASES = [
+    case('clocks', 'ok', 'at most 1000 ms apart', clock_offset_s=1.0),
+    case('memory', 'ok', '2.1 GB available per rank on h2', memory_available_bytes=4 << 30),
     case(
         'program',
         'failed',
@@ -290,6 +292,9 @@ def test_problems_of_rank_0_and_of_single_ranks():
     alone = dict(local_rank=0, local_size=1, shared_memory_free_bytes=0)
     single_ranks = [rank_facts(r, f'h{r}', **alone) for r in range(2)]
     assert check('shared memory', single_ranks).status == 'not needed'
+    assert check('all-reduce', [rank_facts()]).found == 'one rank'
+    layout = check('ranks and nodes', single_ranks * 5, num_nodes=10)
+    assert layout.status == 'ok' and layout.found.endswith('h1: 1, …)')
 
 
 def test_limits_of_this_process(monkeypatch, tmp_path):

@@ -75,6 +75,8 @@ def test_pinned_threads_use_physical_cores_first_and_avoid_neighbour_rank():
     assert choose_binding(C4140, 1, 4, 1).pinning == (*range(10, 20), *range(50, 60))
     shared = choose_binding(C4140, 3, 8, 2).pinning
     assert shared == (*range(15, 20), *range(10, 15), *range(55, 60), *range(50, 55))
+    # The last rank of an incomplete group has its device's cores alone.
+    assert [b.num_threads for b in bindings_of(C4140, 5, 2)] == [5, 5, 5, 5, 20]
     crowded = [b.pinning for b in bindings_of(PLAIN, 5, 5)]
     assert crowded == [(0, 1), (1, 0), (0, 1), (1, 0), (0, 1)]
 
