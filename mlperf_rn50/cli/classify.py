@@ -1,12 +1,12 @@
-"""Classify pictures with saved weights and show the five most likely classes of each.
+"""Classify images with saved weights and show the five most likely classes of each.
 
 examples:
   mlperf-rn50 classify logs/digits_cpu seven.png photo.webp
-  mlperf-rn50 classify logs/pictures new_pictures   (all images in the folder and the folders in it)
+  mlperf-rn50 classify logs/pictures new_images   (all images in the folder and the folders in it)
   mlperf-rn50 classify weights/best.npz *.jpg --format json
 
-Pictures are resized, centre-cropped and normalised as in an evaluation. The network computes in
-float32 on the CPU. A file that is not a picture is reported, the other files are still classified,
+Images are resized, centre-cropped and normalised as in an evaluation. The network computes in
+float32 on the CPU. A file that is not an image is reported, the other files are still classified,
 and the exit code is 2.
 """
 
@@ -44,7 +44,7 @@ def make_parser() -> Parser:
         'images',
         metavar='IMAGE',
         nargs='+',
-        help='picture in any format that Pillow reads, or folder of pictures',
+        help='image in any format that Pillow reads, or folder of images',
     )
     add_format_option(parser)
     add_wide_option(parser)
