@@ -40,10 +40,10 @@ def _status(run: Run) -> str:
     )
 
 
-def runs_table(study: Study) -> Table:
-    """Return the table of at most _MAX_RUNS runs. Converged runs are omitted first."""
+def runs_table(study: Study, most: int = _MAX_RUNS) -> Table:
+    """Return the table of at most `most` runs. Converged runs are omitted first."""
     runs = [(s, r) for s in study.run_sets for r in s.runs]
-    first = sorted(range(len(runs)), key=lambda i: runs[i][1].status == 'converged')[:_MAX_RUNS]
+    first = sorted(range(len(runs)), key=lambda i: runs[i][1].status == 'converged')[:most]
     shown = [runs[i] for i in sorted(first)]
     rows = tuple(
         (
@@ -62,14 +62,12 @@ def runs_table(study: Study) -> Table:
         )
         for s, r in shown
     )
-    note = (
-        ''
-        if len(shown) == len(runs)
-        else (
+    note = ''
+    if len(shown) < len(runs):
+        note = (
             f'{len(shown)} of {len(runs)} runs; converged runs are omitted first, and the JSON '
             'and CSV reports have all.'
         )
-    )
     return Table(
         'Runs',
         (

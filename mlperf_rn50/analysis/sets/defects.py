@@ -62,9 +62,8 @@ def _weaknesses(run_set: RunSet) -> Iterator[Finding]:
         verb = 'was' if len(run_set.resumed) == 1 else 'were'
         count = f'{len(run_set.resumed)} of {plural(len(runs), "run")} {verb} resumed'
         is_left_out = len(run_set.timed) < len(run_set.converged)
-        yield make_finding(
-            'runs_resumed', None, count, '; means leave resumed runs out' * is_left_out
-        )
+        more = '; means leave resumed runs out' if is_left_out else ''
+        yield make_finding('runs_resumed', None, count, more)
     elif len(runs) != RUNS_OF_A_SCORE:
         yield make_finding(
             'runs_not_five',

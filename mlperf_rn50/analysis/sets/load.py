@@ -135,7 +135,7 @@ def _follow_parent() -> None:
     end_with_parent(signal.SIGKILL)
 
 
-def _load_folders(
+def load_folders(
     folders: Sequence[Sequence[Path]], rules: Rules | None
 ) -> list[tuple[RunSet | None, list[OtherBenchmark]]]:
     """Return the sets of folders of logs in the same order. Several processes read a large number
@@ -273,7 +273,7 @@ def load_logs(
         for e in faults
         for reason in [f'the folder cannot be read: {e.strerror}']
     ]
-    loaded = _load_folders(found, rules)
+    loaded = load_folders(found, rules)
     others = [log for _, foreign in loaded for log in foreign]
     run_sets += [run_set for run_set, _ in loaded if run_set]
     if not run_sets:

@@ -43,7 +43,13 @@ def parts_of(run: Run) -> Parts | None:
     first_s, trained_s, total_s = (
         union_s(intervals, gaps) for intervals in (training[:1], training, training + evaluation)
     )
-    return Parts(run.init_s, first_s, trained_s - first_s, total_s - trained_s, end_s - total_s)
+    return Parts(
+        init_s=run.init_s,
+        first_s=first_s,
+        training_s=trained_s - first_s,
+        evaluation_s=total_s - trained_s,
+        other_s=end_s - total_s,
+    )
 
 
 def mean_parts(runs: Sequence[Run]) -> Parts | None:
@@ -82,10 +88,8 @@ def speed_doubt(runs: Sequence[Run]) -> Finding | None:
     parts = mean_parts(runs)
     if parts is None or any(not r.last_epoch for r in runs):
         return None
-    logged_s, logged = (
-        parts.first_s + parts.training_s,
-        sum(s.num_epochs for r in runs for s in r.segments) / len(runs),
-    )
+    logged_s = parts.first_s + parts.training_s
+    logged = sum(s.num_epochs for r in runs for s in r.segments) / len(runs)
     trained = statistics.fmean(r.last_epoch or 0 for r in runs)
     actual_s = max(statistics.fmean(map(_span_s, runs)) - parts.evaluation_s, 0.0)
     if abs(logged * actual_s - trained * logged_s) <= MAX_DIFFERENCE * trained * logged_s:

@@ -1,4 +1,4 @@
-"""Pictures of all systems, and the page of a large tree."""
+"""Reports on several studies: plots of all systems, brief pages and texts, and filters."""
 
 import io
 import json
