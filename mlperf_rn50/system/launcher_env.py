@@ -135,7 +135,8 @@ def launched_local() -> tuple[int, int]:
     if rank >= size:
         raise ConfigError(
             f'rank on this node: got {rank} with {size} ranks, expected at most {size - 1}, from '
-            'the environment of the launcher; start the ranks with a script in launch/'
+            'the '
+            'environment of the launcher; start the ranks with a script in launch/'
         )
     return rank, size
 
@@ -209,7 +210,8 @@ def settle_variables(env: MutableMapping[str, str], starts_ranks: bool = False) 
             if text and not re.fullmatch(pattern, text, re.ASCII):
                 raise ConfigError(
                     f'{name}: got {text[:40]!r} in the environment, expected {expected}; correct '
-                    'or unset it'
+                    'or '
+                    'unset it'
                 )
     _set(env, 'OMP_NUM_THREADS', str(omp_threads(env.get('OMP_NUM_THREADS', '')) or ''))
     for name in [n for n in env if starts_ranks and _OF_RANKS.match(n)]:

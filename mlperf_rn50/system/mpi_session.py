@@ -41,7 +41,8 @@ def no_room(name: str, folder: Path, free: int, needed: int) -> str:
     """Return the message for a folder without space for Open MPI. free and needed are in bytes."""
     return (
         f'{name}: {folder} has {free / 1e6:.1f} MB free, expected {needed / 1e6:.0f} MB for files '
-        'of Open MPI; free space there'
+        'of Open MPI; '
+        'free space there'
     )
 
 

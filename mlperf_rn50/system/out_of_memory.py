@@ -94,7 +94,8 @@ def explain_kill(
 def _address_space_message(name: str, limit: int, used: int) -> str:
     return (
         f'out of memory: {name} is limited to {gigabytes(limit)} (ulimit -v), {gigabytes(used)} '
-        'used; raise the limit (ulimit -v unlimited), or lower train.local_batch_size'
+        'used; '
+        'raise the limit (ulimit -v unlimited), or lower train.local_batch_size'
     )
 
 
@@ -143,8 +144,9 @@ def explain_error(error: BaseException) -> str:
         free = free_processes()
         return (
             'no process or thread can be started '
-            f'({" ".join(text.split())[:120]}){f"; {free[1]}" if free else ""}; raise the limit of '
-            'processes (ulimit -u, pids of the container), or start fewer ranks on a host'
+            f'({" ".join(text.split())[:120]}){f"; {free[1]}" if free else ""}'
+            '; raise the limit of processes (ulimit -u, pids of the container), or start fewer '
+            'ranks on a host'
         )
     if not isinstance(error, MemoryError) and not _FAILED_ALLOCATION.search(text):
         return ''
@@ -158,8 +160,9 @@ def explain_error(error: BaseException) -> str:
     host = read_numbers(PROC / 'meminfo')
     return (
         'out of memory: an allocation failed '
-        f'({" ".join(text.split())[:120] or type(error).__name__}); this process used '
-        f'{gigabytes(used.get("VmHWM", 0))}, the host has {gigabytes(host.get("MemAvailable", 0))} '
-        f'of {gigabytes(host.get("MemTotal", 0))} left; lower train.local_batch_size, or start '
-        'fewer ranks on a host'
+        f'({" ".join(text.split())[:120] or type(error).__name__}); this '
+        f'process used {gigabytes(used.get("VmHWM", 0))}, the host has '
+        f'{gigabytes(host.get("MemAvailable", 0))} of '
+        f'{gigabytes(host.get("MemTotal", 0))} left; lower train.local_batch_size, or start fewer '
+        'ranks on a host'
     )
