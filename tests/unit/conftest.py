@@ -19,8 +19,13 @@ def power_zones(tmp_path):
     write_files(tmp_path, {'class/powercap/intel-rapl/enabled': 1})  # the control type
     write_zone(tmp_path, 'intel-rapl:0', 'package-0', 5_000_000)
     write_zone(tmp_path, 'intel-rapl:1', 'package-1', RANGE_UJ - 1_000_000)
-    others = 'intel-rapl:0:0 core intel-rapl:0:1 dram intel-rapl:2 psys'.split()
-    others += ['intel-rapl-mmio:0', 'package-0', 'dtpm:0', 'package-0']
-    for zone, name in zip(others[::2], others[1::2]):
+    others = {
+        'intel-rapl:0:0': 'core',
+        'intel-rapl:0:1': 'dram',
+        'intel-rapl:2': 'psys',
+        'intel-rapl-mmio:0': 'package-0',
+        'dtpm:0': 'package-0',
+    }
+    for zone, name in others.items():
         write_zone(tmp_path, zone, name, 77_000_000)
     return tmp_path

@@ -202,13 +202,6 @@ def test_weights_are_set_in_place():
     np.testing.assert_array_equal(net(images).asnumpy(), build(2)(images).asnumpy())
 
 
-def test_weights_of_the_other_layout_are_transposed():
-    other = arrays_of(build(2))
-    net = build(1)
-    set_weights(net, {n: a.transpose(0, 2, 3, 1) if a.ndim == 4 else a for n, a in other.items()})
-    assert_same(arrays_of(net), other)
-
-
 @pytest.mark.parametrize(
     'name, num_classes, expected',
     [
