@@ -14,7 +14,7 @@ from lines import write_set
 from mlperf_rn50.analysis.predict.anchors import base_of
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.published import load_published, load_table, sets_under
-from mlperf_rn50.analysis.sets.recipe import Recipe, eval_grid, make_recipe
+from mlperf_rn50.analysis.sets.settings import Recipe, eval_grid, make_recipe
 from mlperf_rn50.analysis.sets.time_parts import RunTimes, make_times
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN
 

@@ -10,9 +10,9 @@ from mlperf_rn50.analysis.report.refs import (
     unit_name,
 )
 from mlperf_rn50.analysis.sets import rcp
-from mlperf_rn50.analysis.sets.cost import kwh
-from mlperf_rn50.analysis.sets.run_set import RunSet, ratio
+from mlperf_rn50.analysis.sets.run_set import RunSet, kwh, ratio
 from mlperf_rn50.analysis.sets.scaling import Study
+from mlperf_rn50.answer import Cell, Table, figures_cell, number_cell, percent_cell, status_cell
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.events import RUN_RESUMED
 from mlperf_rn50.mllog.findings import Finding, make_finding
@@ -20,7 +20,6 @@ from mlperf_rn50.mllog.rulesets import ROUND_OF
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.mllog.sidecar.energy import KINDS, NO_COUNTERS, NO_TELEMETRY
 from mlperf_rn50.mllog.sidecar.metrics import read_node_reads
-from mlperf_rn50.table import Cell, Table, figures_cell, number_cell, percent_cell
 from mlperf_rn50.text import data_name, duration, minutes, plural
 
 _MAX_RUNS = 500  # maximum rows of the table of runs
@@ -41,16 +40,16 @@ def _status(run: Run) -> str:
     )
 
 
-def runs_table(study: Study) -> Table:
-    """Return the table of at most _MAX_RUNS runs. Converged runs are omitted first."""
+def runs_table(study: Study, most: int = _MAX_RUNS) -> Table:
+    """Return the table of at most `most` runs. Converged runs are omitted first."""
     runs = [(s, r) for s in study.run_sets for r in s.runs]
-    first = sorted(range(len(runs)), key=lambda i: runs[i][1].status == 'converged')[:_MAX_RUNS]
+    first = sorted(range(len(runs)), key=lambda i: runs[i][1].status == 'converged')[:most]
     shown = [runs[i] for i in sorted(first)]
     rows = tuple(
         (
             Cell(s.name),
             Cell(r.path.name),
-            Cell(_status(r)),
+            status_cell(_status(r)),
             number_cell(r.epochs_to_converge, refs=evaluation_refs(r)),
             Cell(minutes(r.time_to_train_s), r.time_to_train_s, clock_refs(r)),
             percent_cell(r.final_accuracy, '.2f', evaluation_refs(r)),
@@ -63,14 +62,12 @@ def runs_table(study: Study) -> Table:
         )
         for s, r in shown
     )
-    note = (
-        ''
-        if len(shown) == len(runs)
-        else (
+    note = ''
+    if len(shown) < len(runs):
+        note = (
             f'{len(shown)} of {len(runs)} runs; converged runs are omitted first, and the JSON '
             'and CSV reports have all.'
         )
-    )
     return Table(
         'Runs',
         (
