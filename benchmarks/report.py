@@ -76,9 +76,8 @@ def measure(tree: Path, out: Path) -> str:
     program.returncode = os.waitstatus_to_exitcode(code)
     pages = sum(p.stat().st_size for p in out.glob('report.html')) / 1e6
     return (
-        f'wall {wall:7.1f} s  CPU {usage.ru_utime + usage.ru_stime:7.1f} s  '
-        f'largest {usage.ru_maxrss / 1024:5.0f} MB  page {pages:5.1f} MB  exit code '
-        f'{program.returncode}'
+        f'wall {wall:7.1f} s  CPU {usage.ru_utime + usage.ru_stime:7.1f} s  largest '
+        f'{usage.ru_maxrss / 1024:5.0f} MB  page {pages:5.1f} MB  exit code {program.returncode}'
     )
 
 

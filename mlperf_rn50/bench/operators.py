@@ -193,8 +193,8 @@ def bench_operators(
                     ('backward_share', 'of peak', '.0%'),
                 ),
                 rows,
-                f'Medians of {session.num} passes. Backward: gradients of weights and input '
-                '(first layer: weights).',
+                f'Medians of {session.num} passes. Backward: gradients of weights and input (first '
+                'layer: weights).',
             ),
         ]
     return tables

@@ -121,8 +121,7 @@ def bench_pipeline(
             ),
             rows,
             'One rank. images/s: from the mean time of n batches. ms/batch: median of n batches. '
-            'MB/s from storage: '
-            "this process's reads during the whole measurement.",
+            "MB/s from storage: this process's reads during the whole measurement.",
         ),
         ResultTable(
             'Storage that training needs until the data is in the page cache',

@@ -190,8 +190,8 @@ def bench_steps(session: BenchSession, cases: list[Case]) -> list[ResultTable]:
         if case.num_ranks > comm.world_size:
             raise ConfigError(
                 f'--ranks: got {case.num_ranks}, expected at most {comm.world_size}; start more '
-                'with a '
-                f'launcher, such as launch/ranks.sh {case.num_ranks} mlperf-rn50 bench train …'
+                f'with a launcher, such as launch/ranks.sh {case.num_ranks} mlperf-rn50 bench '
+                'train …'
             )
     configs = [case_config(session.config, case) for case in cases]
     rows = []
@@ -226,10 +226,9 @@ def _steps_table(rows: list[Row]) -> ResultTable:
         ),
         rows,
         'batch, MiB, GFLOP/s: per rank. ms/step: median of n steps, ± half the interquartile '
-        'range. Columns data to '
-        'update: ms of each part, without overlap. GFLOP/s: two FLOPs per multiply-add of '
-        'convolutions and dense '
-        'layers, backward counted twice. Peak: the fastest of 12 matrix products.',
+        'range. Columns data to update: ms of each part, without overlap. GFLOP/s: two FLOPs per '
+        'multiply-add of convolutions and dense layers, backward counted twice. Peak: the fastest '
+        'of 12 matrix products.',
     )
 
 
@@ -310,8 +309,8 @@ def bench_exchange(session: BenchSession, case: Case) -> list[ResultTable]:
     comm = session.comm
     if comm.world_size < 2:
         raise ConfigError(
-            'ranks: got 1, expected 2 or more; start them with a launcher, such as '
-            'launch/ranks.sh 2 mlperf-rn50 bench allreduce'
+            'ranks: got 1, expected 2 or more; start them with a launcher, such as launch/ranks.sh '
+            '2 mlperf-rn50 bench allreduce'
         )
     sizes = [_time(session, [nd.zeros((size // 4,), session.context)]) for size in SIZES]
     rows = [{**row, 'algorithm_gb_per_s': row['bytes'] / row['time_ms'] / 1e6} for row in sizes]

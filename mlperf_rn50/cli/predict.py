@@ -57,9 +57,8 @@ def make_parser() -> Parser:
         nargs='+',
         metavar='LAYOUT',
         default=['1 2 4 8 16'],
-        help='layouts to predict, as nodes or nodes x accelerators (or ranks) per node, such as '
-        '16 or 1x8,2x8 '
-        '(default: 1, 2, 4, 8 and 16 nodes like those of the source)',
+        help='layouts to predict, as nodes or nodes x accelerators (or ranks) per node, such as 16 or '
+        '1x8,2x8 (default: 1, 2, 4, 8 and 16 nodes like those of the source)',
     )
     batch = parser.add_mutually_exclusive_group()
     batch.add_argument(
@@ -81,19 +80,16 @@ def make_parser() -> Parser:
         '--link-gbit-s',
         metavar='X',
         type=partial(positive, least=1e-3, most=1e6, expected='a number from 0.001 to 1000000'),
-        help='rate of all ports of a node together, in Gbit/s per direction (default: as measured '
-        'by bench allreduce '
-        'or described with the logs)',
+        help='rate of all ports of a node together, in Gbit/s per direction (default: as measured by '
+        'bench allreduce or described with the logs)',
     )
     add(
         '--what-if',
         metavar='CHANGES',
         type=filled,
         help='predict a changed machine; any of link=GBIT_S (of a port), ports=N (per node), '
-        'generation=NAME (of the '
-        'accelerators), local=IMAGES (per accelerator), pixels=FRACTION (of the measured), '
-        'epochs=N, tcp, '
-        "hierarchical, such as 'link=25 tcp hierarchical'",
+        'generation=NAME (of the accelerators), local=IMAGES (per accelerator), pixels=FRACTION '
+        "(of the measured), epochs=N, tcp, hierarchical, such as 'link=25 tcp hierarchical'",
     )
     add_price_option(parser)
     add('--optimizer', choices=['sgd', 'lars'], help='optimizer of the recipes (default: any)')

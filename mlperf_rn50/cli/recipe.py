@@ -52,8 +52,7 @@ def make_parser() -> Parser:
         '--global-batch-size',
         type=count(_MAX_BATCH),
         metavar='N',
-        help='images per optimizer step over all ranks (default: as in the --compare '
-        'configuration)',
+        help='images per optimizer step over all ranks (default: as in the --compare configuration)',
     )
     add('--optimizer', choices=['sgd', 'lars'], help='optimizer of the recipes (default: both)')
     add(
@@ -158,8 +157,7 @@ def _compared(options: Namespace) -> tuple:
     if batch is None:
         raise ConfigError(
             f'{options.compare}: train.local_batch_size is {config.train.local_batch_size} per '
-            'rank, but '
-            'the number of ranks is unknown; give --nodes and --ranks-per-node, or '
+            'rank, but the number of ranks is unknown; give --nodes and --ranks-per-node, or '
             '--global-batch-size'
         )
     if configured not in (None, batch):

@@ -210,8 +210,7 @@ def peers():
         ('trainer.py 1', 'trainer against the bare step, float32, images/s: ratio '),
         (
             'cifar10.py trial {0}/run --train.precision float32 --train.max_epochs 1 '
-            '--train.eval_period 1 '
-            '--train.eval_offset 0 --schedule.decay_epochs 1',
+            '--train.eval_period 1 --train.eval_offset 0 --schedule.decay_epochs 1',
             '{0}/run: Top-1 ',
         ),
     ],

@@ -139,7 +139,7 @@ TABLES = [
 
 def test_tables_name_the_measured_machine():
     assert render_tables(MACHINE, TABLES) == (
-        'A CPU (AVX2), 2 cores, 2 threads per rank, 1 host; mlperf-rn50 1.2, mxnet 1.9.1\n\nSteps\n'
-        'model         ms    of peak\n-------  -------  ---------\n'
-        'a?[1m    1,234.6        50%\nb              -       100%\nA note.'
+        'A CPU (AVX2), 2 cores, 2 threads per rank, 1 host; mlperf-rn50 1.2, mxnet '
+        '1.9.1\n\nSteps\nmodel         ms    of peak\n-------  -------  ---------\na?[1m    '
+        '1,234.6        50%\nb              -       100%\nA note.'
     )

@@ -38,8 +38,7 @@ def test_interval_is_from_the_fastest_and_the_slowest_published_system(monkeypat
     speeds = [round(63 * IMAGENET_TRAIN / 8 / s) for s in (slow, fast)]
     assert text_of() == (
         f'about {span(fast, slow)} for 63 epochs on 8 V100 at {speeds[0]:,} to {speeds[1]:,} '
-        'images/s each (2 '
-        'published systems); published v0.5 sets at batch 1,664 took 63 epochs'
+        'images/s each (2 published systems); published v0.5 sets at batch 1,664 took 63 epochs'
     )
 
 

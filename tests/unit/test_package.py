@@ -67,8 +67,7 @@ def tree(tmp_path, good):
 def test_five_real_runs_pass_the_official_checkers_and_are_labelled(good):
     label = (
         'Trained on digits, not ImageNet; this result tests only the format, and cannot be '
-        'submitted or '
-        'compared.'
+        'submitted or compared.'
     )
     home, score = good.home, load_run_sets([DIGITS])[0].score_minutes
     assert submission.render_package(good, 'heading', score).startswith(
@@ -413,8 +412,8 @@ def test_finished_tree_is_rechecked(tree):
     assert rows[0] == f'{tree}: v4.0, no errors found'
     assert '  logs                box: 5 of 5 pass the rules of v4.0' in rows
     assert (
-        "  note: box: all 5 logs: submission_org is 'unnamed', but 'us' in box.json; the latter "
-        'is used' in rows
+        "  note: box: all 5 logs: submission_org is 'unnamed', but 'us' in box.json; the latter is "
+        'used' in rows
     )
     assert any(row.startswith('  result_summarizer   box: ') for row in rows)
     [gaps] = [row for row in rows if 'box.json lacks' in row]

@@ -582,8 +582,7 @@ def test_answer_is_in_the_first_lines():
     [row] = answer.rows
     assert verdicts(answer) == [
         f'16x4, {row.minutes:.2f} min ({row.interval[0]:.2f} to {row.interval[1]:.2f}) at batch '
-        '8,192 '
-        f'(interpolated recipe), 40 epochs (40 to 44), cost {row.cost:.2f}'
+        f'8,192 (interpolated recipe), 40 epochs (40 to 44), cost {row.cost:.2f}'
     ]
 
 
@@ -688,8 +687,7 @@ def test_tables_of_ranks_on_other_data():
     lines = render_prediction(replace(answer, rows=(*answer.rows, refused))).splitlines()
     assert {
         '- Recipe of 1x2: sgd, batch 64, learning rate 0.02, warm-up 1, poly over 12 epochs; '
-        'epochs on digits (not '
-        'ImageNet): 3 to 4, measured in 2 runs of 1x2',
+        'epochs on digits (not ImageNet): 3 to 4, measured in 2 runs of 1x2',
         '- Latency on several nodes: 0.0 ms per step, assumed for ranks without accelerators',
         '2x3: refused: batch 64 is not divisible by 6 ranks; choose another batch',
     } < set(lines)
@@ -700,8 +698,8 @@ def test_tables_of_ranks_on_other_data():
     ]
     assert lines[-2:] == [
         'Warnings',
-        '- 4x2: no recipe measured on digits at batch 256; the step is '
-        'predicted, but not epochs or minutes',
+        '- 4x2: no recipe measured on digits at batch 256; the step is predicted, but not epochs '
+        'or minutes',
     ]
 
 

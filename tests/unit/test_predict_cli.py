@@ -82,8 +82,8 @@ def test_base_has_the_fewest_nodes_and_a_matching_layout(tmp_path):
     assert load_source([str(tmp_path)], '2x4').base.num_nodes == 2
     with pytest.raises(
         ConfigError,
-        match='--system: got 2x3, which matches 0 systems, expected one of 1x4, 2x4, '
-        '4x4; did you mean 2x4?',
+        match='--system: got 2x3, which matches 0 systems, expected one of 1x4, 2x4, 4x4; did you mean '
+        '2x4?',
     ):
         load_source([str(tmp_path)], '2x3')
     write_set(tmp_path / '1x2', 2, True, ranks=2)

@@ -185,8 +185,8 @@ def test_lack_of_sets_is_named():
 
 def config_text(name, classes=10, precision='float32', device='cpu', comm='compression: none'):
     return (
-        f'data: {{num_classes: {classes}}}\nmodel: {{name: {name}}}\ncomm: {{{comm}}}\n'
-        f'train: {{local_batch_size: 8, precision: {precision}, device: {device}}}\n'
+        f'data: {{num_classes: {classes}}}\nmodel: {{name: {name}}}\ncomm: {{{comm}}}\ntrain: '
+        f'{{local_batch_size: 8, precision: {precision}, device: {device}}}\n'
     )
 
 

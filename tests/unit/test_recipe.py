@@ -219,8 +219,8 @@ def test_interpolation_errors_match_the_documentation():
             for low, p, high in zip(edge, edge[1:], edge[2:])
         ]
     rows = [
-        f'| {p.recipe.global_batch_size:,} | {p.recipe.base_lr:g} | {c.recipe.base_lr:g} '
-        f'| {p.recipe.warmup_epochs:g} | {c.recipe.warmup_epochs:g} | {p.mean_epochs:.3g} | '
+        f'| {p.recipe.global_batch_size:,} | {p.recipe.base_lr:g} | {c.recipe.base_lr:g} | '
+        f'{p.recipe.warmup_epochs:g} | {c.recipe.warmup_epochs:g} | {p.mean_epochs:.3g} | '
         f'{c.epochs:.3g} |'
         for p, c in pairs
         if p.recipe.global_batch_size > 4096 and p.generation == 'v0.7 and later'

@@ -150,22 +150,22 @@ def standing_after(curve, references=None):
             [(10, 0.4), (20, 0.6)],
             False,
             False,
-            'on course: 3 of 3 reference runs within 0.4 points; all converged at epoch '
-            '40, 17 min from now',
+            'on course: 3 of 3 reference runs within 0.4 points; all converged at epoch 40, 17 min '
+            'from now',
         ),
         (
             [(10, 0.4), (20, 0.55)],
             True,
             False,
-            'outlier: 5.2 points below the mean of 3 reference runs, more than 3 '
-            'sigma (1.7 points), once; 2 in a row raise the alarm; all',
+            'outlier: 5.2 points below the mean of 3 reference runs, more than 3 sigma (1.7 '
+            'points), once; 2 in a row raise the alarm; all',
         ),
         (
             [(10, 0.3), (20, 0.55)],
             True,
             True,
-            'behind: 5.2 points below the mean of 3 reference runs, more than 3 '
-            'sigma (1.7 points), at 2 evaluations in a row; all',
+            'behind: 5.2 points below the mean of 3 reference runs, more than 3 sigma (1.7 '
+            'points), at 2 evaluations in a row; all',
         ),
     ],
 )
@@ -216,8 +216,8 @@ def test_named_runs_of_different_recipe_are_accepted():
     )
     assert (found.how, found.num_runs, found.eval_samples, found.spreads) == ('named', 1, 360, {})
     assert introduce(found) == (
-        'reference: 1 run of 1 set (/runs/s), a different recipe (lars, batch 1664, learning '
-        'rate 7.4, warm-up 2, poly over 40 epochs), named by run.reference'
+        'reference: 1 run of 1 set (/runs/s), a different recipe (lars, batch 1664, learning rate '
+        '7.4, warm-up 2, poly over 40 epochs), named by run.reference'
     )
 
 

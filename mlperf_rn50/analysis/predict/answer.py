@@ -32,8 +32,7 @@ _SAME_TIME = 1.01  # largest ratio of times between batches that count as equall
 _KINDS = ('source', 'published', 'interpolated', 'given', None)
 _NO_SCHEDULE = (
     'the source logs declare no schedule, as in v0.5; the costs of several nodes of such software '
-    'are not '
-    'known, so the interval is that of another machine'
+    'are not known, so the interval is that of another machine'
 )
 _NO_LINK = (
     'interconnect unknown; pass --link-gbit-s or a bench allreduce file measured across nodes'
@@ -148,27 +147,23 @@ def _doubts(base: Base, found: Prediction, costs: Costs) -> tuple[str, ...]:
     )
     doubts = {
         f'no recipe measured on {base.dataset} at batch {layout.recipe.global_batch_size}; the '
-        'step is '
-        'predicted, but not epochs or minutes': layout.epochs is None,
+        'step is predicted, but not epochs or minutes': layout.epochs is None,
         f'{local:g} images per {base.unit} and step, measured with {measured:g}; computing time is '
         'extrapolated': not any(
             is_within(local, m, _MAX_BATCH_RATIO) for m in (measured, *(b for b, _ in base.steps))
         ),
         f'{layout.units_per_node} {base.unit}s per node, measured with {units:g}; equal speed of '
-        'each is assumed, and '
-        'node-hours are not comparable': layout.units_per_node != units,
+        'each is assumed, and node-hours are not comparable': layout.units_per_node != units,
         f'derived from {base.num_nodes} nodes; the interval excludes the uncertainty of their '
         'overheads': layout.num_nodes == 1 < base.num_nodes,
         f'no published set of other rounds has {base.generation or "unnamed accelerators"} on '
-        'several nodes; the '
-        f'latency is that of {similar}, and the interval that of another machine': layout.num_nodes
-        > 1
+        f'several nodes; the latency is that of {similar}, and the interval that of another '
+        'machine': layout.num_nodes > 1
         and base.has_accelerators
         and found.knowledge == 'other'
         and base.generation not in costs.latency_s,
         'the first epoch of the source was the shortest, so its epochs vary by '
-        f'{percent(base.noise, ".0f")} or more; '
-        'the interval is wider': round(base.noise, 2) > 0,
+        f'{percent(base.noise, ".0f")} or more; the interval is wider': round(base.noise, 2) > 0,
         _NO_SCHEDULE: layout.num_nodes > 1 and lacks_schedule(base.run_set),
     }
     return tuple(text for text, is_true in doubts.items() if is_true)
@@ -182,8 +177,7 @@ def _predict_batch(
         if batch % (num_nodes * per_node):
             raise UserError(
                 f'batch {batch:.10g} is not divisible by {num_nodes * per_node} {base.unit}s; '
-                'choose '
-                'another batch'
+                'choose another batch'
             )
         num = request.what_if and request.what_if.epochs
         recipe, epochs = (
@@ -301,9 +295,9 @@ def _compared(row: Prediction, baseline: Prediction) -> Prediction:
         return found
     low, high = row.interval
     text = (
-        f'{percent(excess, ".1f")} of a proportional speed, expected at most 100 %, because '
-        'start, evaluations or '
-        f'epochs of the source took longer than assumed here; the interval includes 100 %'
+        f'{percent(excess, ".1f")} of a proportional speed, expected at most 100 %, because start, '
+        'evaluations or epochs of the source took longer than assumed here; the interval includes '
+        '100 %'
     )
     return replace(
         found, interval=(low, max(high, excess * row.minutes)), doubts=(*row.doubts, text)

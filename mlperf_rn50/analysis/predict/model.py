@@ -217,8 +217,8 @@ def predict_layout(
     if computed_s <= 0:
         return Prediction(
             layout,
-            'the assumed exchange and latency exceed the measured step; pass a source on one '
-            'node, or a higher --link-gbit-s',
+            'the assumed exchange and latency exceed the measured step; pass a source on one node, '
+            'or a higher --link-gbit-s',
         )
     has_extra, step_s = link.extra_s is not None, computed_s + exchanged_s - hidden_s + other_s
     is_same = not base.is_scaled and (

@@ -31,13 +31,11 @@ _MAX_NAMES = 5  # maximum names listed in a message
 _compared = attrgetter('round', 'org', 'other_dataset', 'recipe.target_accuracy', 'accelerator')
 _INCOMPLETE = (
     'no run has finished, or the logs lack the number of nodes, the number of accelerators or '
-    'ranks, or the '
-    'time of an epoch'
+    'ranks, or the time of an epoch'
 )
 _UNMEASURED = (
     'Not measured: evaluations (assumed to take a third of the training time of 50,000 images), '
-    'first-epoch '
-    'overhead on one node (assumed to be zero), input pipeline (assumed to keep up)'
+    'first-epoch overhead on one node (assumed to be zero), input pipeline (assumed to keep up)'
 )
 # largest ratio of equal gradients, and of local batches that are too similar for a slope of the
 # step time
@@ -205,8 +203,7 @@ def _from_published(name: str) -> Source:
             f'{printable(name)}: not a file, folder or published system'
             + (
                 hint
-                or '; expected a run, a '
-                'study, a JSON file of bench, or a system such as '
+                or '; expected a run, a study, a JSON file of bench, or a system such as '
                 f'{_names(alike or [*named], "published")}'
             )
         )
@@ -317,9 +314,8 @@ def load_source(
     exchanges = [(word, bench.exchange) for word, bench, _ in loaded if bench and bench.exchange]
     if bool(folders) + len(names) + len(steps) != 1 or len(exchanges) > 1:
         raise ConfigError(
-            f'SOURCE: got {printable(", ".join(words))}, expected one run, study, published '
-            'system or '
-            'bench train file, and at most one bench allreduce file'
+            f'SOURCE: got {printable(", ".join(words))}, expected one run, study, published system '
+            'or bench train file, and at most one bench allreduce file'
         )
     if system and not folders:
         raise ConfigError(
@@ -367,8 +363,8 @@ def _from_systems(folder: Path, name: str | None, per_node: int | None) -> Sourc
             b.name if names.count(b.name) == 1 else f'{b.name} ({b.source})' for _, b in chosen
         ] or names
         raise ConfigError(
-            f'--system: got {name or "no name"}, which matches {len(chosen)} systems, expected '
-            'one of '
+            f'--system: got {name or "no name"}, which matches {len(chosen)} systems, expected one '
+            'of '
             f'{printable(_names(alike, str(folder)))}{"" if chosen else nearest(name or "", names)}'
         )
     [(run_set, base)] = chosen
@@ -384,8 +380,8 @@ def _from_systems(folder: Path, name: str | None, per_node: int | None) -> Sourc
         []
         if len(comparable) == 1 or name
         else [
-            f'Predicted from {base.name}, the smallest of {len(comparable)} systems; --system '
-            'NAME selects another'
+            f'Predicted from {base.name}, the smallest of {len(comparable)} systems; --system NAME '
+            'selects another'
         ]
     )
     if obstacles := run_set.judgement.obstacles:
@@ -408,8 +404,7 @@ def parse_what_if(text: str) -> WhatIf:
     except ValidationError as e:
         raise ConfigError(
             f'--what-if: {printable(str(e))}; expected any of link=GBIT_S, ports=N, '
-            'generation=NAME, '
-            'local=IMAGES, pixels=FRACTION, epochs=N, tcp and hierarchical'
+            'generation=NAME, local=IMAGES, pixels=FRACTION, epochs=N, tcp and hierarchical'
         ) from e
     if len(str(found).split()) != len(words) or not words:
         raise ConfigError(
@@ -444,8 +439,7 @@ def change(source: Source, what_if: WhatIf) -> Source:
         if not speeds or not base.has_accelerators:
             raise ConfigError(
                 f'--what-if: got generation {new} for {base.unit}s, expected one with published '
-                'one-node '
-                'sets, for accelerators'
+                'one-node sets, for accelerators'
             )
         base = replace(
             base,

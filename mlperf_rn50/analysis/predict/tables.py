@@ -34,8 +34,7 @@ _MINOR = (
 )
 _ASSUMED = (
     f'Ports between nodes unknown: {UNKNOWN_GBIT_S:g} Gbit/s per node assumed, with a wider '
-    'interval; pass '
-    '--link-gbit-s or a bench allreduce file'
+    'interval; pass --link-gbit-s or a bench allreduce file'
 )
 
 
@@ -179,8 +178,7 @@ def _sentence(answer: Predictions, p: Prediction) -> str:
     if p.best_measured_minutes:
         text += (
             f', measured {p.best_measured_minutes:,.2f} min at batch '
-            f'{p.best_measured_batch_size:,} '
-            f'({p.best_measured_system}){spent}'
+            f'{p.best_measured_batch_size:,} ({p.best_measured_system}){spent}'
         )
         if p.best_measured_minutes == p.measured_minutes:
             return text
@@ -229,8 +227,7 @@ def _link_line(link: Link) -> str:
     network = f' ({link.network})' if link.network else ''
     return (
         f'Interconnect: {rate}, {way} all-reduce of {link.exchange_bytes / 1e6:.1f} '
-        f'MB{network}{overlap}; source: '
-        f'{link.source}'
+        f'MB{network}{overlap}; source: {link.source}'
     )
 
 
@@ -238,8 +235,8 @@ def _costs_line(answer: Predictions) -> str:
     costs, link = answer.costs, answer.source.link
     if link.extra_s is not None:
         return (
-            f'Latency on several nodes: {1e3 * link.extra_s:.1f} ms per step, measured by '
-            'bench allreduce'
+            f'Latency on several nodes: {1e3 * link.extra_s:.1f} ms per step, measured by bench '
+            'allreduce'
         )
     tcp = f', and {1e3 * HOP_S:g} ms per member of the ring over TCP' if link.is_tcp else ''
     stages = (
@@ -259,12 +256,10 @@ def _error_line(answer: Predictions) -> str:
         )
     own = validate_published().errors['own', 'round']
     return (
-        f'Model error on {plural(own.num_predicted, "published set")} from their own one-node '
-        'set, without the '
-        f'costs of the same round: {percent(own.median_error, ".1f")} (median), '
-        f'{percent(own.high_error, ".1f")} '
-        f'(90th percentile); {own.num_held} of {own.num_predicted} measured times are within the '
-        '80 % interval'
+        f'Model error on {plural(own.num_predicted, "published set")} from their own one-node set, '
+        f'without the costs of the same round: {percent(own.median_error, ".1f")} (median), '
+        f'{percent(own.high_error, ".1f")} (90th percentile); {own.num_held} of '
+        f'{own.num_predicted} measured times are within the 80 % interval'
     )
 
 
@@ -274,8 +269,7 @@ def _inputs(answer: Predictions) -> list[str]:
     return [
         f'Source: {base.name} ({base.source}), {plural(base.num_nodes, "node")}, '
         f'{plural(base.num_units, base.unit)}, batch {base.global_batch_size:,}, '
-        f'{1e3 * base.step_s:.1f} ms per '
-        f'step on {data}',
+        f'{1e3 * base.step_s:.1f} ms per step on {data}',
         *_group(
             (
                 (

@@ -152,8 +152,7 @@ def _place_text(
         )
         return (
             f'{"behind" if behind else "outlier"}: {distance} the mean of {num} reference runs, '
-            'more than '
-            f'{SIGMAS:g} sigma ({100 * (found.mean - found.low):.1f} points), {times}'
+            f'more than {SIGMAS:g} sigma ({100 * (found.mean - found.low):.1f} points), {times}'
         )
     most = max(abs(accuracy - v) for v in found.values)
     return f'on course: {num} of {reference.num_runs} reference runs within {100 * most:.1f} points'

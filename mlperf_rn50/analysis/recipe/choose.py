@@ -106,9 +106,8 @@ class RecipeGroup:
         )
         return (
             f'{name}{more if others else ""} ({self.rounds}, batch '
-            f'{self.recipe.global_batch_size:,}, '
-            f'{len(self.epochs)} of {len(self.runs)} runs converged after '
-            f'{range_text(self.epochs)} epochs)'
+            f'{self.recipe.global_batch_size:,}, {len(self.epochs)} of {len(self.runs)} runs '
+            f'converged after {range_text(self.epochs)} epochs)'
         )
 
 
@@ -290,8 +289,8 @@ def _refusal(
     ]
     return (
         f'global batch: got {batch:,} ({wanted}), expected a batch in the range of converged '
-        'published '
-        f'sets: {"; ".join(texts) or "there are none; choose another optimizer or target"}'
+        'published sets: '
+        f'{"; ".join(texts) or "there are none; choose another optimizer or target"}'
     )
 
 

@@ -318,10 +318,8 @@ def find_deviations(config: Config, num_ranks: int | None) -> list[str]:
     if not (similar := _near(known, batch, SIMILAR_BATCH)):
         return [
             f'train.global_batch_size: got {batch:,}; no published {config.optimizer.name} set '
-            'that reached '
-            f'{100 * config.train.target_accuracy:.4g} % has a batch within a factor of '
-            f'{SIMILAR_BATCH}, so the '
-            'recipe is not compared'
+            f'that reached {100 * config.train.target_accuracy:.4g} % has a batch within a factor '
+            f'of {SIMILAR_BATCH}, so the recipe is not compared'
         ]
     nearest = min(similar, key=lambda alike: len([*_differing(config, alike, batch)]))
     return [_deviation(config, key, nearest, batch) for key in _differing(config, nearest, batch)]

@@ -195,8 +195,8 @@ def _compared_notes(found: Recipes, config: Config) -> list[str]:
     notes = [
         f'* no recipe {recipes} has this value (schedule end and length: among schedules of the '
         'same kind)',
-        'Colours: the submissions and train change the colours of training images only by mean '
-        'and std.',
+        'Colours: the submissions and train change the colours of training images only by mean and '
+        'std.',
         'Files: the storage format of the images is not logged. This configuration: '
         f'{_images_of(config)}.',
         '',
@@ -210,9 +210,8 @@ def _compared_notes(found: Recipes, config: Config) -> list[str]:
     data = 'synthetic images' if config.data.synthetic else config.data.dataset
     return [
         *notes,
-        'The recipes are for ResNet-50 on ImageNet. This configuration trains '
-        f'{config.model.name} on '
-        f'{config.data.num_train:,} images of {data}, so they may not apply, and train does not '
+        f'The recipes are for ResNet-50 on ImageNet. This configuration trains {config.model.name} '
+        f'on {config.data.num_train:,} images of {data}, so they may not apply, and train does not '
         'warn.',
     ]
 
@@ -227,8 +226,8 @@ def _images_of(config: Config) -> str:
     if size is None:
         return 'original files, byte for byte'
     return (
-        f'resized by prepare to {printable(str(size))[:10]} pixels on the shorter side, as '
-        'JPEG of quality 95'
+        f'resized by prepare to {printable(str(size))[:10]} pixels on the shorter side, as JPEG of '
+        'quality 95'
     )
 
 
@@ -241,13 +240,12 @@ def _choice_lines(choice: Choice) -> Iterator[str]:
     )
     yield (
         f'Recipe ({choice.kind}): {r.opt_name}, learning rate {r.base_lr:g}, warm-up '
-        f'{r.warmup_epochs:g} epochs, '
-        f'{length}, weight decay {r.weight_decay:g}.'
+        f'{r.warmup_epochs:g} epochs, {length}, weight decay {r.weight_decay:g}.'
     )
     yield (
         f'Expected: {choice.epochs:.3g} epochs to {100 * choice.target:.4g} % '
-        f'({range_text(choice.epochs_range)} '
-        f'in the sources); {choice.num_converged} of {choice.num_runs} source runs reached it.'
+        f'({range_text(choice.epochs_range)} in the sources); {choice.num_converged} of '
+        f'{choice.num_runs} source runs reached it.'
     )
     both = 'it' if choice.kind == 'known' else 'the recipes on both sides'
     yield f'Sets that converged with {both}: {choice.num_sets}.'

@@ -81,9 +81,9 @@ def write_scripts(folder: Path, runs: Sequence[Run], system: str) -> None:
     (folder / 'README.md').write_text(
         '# ResNet-50 v1.5 on MXNet Gluon: mlperf_rn50\n\n'
         + (f'**{printable(note)}**\n\n' if note else '')
-        + f'1. `setup_{system}.sh`\n2. `preproc_dataset.sh`\n3. `run_and_time_{system}.sh`\n\n'
-        '`code/` contains the program, `runs_<system>/` the configuration and environment of each '
-        'run.\n'
+        + f'1. `setup_{system}.sh`\n2. `preproc_dataset.sh`\n3. '
+        f'`run_and_time_{system}.sh`\n\n`code/` contains the program, `runs_<system>/` the '
+        'configuration and environment of each run.\n'
     )
 
 
@@ -142,8 +142,7 @@ def find_flaws(run: Run) -> list[str]:
     files = (run.path, config, run_of(run.path).env, system_path(run.path))
     flaws = [
         f'{p.name}: got {"a symbolic link" if p.is_symlink() else "no regular file"}, expected a '
-        'file; replace '
-        'it with a copy'
+        'file; replace it with a copy'
         for p in files
         if p.is_symlink() or p.exists() and not p.is_file()
     ]

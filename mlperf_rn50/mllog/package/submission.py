@@ -85,8 +85,8 @@ def _check_order(order: Order) -> None:
     for option, name in (('--org', order.org), ('--system', order.system)):
         if not _NAME.fullmatch(name):
             raise UserError(
-                f'{option}: got {name!r:.100}, expected a letter or digit, then letters, digits, '
-                '. _ -'
+                f'{option}: got {name!r:.100}, expected a letter or digit, then letters, digits, . '
+                '_ -'
             )
     taken = order.home / 'results' / order.system
     if taken.exists():
@@ -122,8 +122,7 @@ def _write_tree(home: Path, runs: Sequence[Run], order: Order) -> list[str]:
     if gaps := system_desc.find_gaps(description):
         notes.append(
             f'the system description lacks {", ".join(gaps)}; complete it, then run mlperf-rn50 '
-            'package '
-            f'--check {order.home} --round {order.round}'
+            f'package --check {order.home} --round {order.round}'
         )
     if orgs := sorted({str(r.org) for r in runs if r.org} - {order.org}):
         notes.append(
@@ -225,8 +224,7 @@ def find_remarks(runs: Sequence[Run], judgement: Judgement) -> list[Remark]:
                 (
                     'note',
                     f'{run.path.name}: {len(rest) - _MAX_WARNINGS} more findings; mlperf-rn50 '
-                    'report '
-                    '--findings shows them',
+                    'report --findings shows them',
                 )
             )
     return sorted(result, reverse=True, key=lambda remark: remark[0])  # warnings first
@@ -292,8 +290,7 @@ def _compare(package: Package, score_minutes: float | None) -> list[str]:
     hint = '; see the warnings above' if package.remarks else ''
     return [
         f'the scores differ: {official:.2f} min from result_summarizer, {score_minutes:.2f} min '
-        'from report; the '
-        f'former is official{hint}'
+        f'from report; the former is official{hint}'
     ]
 
 

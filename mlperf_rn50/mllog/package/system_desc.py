@@ -77,8 +77,7 @@ def data_note(runs: Sequence[Run]) -> str:
         if not run.is_imagenet:
             return (
                 f'Trained on {run.dataset or "other data"}, not ImageNet; this result tests only '
-                'the format, and '
-                'cannot be submitted or compared.'
+                'the format, and cannot be submitted or compared.'
             )
     return ''
 
@@ -185,9 +184,8 @@ def merge_description(
     ]
     if base.fields.get('division', built['division']) != built['division']:
         notes.append(
-            f'division is {base.fields["division"]:.40} in {base.name}, but {built["division"]} '
-            'in the logs, '
-            'which is used'
+            f'division is {base.fields["division"]:.40} in {base.name}, but {built["division"]} in '
+            'the logs, which is used'
         )
     labels = dict.fromkeys(
         text for text in (base.fields.get('sw_notes'), built['sw_notes']) if text
