@@ -12,14 +12,13 @@ from typing import Any
 import mxnet as mx
 
 import mlperf_rn50
-from mlperf_rn50.answer import Answer
+from mlperf_rn50.answer import Answer, Cell, Table, number_cell
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.batches import device_context
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.environment import git_commit, host_facts, package_versions
 from mlperf_rn50.system.out_of_memory import PROC, read_numbers
 from mlperf_rn50.system.processor import omp_threads
-from mlperf_rn50.table import Cell, Table, number_cell
 from mlperf_rn50.text import plural
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.watchdog.heartbeat import Heartbeat

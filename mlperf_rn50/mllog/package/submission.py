@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import mlperf_rn50
-from mlperf_rn50.answer import Answer
+from mlperf_rn50.answer import Answer, Cell, Table
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, UserError
 from mlperf_rn50.files import dump_json, refuse_existing, writing_folder
 from mlperf_rn50.mllog.check.judge import Judgement
@@ -31,7 +31,6 @@ from mlperf_rn50.mllog.read.description import load_env
 from mlperf_rn50.mllog.rulesets import ROUND_OF, ROUNDS, V05
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.runfolder.locks import OUTPUT_LOCK, folder_lock
-from mlperf_rn50.table import Cell, Table
 
 _MAX_WARNINGS = 3  # maximum number of warnings shown per log; `report` shows all
 _SAME_SCORE_MINUTES = 0.005  # a smaller difference disappears in rounding
