@@ -53,8 +53,8 @@ def add_options(parser: Any) -> None:
         '--node-images-per-s',
         metavar='X',
         type=float,
-        help='data: training speed of a node, to compute the required storage bandwidth (default: the '
-        'pipeline speed)',
+        help='data: training speed of a node, to compute the required storage bandwidth (default: '
+        'the pipeline speed)',
     )
     for name, number, text in (
         ('warmup-steps', 10, 'number of steps before the measurement'),

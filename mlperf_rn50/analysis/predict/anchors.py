@@ -52,7 +52,7 @@ def base_of(run_set: RunSet) -> Base | None:
     epoch_s, noise = times.epoch_s, 0.0
     if times.outside_s < 0 and epochs:
         noise = -times.outside_s / epochs / epoch_s
-        epoch_s *= 1 - noise
+        epoch_s += times.outside_s / epochs
     return Base(
         name=run_set.name,
         source=run_set.source,

@@ -236,7 +236,7 @@ def check_description(
     division = content.get('division')
     flaws += [
         f'{name}: division is {str(division):.40}, expected {logged} as in the logs'
-        for logged in sorted(divisions - {None})
+        for logged in sorted(map(str, divisions - {None}))
         if division != logged
     ]
     gaps = find_gaps(content)
