@@ -4,8 +4,8 @@ Pure functions."""
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Literal
 
@@ -52,20 +52,12 @@ def _has_same_length(a: Recipe, b: Recipe) -> bool:
 def has_same_recipe(a: Recipe, b: Recipe) -> bool:
     """Return whether optimizer, batch and learning rate are known and equal, and all other known
     values are equal."""
-    names = (
-        'base_lr',
-        'warmup_epochs',
-        'poly_power',
-        'end_lr',
-        'weight_decay',
-        'momentum',
-        'nesterov',
-        'label_smoothing',
-    )
+    if a.opt_name is None or a.opt_name != b.opt_name or None in (a.base_lr, b.base_lr):
+        return False
+    names = """base_lr warmup_epochs poly_power end_lr weight_decay momentum nesterov
+        label_smoothing""".split()
     return (
-        None not in (a.opt_name, a.base_lr, b.base_lr)
-        and a.opt_name == b.opt_name
-        and is_within(a.global_batch_size, b.global_batch_size, SAME_BATCH)
+        is_within(a.global_batch_size, b.global_batch_size, SAME_BATCH)
         and _has_same_decay(a, b)
         and all(_is_equal(getattr(a, name), getattr(b, name)) for name in names)
     )
@@ -74,11 +66,9 @@ def has_same_recipe(a: Recipe, b: Recipe) -> bool:
 def has_similar_recipe(a: Recipe, b: Recipe) -> bool:
     """Return whether optimizer and decay match, and batch, learning rate per image and schedule
     length are similar."""
-    if (
-        (a.opt_name, a.decay, a.step_epochs) != (b.opt_name, b.decay, b.step_epochs)
-        or not a.base_lr
-        or not b.base_lr
-    ):
+    if (a.opt_name, a.decay, a.step_epochs) != (b.opt_name, b.decay, b.step_epochs):
+        return False
+    if not a.base_lr or not b.base_lr:
         return False
     rates = a.base_lr / a.global_batch_size, b.base_lr / b.global_batch_size
     return (
@@ -163,33 +153,30 @@ class Reference:
 def dataset_of(config: Config) -> str | None:
     """Return the data set of a configuration, or None for ImageNet, like other_dataset of a run
     set."""
-    return (
-        None
-        if config.data.dataset == IMAGENET and not config.data.synthetic
-        else config.data.dataset
-    )
+    if config.data.dataset == IMAGENET and not config.data.synthetic:
+        return None
+    return config.data.dataset
 
 
 def recipe_of(config: Config, global_batch_size: int) -> Recipe:
-    o, s, t = config.optimizer, config.schedule, config.train
-    return Recipe(
-        o.name,
-        global_batch_size,
-        s.base_lr,
-        s.warmup_epochs,
-        s.decay,
-        s.decay_epochs,
-        s.end_lr if s.decay != 'step' else None,
-        s.poly_power if s.decay == 'poly' else None,
-        s.step_epochs if s.decay == 'step' else None,
-        o.weight_decay,
-        o.momentum,
-        t.label_smoothing,
-        t.target_accuracy,
-        t.eval_period,
-        t.eval_offset + 1,
-        o.nesterov if o.name == 'sgd' else None,
-    )
+    optimizer, schedule, train = config.optimizer, config.schedule, config.train
+    sections = vars(optimizer) | vars(schedule) | vars(train)
+    values = {f.name: sections.get(f.name) for f in fields(Recipe)}
+    # Values without an effect are not logged.
+    unused = {'step_epochs', 'nesterov', 'poly_power'}
+    if schedule.decay == 'step':
+        unused = {'end_lr', 'nesterov', 'poly_power'}
+    if schedule.decay == 'poly':
+        unused.remove('poly_power')
+    if optimizer.name == 'sgd':
+        unused.remove('nesterov')
+    values |= dict.fromkeys(unused)
+    values |= {
+        'opt_name': optimizer.name,
+        'global_batch_size': global_batch_size,
+        'first_eval_epoch': train.eval_offset + 1,
+    }
+    return Recipe(**values)
 
 
 def find_published(recipe: Recipe, published: Sequence[RunSet]) -> Reference | None:
@@ -232,52 +219,46 @@ def find_named(
 def _find(
     recipe: Recipe, sets: Sequence[RunSet], spreads: Mapping[int, float], eval_samples: int | None
 ) -> Reference | None:
-    same, similar = (
-        tuple(s for s in sets if s.converged and fits(recipe, s.recipe))
-        for fits in (has_same_recipe, has_similar_recipe)
+    hows: tuple[tuple[Literal['same', 'like'], Callable], ...] = (
+        ('same', has_same_recipe),
+        ('like', has_similar_recipe),
     )
-    if not same and not similar:
-        return None
-    return Reference('same' if same else 'like', recipe, same or similar, spreads, eval_samples)
+    for how, fits in hows:
+        if found := tuple(s for s in sets if s.converged and fits(recipe, s.recipe)):
+            return Reference(how, recipe, found, spreads, eval_samples)
+    return None
 
 
 def describe_recipe(recipe: Recipe) -> str:
     """Format optimizer, batch, learning rate, warm-up epochs and decay of a recipe, as far as they
     are known."""
-    length = (
-        ''
-        if recipe.decay == 'step' or recipe.decay_epochs is None
-        else f' over {recipe.decay_epochs:g} epochs'
-    )
-    rate = None if recipe.base_lr is None else f'learning rate {recipe.base_lr:g}'
-    warmup = None if recipe.warmup_epochs is None else f'warm-up {recipe.warmup_epochs:g}'
-    decay = recipe.decay and recipe.decay + length
-    return ', '.join(
-        filter(None, (recipe.opt_name, f'batch {recipe.global_batch_size}', rate, warmup, decay))
-    )
+    parts = [recipe.opt_name, f'batch {recipe.global_batch_size}']
+    if recipe.base_lr is not None:
+        parts.append(f'learning rate {recipe.base_lr:g}')
+    if recipe.warmup_epochs is not None:
+        parts.append(f'warm-up {recipe.warmup_epochs:g}')
+    if recipe.decay and recipe.decay != 'step' and recipe.decay_epochs is not None:
+        parts.append(f'{recipe.decay} over {recipe.decay_epochs:g} epochs')
+    else:
+        parts.append(recipe.decay)
+    return ', '.join(filter(None, parts))
 
 
 def set_name(run_set: RunSet) -> str:
     """Return the path of a set, or the name of a published one."""
-    name = (
-        f'{run_set.source} {run_set.org or ""} {run_set.name}'
-        if run_set.is_published
-        else run_set.source
-    )
+    name = run_set.source
+    if run_set.is_published:
+        name += f' {run_set.org or ""} {run_set.name}'
     return printable(name[-_MAX_NAME:])
 
 
 def introduce(reference: Reference) -> str:
-    sets = (
-        f'{plural(len(reference.sets), "set")} '
-        f'({some([set_name(s) for s in reference.sets], _SHOWN)})'
-    )
+    names = some([set_name(s) for s in reference.sets], _SHOWN)
     other = describe_recipe(reference.sets[0].recipe)
-    return (
-        f'reference: {plural(reference.num_runs, "run")} of {sets}, '
-        + {
-            'same': 'same recipe',
-            'like': f'similar recipes ({other}), compared at the same fraction of the schedule',
-            'named': f'a different recipe ({other}), named by run.reference',
-        }[reference.how]
-    )
+    how = {
+        'same': 'same recipe',
+        'like': f'similar recipes ({other}), compared at the same fraction of the schedule',
+        'named': f'a different recipe ({other}), named by run.reference',
+    }[reference.how]
+    runs, sets = plural(reference.num_runs, 'run'), plural(len(reference.sets), 'set')
+    return f'reference: {runs} of {sets} ({names}), {how}'
