@@ -3,10 +3,11 @@ folder."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
 from mlperf_rn50.analysis.predict.layouts import Predictions
 from mlperf_rn50.analysis.predict.prediction import Prediction
@@ -19,57 +20,46 @@ from mlperf_rn50.files import write_atomically
 from mlperf_rn50.runfolder.outputs import new_files
 from mlperf_rn50.text import grouped, printable
 
-_Points = Sequence[tuple[Prediction, float]]  # predictions with a value of each
 
-
-def _draw_predicted(
-    axes: Axes, points: _Points, colour: str, unit: str
-) -> tuple[Line2D, list[str], list[float]]:
-    """Draw the values of layouts with equal nodes, and their intervals. Return the line, a text for
-    each mark, and all drawn values."""
+def _draw_values(
+    plot: figure.Plot,
+    axes: Axes,
+    points: Sequence[tuple[Prediction, float]],
+    text: str,
+    **style: Any,
+) -> list[float]:
+    """Draw a value of each layout, with its interval unless it is measured, and return all numbers
+    that are drawn. text describes a value in its tip."""
+    is_measured, lows, highs, tips = 'measured' in text, [], [], []
+    for row, value in points:
+        low, high = (value, value) if is_measured else row.interval or (value, value)
+        tip = f'{row.layout.name}: {value:,.2f} {text}'
+        if low < high:
+            tip += f', 80 % interval {low:,.2f} to {high:,.2f}'
+        elif is_measured and value == row.best_measured_minutes:
+            tip += f' at batch {row.best_measured_batch_size:,}'
+        lows.append(low)
+        highs.append(high)
+        tips.append(tip)
     nodes = [row.layout.num_nodes for row, _ in points]
     values = [value for _, value in points]
-    ends = [row.interval or (value, value) for row, value in points]
-    line = axes.errorbar(
-        nodes,
-        values,
-        [
-            [value - low for value, (low, _) in zip(values, ends)],
-            [high - value for value, (_, high) in zip(values, ends)],
-        ],
-        fmt='o-',
-        linewidth=1,
-        markersize=5,
-        elinewidth=1.6,
-        capsize=5,
-        color=colour,
-        label=f'predicted, {points[0][0].layout.units_per_node} per node',
-    )[0]
-    texts = []
-    for (row, value), (low, high) in zip(points, ends):
-        text = f'{row.layout.name}: {value:,.2f} {unit} predicted'
-        texts.append(f'{text}, 80 % interval {low:,.2f} to {high:,.2f}' if low < high else text)
-    return line, texts, [*values, *(end for pair in ends for end in pair)]
-
-
-def _draw_measured(axes: Axes, points: _Points, unit: str) -> tuple[Line2D, list[str]]:
-    """Draw measured values. Return the line, and a text for each mark."""
-    (line,) = axes.plot(
-        [row.layout.num_nodes for row, _ in points],
-        [value for _, value in points],
-        'x',
-        color=figure.INK,
-        markersize=7,
-        markeredgewidth=1.6,
-        label='measured',
-    )
-    texts = []
-    for row, value in points:
-        text = f'{row.layout.name}: {value:,.2f} {unit} measured'
-        if value == row.best_measured_minutes:
-            text += f' at batch {row.best_measured_batch_size:,}'
-        texts.append(text)
-    return line, texts
+    if is_measured:
+        (line,) = axes.plot(nodes, values, 'x', markersize=7, markeredgewidth=1.6, **style)
+    else:
+        ends = np.subtract(values, lows), np.subtract(highs, values)
+        line = axes.errorbar(
+            nodes,
+            values,
+            ends,
+            fmt='o-',
+            linewidth=1,
+            markersize=5,
+            elinewidth=1.6,
+            capsize=5,
+            **style,
+        )[0]
+    plot.tip(line, *tips)
+    return lows + highs
 
 
 def draw_prediction(found: Predictions) -> figure.Plot | None:
@@ -80,13 +70,13 @@ def draw_prediction(found: Predictions) -> figure.Plot | None:
     if not rows:
         return None
     unit, notes = 'ms per step', []
-    values = [1e3 * (r.step_s or 0.0) for r in rows]
-    measured = [(r, 1e3 * (r.measured_step_s or 0.0)) for r in rows]
+    values = [(r, 1e3 * (r.step_s or 0.0), 1e3 * (r.measured_step_s or 0.0)) for r in rows]
     if timed:
         unit, notes = 'minutes', ['Bars: 80 % interval']
-        values = [r.minutes or 0.0 for r in rows]
-        measured = [(r, r.measured_minutes or r.best_measured_minutes or 0.0) for r in rows]
-    measured = [(r, value) for r, value in measured if value]
+        values = [
+            (r, r.minutes or 0.0, r.measured_minutes or r.best_measured_minutes or 0.0)
+            for r in rows
+        ]
     if refused := [r.layout.name for r in found.rows if r.refusal]:
         notes.append(f'Refused: {", ".join(refused)}')
     with matplotlib.rc_context(figure.STYLE):
@@ -98,16 +88,19 @@ def draw_prediction(found: Predictions) -> figure.Plot | None:
             notes=notes,
         )
         axes.set_xscale('log', base=2)
-        shown = [value for _, value in measured]
-        alike = grouped(zip(rows, values), lambda point: point[0].layout.units_per_node)
-        for k, points in enumerate(alike.values()):
-            colour = figure.COLOURS[k] if k < len(figure.COLOURS) else figure.INK
-            line, texts, drawn = _draw_predicted(axes, points, colour, unit)
-            plot.tip(line, *texts)
-            shown += drawn
-        if measured:
-            line, texts = _draw_measured(axes, measured, unit)
-            plot.tip(line, *texts)
+        shown: list[float] = []
+        alike = grouped(values, lambda value: value[0].layout.units_per_node)
+        colours = [*figure.COLOURS, *[figure.INK] * len(alike)]
+        for colour, (per_node, same) in zip(colours, alike.items()):
+            points = [(r, predicted) for r, predicted, _ in same]
+            label = f'predicted, {per_node} per node'
+            shown += _draw_values(
+                plot, axes, points, f'{unit} predicted', color=colour, label=label
+            )
+        if measured := [(r, value) for r, _, value in values if value]:
+            shown += _draw_values(
+                plot, axes, measured, f'{unit} measured', color=figure.INK, label='measured'
+            )
         ticks = figure.ticks(sorted({r.layout.num_nodes for r in rows}))
         axes.minorticks_off()
         axes.set_xticks(ticks, [f'{n:,}' for n in ticks])

@@ -4,8 +4,8 @@ Pure functions."""
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
 
@@ -159,24 +159,26 @@ def dataset_of(config: Config) -> str | None:
 
 
 def recipe_of(config: Config, global_batch_size: int) -> Recipe:
-    optimizer, schedule, train = config.optimizer, config.schedule, config.train
-    sections = vars(optimizer) | vars(schedule) | vars(train)
-    values = {f.name: sections.get(f.name) for f in fields(Recipe)}
-    # Values without an effect are not logged.
-    unused = {'step_epochs', 'nesterov', 'poly_power'}
-    if schedule.decay == 'step':
-        unused = {'end_lr', 'nesterov', 'poly_power'}
-    if schedule.decay == 'poly':
-        unused.remove('poly_power')
-    if optimizer.name == 'sgd':
-        unused.remove('nesterov')
-    values |= dict.fromkeys(unused)
-    values |= {
-        'opt_name': optimizer.name,
-        'global_batch_size': global_batch_size,
-        'first_eval_epoch': train.eval_offset + 1,
-    }
-    return Recipe(**values)
+    """Return the recipe of a configuration, without values that have no effect."""
+    o, s, t = config.optimizer, config.schedule, config.train
+    return Recipe(
+        opt_name=o.name,
+        global_batch_size=global_batch_size,
+        base_lr=s.base_lr,
+        warmup_epochs=s.warmup_epochs,
+        decay=s.decay,
+        decay_epochs=s.decay_epochs,
+        end_lr=s.end_lr if s.decay != 'step' else None,
+        poly_power=s.poly_power if s.decay == 'poly' else None,
+        step_epochs=s.step_epochs if s.decay == 'step' else None,
+        weight_decay=o.weight_decay,
+        momentum=o.momentum,
+        label_smoothing=t.label_smoothing,
+        target_accuracy=t.target_accuracy,
+        eval_period=t.eval_period,
+        first_eval_epoch=t.eval_offset + 1,
+        nesterov=o.nesterov if o.name == 'sgd' else None,
+    )
 
 
 def find_published(recipe: Recipe, published: Sequence[RunSet]) -> Reference | None:
@@ -219,14 +221,14 @@ def find_named(
 def _find(
     recipe: Recipe, sets: Sequence[RunSet], spreads: Mapping[int, float], eval_samples: int | None
 ) -> Reference | None:
-    hows: tuple[tuple[Literal['same', 'like'], Callable], ...] = (
-        ('same', has_same_recipe),
-        ('like', has_similar_recipe),
+    same, similar = (
+        tuple(s for s in sets if s.converged and fits(recipe, s.recipe))
+        for fits in (has_same_recipe, has_similar_recipe)
     )
-    for how, fits in hows:
-        if found := tuple(s for s in sets if s.converged and fits(recipe, s.recipe)):
-            return Reference(how, recipe, found, spreads, eval_samples)
-    return None
+    if not same and not similar:
+        return None
+    how: Literal['same', 'like'] = 'same' if same else 'like'
+    return Reference(how, recipe, same or similar, spreads, eval_samples)
 
 
 def describe_recipe(recipe: Recipe) -> str:
