@@ -23,7 +23,7 @@ from mlperf_rn50.analysis.predict.prediction_answer import validation_answer
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.published import load_published, load_table
 from mlperf_rn50.analysis.sets.time_parts import RunTimes
-from mlperf_rn50.analysis.show.text import MARKDOWN, render_text
+from mlperf_rn50.analysis.show.text import render_text
 
 SETS = {s.name: s for s in load_published()}
 CASES = multi_node_cases(distinct(load_table()))
@@ -132,13 +132,3 @@ def test_duplicates_count_once(tmp_path):
     assert case.target.round == 'v0.7+'  # the folder names lack the round
     text = render_text(validation_answer(validation))
     assert len(re.findall('not predicted: all logs duplicate logs of a different', text)) == 2
-
-
-def test_markdown_in_names_is_escaped():
-    v07 = [s for s in load_published() if s.round == 'v0.7']
-    answer = validation_answer(
-        validate([replace(s, name=f'<b>|![x](y)\x1b[2J{s.name}') for s in v07])
-    )
-    text = render_text(answer, MARKDOWN)
-    assert '<b>' not in text and '![x]' not in text and '&lt;b>\\|!\\[x](y)?\\[2J' in text
-    assert '\x1b' not in text + render_text(answer)

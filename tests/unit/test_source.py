@@ -6,12 +6,11 @@ import pytest
 from benches import bench_allreduce, bench_train
 from lines import write_set
 
-from mlperf_rn50.analysis.predict.source import WhatIf, change, load_source
+from mlperf_rn50.analysis.predict.source import load_source
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.mllog.read.description import network_gbit_s
 
 A100 = 'dgxa100_ngc20.06_mxnet'
-FULL = f'v0.7/NVIDIA/{A100}'
 
 
 @pytest.fixture
@@ -30,34 +29,9 @@ def test_published_system_is_found_by_name_or_its_last_part():
     assert [k.num_nodes for k in source.sets] == [1, 2, 96]  # of the same machine
 
 
-@pytest.mark.parametrize(
-    'name, message',
-    [
-        ('dgxa100_ngc20.06_mxnte', f'did you mean {FULL}?'),
-        # v1.1 has it, too
-        ('v2.0/Dell/XE8545x4A100-SXM-80G', 'did you mean v2.0/Dell/XE8545x4A100-SXM-80GB?'),
-        (f'v3.0/NVIDIA/{A100}', f'did you mean {FULL}?'),
-        (f'{A100}/x', f'did you mean {FULL}?'),
-        ('nvidia', 'or a system such as v4.0/NVIDIA/'),
-        ('nvidia', ' more; list them all: mlperf-rn50 report published'),
-        ('v2.0/NVIDIA', 'v2.0/NVIDIA/dgxa100_ngc22.04_mxnet, '),
-        # the newest first
-        (
-            'DGX-A100',
-            'such as v2.0/NVIDIA/dgxa100_ngc22.04_mxnet, v1.1/NVIDIA/dgxa100_ngc21.09_mxnet',
-        ),
-        ('dell xe8545 x4', 'such as v2.0/Dell/XE8545x4A100-SXM-80GB, '),
-        (
-            'xe8545x4A100-SXM-80GB',
-            'which names 3 published systems, expected one of v1.0/Dell/XE8545x4A100-SXM-80GB, v1.1',
-        ),
-        ('a\x1b[31mb', 'a?[31mb: not a file, folder or published system; expected a run'),
-    ],
-)
-def test_unknown_name_is_a_one_line_error_with_the_nearest_name(name, message):
-    with pytest.raises(ConfigError) as e:
-        load_source([name])
-    assert message in str(e.value) and '\n' not in str(e.value) and len(str(e.value)) < 450
+def test_unknown_name_cannot_control_the_terminal():
+    with pytest.raises(ConfigError, match=r'a\?\[31mb: not a file, folder or published system'):
+        load_source(['a\x1b[31mb'])
 
 
 def test_base_has_the_fewest_nodes_and_a_matching_layout(tmp_path):
@@ -68,9 +42,6 @@ def test_base_has_the_fewest_nodes_and_a_matching_layout(tmp_path):
     assert source.base.name == '1x4' and [k.name for k in source.sets] == ['1x4', '2x4', '4x4']
     assert source.notes[0].startswith('Predicted from 1x4, the smallest of 3 systems; --system')
     assert load_source(study, '2x4').base.num_nodes == 2
-    expected = '--system: got 2x3, which matches 0 systems, expected one of 1x4, 2x4, 4x4; did you'
-    with pytest.raises(ConfigError, match=expected):
-        load_source(study, '2x3')
     write_set(tmp_path / '1x2', 2, True, ranks=2)
     assert load_source(study, per_node=2).base.name == '1x2'
     with pytest.raises(ConfigError, match='no name, which matches 2 .* expected one of 1x2, 1x4$'):
@@ -153,8 +124,6 @@ def test_only_one_source_of_each_kind_is_accepted(dump):
     for words in ([step, step], [exchange], [step, exchange, exchange], [step, A100]):
         with pytest.raises(ConfigError, match='SOURCE: got .*, expected one run, study, published'):
             load_source(words)
-    with pytest.raises(ConfigError, match='--system: got x, expected a SOURCE that is a folder'):
-        load_source([step], 'x')
 
 
 ROW, GRADIENTS = ('tables', 0, 'rows', 0), ('tables', 1, 'rows', 0)
@@ -197,21 +166,6 @@ def test_invalid_bench_file_is_a_one_line_error_with_the_location(dump, content,
         load_source([dump('a.json', content)])
     text = str(e.value)
     assert message in text and '.json: ' in text and text.isprintable() and len(text) < 400
-
-
-@pytest.mark.parametrize(
-    'name, changes, message',
-    [
-        (A100, {'generation': 'X1'}, 'got generation X1 for accelerators, expected one with'),
-        ('bench', {'generation': 'H100'}, 'for ranks, expected .* sets, for accelerators'),
-        (A100, {'ports': 2}, 'got ports, expected also link=GBIT_S'),
-        ('dgxa100_n2_ngc20.06_mxnet', {'tcp': True}, 'on 2 nodes, expected a measurement on one'),
-    ],
-)
-def test_changes_of_a_machine_without_an_answer_are_refused(dump, name, changes, message):
-    source = load_source([dump('a.json', bench_train()) if name == 'bench' else name])
-    with pytest.raises(ConfigError, match=message):
-        change(source, WhatIf(**changes))
 
 
 CONFIG = {'name': 'resnet18', 'classes': 10, 'precision': 'float32', 'comm': 'none', 'size': 8}
