@@ -356,7 +356,7 @@ def test_without_a_link_only_several_nodes_are_refused(tmp_path):
 
 
 def titles_of(found):
-    svg = ElementTree.fromstring(draw_prediction(found).svg)
+    svg = ElementTree.fromstring(draw_prediction(found, 'x').svg)
     return [t.text for t in svg.iter('{http://www.w3.org/2000/svg}title')]
 
 

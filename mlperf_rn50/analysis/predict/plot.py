@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 
 from mlperf_rn50.analysis.predict.layouts import Predictions
 from mlperf_rn50.analysis.predict.prediction import Prediction
-from mlperf_rn50.analysis.predict.prediction_answer import heading
 from mlperf_rn50.analysis.show import figure
 from mlperf_rn50.analysis.show.data import render_json
 from mlperf_rn50.analysis.show.text import MARKDOWN, render_text
@@ -62,7 +61,7 @@ def _draw_values(
     return lows + highs
 
 
-def draw_prediction(found: Predictions) -> figure.Plot | None:
+def draw_prediction(found: Predictions, heading: str) -> figure.Plot | None:
     """Plot the minutes or, without them, the time of a step against nodes. Return None if all are
     refused."""
     timed = [r for r in found.rows if r.minutes]
@@ -83,7 +82,7 @@ def draw_prediction(found: Predictions) -> figure.Plot | None:
         plot, axes = figure.make_plot(
             'prediction',
             f'Predicted {unit} against nodes',
-            printable(heading(found)),
+            printable(heading),
             height_in=3.2,
             notes=notes,
         )

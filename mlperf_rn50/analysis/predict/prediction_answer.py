@@ -273,7 +273,7 @@ def _inputs(found: Predictions) -> list[str]:
     ]
 
 
-def heading(found: Predictions) -> str:
+def _heading(found: Predictions) -> str:
     """Return the source, target and data of a prediction."""
     base, goal = found.source.base, ''
     targets = {t for r in found.predicted if (t := r.layout.recipe.target_accuracy)}
@@ -293,7 +293,7 @@ def _warnings(found: Predictions) -> list[str]:
 def _draw(found: Predictions) -> Iterator[Any]:
     from mlperf_rn50.analysis.predict.plot import draw_prediction  # imports Matplotlib
 
-    if plot := draw_prediction(found):
+    if plot := draw_prediction(found, _heading(found)):
         yield plot
 
 
@@ -324,7 +324,7 @@ def prediction_answer(found: Predictions) -> Answer:
     return Answer(
         sentences=[*_sentences(found), *resumed],
         parts=[
-            Answer(title=heading(found), tables=[times]),
+            Answer(title=_heading(found), tables=[times]),
             Answer(
                 title='Sources',
                 sentences=_inputs(found),

@@ -1,6 +1,6 @@
 """Recorded answers: files of tests/answers have commands, each followed by its output.
 
-`pytest --update tests/unit/test_answers.py` records all again; review what changed. To add a case,
+`pytest --update tests/unit/test_answer.py` records all again; review what changed. To add a case,
 add a command.
 """
 
