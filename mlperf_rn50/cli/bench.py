@@ -143,7 +143,7 @@ def _measure(session: BenchSession, options: Namespace, counts: list[int]) -> li
     models = parse_list('--models', models, get_args(KEYS['model.name'].type))
     if options.kind == 'train':
         sources = parse_list('--inputs', options.inputs, ['synthetic', 'real'])
-        cases = steps.make_cases(models, precisions, sources, sizes, counts)
+        cases = steps.make_cases(models, precisions, sources, batch_sizes=sizes, rank_counts=counts)
         return steps.bench_steps(session, cases)
     if options.kind == 'allreduce':
         case = steps.Case(

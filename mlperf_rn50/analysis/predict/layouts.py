@@ -181,7 +181,7 @@ def _layout_of(
             'choose another batch'
         )
     if request.what_if and (num := request.what_if.epochs):
-        epochs = Epochs(num, num, num, 'given by --what-if', 'given')
+        epochs = Epochs(num, num, num, 'given by --what-if', kind='given')
         return Layout(num_nodes, per_node, Recipe(None, int(batch)), epochs)
     found = find_recipe(source, int(batch), request.optimizer, request.target)
     return Layout(num_nodes, per_node, *found)
@@ -305,16 +305,16 @@ def _compared(row: Prediction, baseline: Prediction) -> Prediction:
 
 
 def _predict_split(
-    request: PredictionRequest, source: Source, costs: Costs, split: tuple[int, int], local: float
+    request: PredictionRequest, source: Source, costs: Costs, split: tuple[int, int]
 ) -> Prediction:
     """Predict a number of nodes and of units per node at the given batch or, without one, at the
-    best batch. local is the number of images per unit of the measurement."""
+    best batch."""
     num_units = split[0] * split[1]
     batches: list[float] = find_batches(source, num_units, request.optimizer, request.target)
     if request.global_batch_size or request.local_batch_size:
         batches = [request.global_batch_size or (request.local_batch_size or 0) * num_units]
     rows = [_predict_batch(request, source, split, costs, b) for b in batches]
-    row = choose_batch(rows, local)
+    row = choose_batch(rows, source.base.local_batch_size)
     measured = [
         s
         for s in _measured_sets(request, source, row.layout)
@@ -353,7 +353,6 @@ def predict_layouts(request: PredictionRequest, source: Source) -> Predictions:
             )
         source = change(source, what_if)
 
-    measured_local = base.local_batch_size
     fixed = request
     if what_if and what_if.local:
         fixed = replace(request, local_batch_size=what_if.local)
@@ -361,10 +360,9 @@ def predict_layouts(request: PredictionRequest, source: Source) -> Predictions:
     if fixed.global_batch_size or fixed.local_batch_size:
         own = replace(fixed, global_batch_size=base.global_batch_size)
     split = base.num_nodes, base.layout.units_per_node
-    baseline = _predict_split(own, source, costs, split, measured_local)
+    baseline = _predict_split(own, source, costs, split)
     rows = [
-        _compared(_predict_split(fixed, source, costs, split, measured_local), baseline)
-        for split in request.splits
+        _compared(_predict_split(fixed, source, costs, split), baseline) for split in request.splits
     ]
     if what_if:
         unchanged = predict_layouts(replace(request, what_if=None), original)

@@ -183,17 +183,13 @@ def predict_layout(
 ) -> Prediction:
     """Predict a layout from a base, and from a second set of its machine on several nodes if there
     is one."""
-    batch, epochs, is_one_node = (
-        layout.recipe.global_batch_size,
-        layout.epochs,
-        layout.num_nodes == 1,
-    )
+    batch, epochs = layout.recipe.global_batch_size, layout.epochs
     if batch > base.train_samples:
         return Prediction(
             layout, f'batch {batch:,} exceeds the {base.train_samples:,} training images'
         )
 
-    # The parts of a step
+    # The step
     factor = _second_factor(base, second, costs) if second else 1.0
     computed_s, exchanged_s, hidden_s, other_s = (
         factor * s for s in step_parts(base, layout, link, costs)
@@ -205,17 +201,10 @@ def predict_layout(
             'or a higher --link-gbit-s',
         )
     step_s = computed_s + exchanged_s - hidden_s + other_s
-
-    # What is measured, and what is known of several nodes
     has_extra = link.extra_s is not None
-    measured = base.num_nodes, base.num_units, base.local_batch_size
-    is_same = not base.is_scaled and measured == (
-        layout.num_nodes,
-        layout.num_units,
-        layout.local_batch_size,
-    )
-    is_measured = is_same or is_one_node and base.num_nodes == 1 and not base.is_scaled
-    if knowledge == 'own' and not is_one_node:
+    is_same = _is_measured_layout(base, layout)
+    is_measured = is_same or layout.num_nodes == base.num_nodes == 1 and not base.is_scaled
+    if knowledge == 'own' and layout.num_nodes > 1:
         if second or has_extra:
             knowledge = 'two'
         elif base.num_nodes == 1 and base.generation not in costs.latency_s:
@@ -240,8 +229,8 @@ def predict_layout(
 
     # The run
     minutes = _total_s(base, layout, costs, epochs.mean, step_s) / 60
-    spread = _run_spread(base) if is_same else 0.0
-    error = math.hypot(math.log1p(spread) or costs.errors.get(knowledge, 0.0), base.noise)
+    error = math.log1p(_run_spread(base)) if is_same else 0.0
+    error = math.hypot(error or costs.errors.get(knowledge, 0.0), base.noise)
     low, high = _interval(epochs, error, 0.0 if link.gbit_s or is_same else exchanged_s / step_s)
     return replace(
         found,
@@ -249,3 +238,9 @@ def predict_layout(
         interval=(low * minutes, high * minutes),
         node_hours=minutes / 60 * layout.num_nodes,
     )
+
+
+def _is_measured_layout(base: Base, layout: Layout) -> bool:
+    """Return whether a base was measured on the nodes and units of a layout, with its batch."""
+    size = layout.num_nodes, layout.num_units, layout.local_batch_size
+    return not base.is_scaled and size == (base.num_nodes, base.num_units, base.local_batch_size)

@@ -77,18 +77,18 @@ def _table(
     known = [cells_of(row) for row in rows if not row.refusal]
     head = [h for h in (known[0] if known else ()) if any(c[h].text != '-' for c in known)]
     head = head or ['layout', 'answer']
-    cells = iter(known)
+    cells, table_rows = iter(known), []
+    for row in rows:
+        if row.refusal:
+            table_rows.append(_refused(row, len(head) - 1))
+        else:
+            table_rows.append(tuple(map(next(cells).__getitem__, head)))
     return Table(
         title,
         tuple(head),
-        tuple(
-            _refused(row, len(head) - 1)
-            if row.refusal
-            else tuple(map(next(cells).__getitem__, head))
-            for row in rows
-        ),
-        ' '.join(text for column, text in notes.items() if column in head),
-        _MINOR,
+        tuple(table_rows),
+        note=' '.join(text for column, text in notes.items() if column in head),
+        minor=_MINOR,
     )
 
 

@@ -254,7 +254,7 @@ def choose_recipe(
     recipes = published_recipes(opt_name, target) if sets is None else group(sets, opt_name, target)
     if best := _best(_recipes_at(recipes, batch), batch):
         recipe = replace(best.recipe, global_batch_size=batch, target_accuracy=best.target)
-        return Choice(recipe, 'known', (best,), best.mean_epochs, best.target)
+        return Choice(recipe, 'known', (best,), epochs=best.mean_epochs, target=best.target)
     for family in families([p for p in recipes if p.is_whole]):
         below, above = adjacent(family, batch)
         if not below or not above or below.target != above.target:
@@ -308,7 +308,7 @@ def interpolate(below: RecipeGroup, above: RecipeGroup, batch: int) -> Choice:
         target_accuracy=below.target,
     )
     epochs = _nearest_evaluation(_mix(below.mean_epochs, above.mean_epochs, share), recipe)
-    return Choice(recipe, 'between', (below, above), epochs, below.target)
+    return Choice(recipe, 'between', (below, above), epochs=epochs, target=below.target)
 
 
 def _nearest_evaluation(epochs: float, recipe: Recipe) -> float:

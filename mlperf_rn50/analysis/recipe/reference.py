@@ -215,7 +215,7 @@ def find_named(
             f'run.reference: got {len(usable)} sets with different recipes, expected one recipe or '
             f'recipes similar to that of this run ({describe_recipe(recipe)})'
         )
-    return Reference('named', recipe, tuple(usable), spreads, samples)
+    return Reference('named', recipe, tuple(usable), spreads=spreads, eval_samples=samples)
 
 
 def _find(
@@ -228,7 +228,7 @@ def _find(
     if not same and not similar:
         return None
     how: Literal['same', 'like'] = 'same' if same else 'like'
-    return Reference(how, recipe, same or similar, spreads, eval_samples)
+    return Reference(how, recipe, same or similar, spreads=spreads, eval_samples=eval_samples)
 
 
 def describe_recipe(recipe: Recipe) -> str:

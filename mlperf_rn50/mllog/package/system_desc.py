@@ -74,11 +74,9 @@ def _text(key: str, value: Any) -> Any:
     stay an object."""
     if isinstance(value, dict) and key == 'other_software_stack':
         return value
-    text = (
-        str(value).strip()
-        if isinstance(value, (str, int, float)) and not isinstance(value, bool)
-        else ''
-    )
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        return ''
+    text = str(value).strip()
     return '' if text.upper() == 'N/A' else text
 
 
