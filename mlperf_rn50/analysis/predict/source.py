@@ -214,7 +214,7 @@ def _alike(name: str, named: Mapping[str, RunSet]) -> str:
 
 
 def _letters(name: str) -> str:
-    """Return the lower-case letters and digits of a name, since a card is A100-SXM, a100_sxm or
+    """Return the lower-case letters and digits of a name, since one is A100-SXM, a100_sxm or
     A100 SXM."""
     return re.sub(r'[\W_]', '', name.casefold())
 

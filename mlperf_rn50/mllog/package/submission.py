@@ -153,9 +153,9 @@ def make_package(runs: Sequence[Run], judgement: Judgement, order: Order) -> Pac
     ):
         new = Path(place) / order.org
         notes = _write_tree(new, runs, order)
-        verdict = judge_tree(new, ROUNDS[order.round])
-        if verdict.problems:
-            return Package(None, verdict.problems, remarks, notes=notes)
+        checked = judge_tree(new, ROUNDS[order.round])
+        if checked.problems:
+            return Package(None, checked.problems, remarks, notes=notes)
         refuse_existing(
             path
             for p in Path(place).rglob('*')
@@ -164,9 +164,10 @@ def make_package(runs: Sequence[Run], judgement: Judgement, order: Order) -> Pac
         if (order.home / CODE_FOLDER / 'code').exists():
             notes.append(f'{CODE_FOLDER}/code exists and is not changed')
         _merge(new, order.home)
-    score = verdict.scores.get(order.system)
-    summary = verdict.crash or ('no score' if score is None else f'{score:.2f} min')
-    findings = [_summary(runs, judgement), *verdict.results, ('result_summarizer', summary)]
+    score = checked.scores.get(order.system)
+    summary = 'no score' if score is None else f'{score:.2f} min'
+    summarizer = 'result_summarizer', checked.crash or summary
+    findings = [_summary(runs, judgement), *checked.results, summarizer]
     flaws, _ = _check_description(order.home, order.system, runs)
     return Package(
         home=order.home,
@@ -254,15 +255,15 @@ def check_finished(
         problems.append(f'{CODE_FOLDER}/code lacks {", ".join(missing)}, which its scripts call')
     score = None
     if not problems:
-        verdict = judge_tree(home, ROUNDS[round_name])
-        problems += verdict.problems
-        findings += verdict.results
-        summaries = [f'{name}: {minutes:.2f} min' for name, minutes in verdict.scores.items()]
-        if verdict.crash:
-            summaries = [verdict.crash, *summaries]
+        checked = judge_tree(home, ROUNDS[round_name])
+        problems += checked.problems
+        findings += checked.results
+        summaries = [f'{name}: {minutes:.2f} min' for name, minutes in checked.scores.items()]
+        if checked.crash:
+            summaries = [checked.crash, *summaries]
         findings += [('result_summarizer', text) for text in summaries]
-        if len(summaries) == len(verdict.scores) == 1:
-            [score] = verdict.scores.values()
+        if len(summaries) == len(checked.scores) == 1:
+            [score] = checked.scores.values()
     return Package(
         home=home,
         refusals=problems,
