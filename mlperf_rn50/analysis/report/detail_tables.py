@@ -112,8 +112,8 @@ def resumes_table(study: Study) -> Table:
     return Table(
         'Resumed runs, seconds from run_start to run_stop',
         columns(
-            'system | log | resumes | time to train | training preserved | training lost | paused by '
-            'the user | between a fault and the resume'
+            'system | log | resumes | time to train | training preserved | training lost | '
+            'paused by the user | between a fault and the resume'
         ),
         rows,
         'The parts add up to the time to train, or to the time so far. A resumed run has no '
