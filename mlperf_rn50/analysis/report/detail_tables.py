@@ -168,8 +168,8 @@ def parts_table(study: Study) -> Table:
     return Table(
         'Time by phase, seconds per run',
         columns(
-            'system | initialisation (before the clock) | first epoch | later epochs | evaluation | '
-            'other | on the clock'
+            'system | initialisation (before the clock) | first epoch | later epochs | '
+            'evaluation | other | on the clock'
         ),
         rows,
     )
