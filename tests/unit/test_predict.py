@@ -28,7 +28,7 @@ from mlperf_rn50.analysis.predict.prediction import Base, Costs, Epochs, Layout,
 from mlperf_rn50.analysis.predict.prediction_answer import prediction_answer
 from mlperf_rn50.analysis.predict.source import Source, load_source
 from mlperf_rn50.analysis.sets.published import load_published
-from mlperf_rn50.analysis.sets.recipe import Recipe
+from mlperf_rn50.analysis.sets.settings import Recipe
 from mlperf_rn50.analysis.sets.time_parts import RunTimes
 
 approx = pytest.approx

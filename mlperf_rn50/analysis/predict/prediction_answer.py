@@ -18,7 +18,7 @@ from mlperf_rn50.analysis.predict.prediction import (
     relative_error,
 )
 from mlperf_rn50.analysis.recipe.reference import describe_recipe
-from mlperf_rn50.analysis.sets.cost import cost_of
+from mlperf_rn50.analysis.sets.run_set import cost_of
 from mlperf_rn50.answer import Answer, Cell, Table, figures_cell, number_cell, percent_cell
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK
 from mlperf_rn50.text import data_name, grouped, money, percent, plural
