@@ -48,6 +48,18 @@ def test_base_has_the_fewest_nodes_and_a_matching_layout(tmp_path):
         load_source(study, per_node=8)
 
 
+def test_other_batches_on_the_nodes_of_the_base_are_further_steps(tmp_path):
+    for name, nodes, batch in (
+        ('base', 1, 64),
+        ('large', 1, 256),
+        ('close', 1, 66),
+        ('two', 2, 512),
+    ):
+        write_set(tmp_path / name, 2, True, nodes=nodes, ranks=4 * nodes, batch=batch)
+    base = load_source([str(tmp_path)], 'base').base
+    assert base.steps == {64.0: pytest.approx(10.0 * 256 / 1_281_167)}
+
+
 def test_unusable_set_is_refused_with_its_reason(tmp_path):
     write_set(tmp_path / 'short', 2, True, division='open', status='aborted', accuracies=(0.1,))
     write_set(tmp_path / 'mixed', 2, True, batch=lambda k: 64 << k)
