@@ -37,7 +37,7 @@ LIGHT = [
     'config_file',
     'launch.launcher',
     'model.weights',
-    'analysis.predict.tables',
+    'analysis.predict.prediction_answer',
     'analysis.report.data',
     'analysis.report.tables',
     'analysis.report.sections',

@@ -21,14 +21,14 @@ from mlperf_rn50.analysis.sets import rcp
 from mlperf_rn50.analysis.sets.defects import render_finding, set_findings
 from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of, kwh
 from mlperf_rn50.analysis.sets.scaling import MAX_NAMES, Series, Study, has_other_units
-from mlperf_rn50.answer import Cell, Ref, Table, figures_cell, number_cell, percent_cell
+from mlperf_rn50.answer import Cell, Ref, Table, columns, figures_cell, number_cell, percent_cell
 from mlperf_rn50.mllog.findings import Finding, most_severe
 from mlperf_rn50.mllog.sidecar.metrics import read_stragglers
 from mlperf_rn50.text import data_name, minutes, money, percent, some
 
 MAX_SHOWN = 3  # maximum errors and warnings shown per system, unless all findings are requested
 MAX_FINDINGS = 200  # maximum findings shown per study
-_FACTORS = ('speed-up', 'efficiency', 'hardware', 'statistics', 'rest')
+_FACTORS = columns('speed-up | efficiency | hardware | statistics | rest')
 _ENERGY = ('CPU kWh', 'GPU kWh', 'images/J')
 # shown if not empty
 _OPTIONAL = (*_FACTORS, 'relative to', 'cost', 'node-hours', *_ENERGY, 'accelerator', 'framework')
@@ -343,50 +343,19 @@ def overview_table(studies: Sequence[Study]) -> Table | None:
         'All systems',
         [s for _, _, s in shown],
         rows,
-        order=(
-            'system',
-            'nodes',
-            'accelerators',
-            'time, min',
-            'mean epochs',
-            'cost',
-            'efficiency',
-            'generation',
-            'round',
-            'division',
-            'organisation',
-            'batch',
-            'relative to',
-            'converged',
-            'time from',
-            'scaled score, min',
-            'accelerator',
-            'framework',
-            'target',
-            'data',
-            'study',
+        order=columns(
+            'system | nodes | accelerators | time, min | mean epochs | cost | efficiency | '
+            'generation | round | division | organisation | batch | relative to | converged | '
+            'time from | scaled score, min | accelerator | framework | target | data | study'
         ),
         left_out=(),
         note='Times to different targets or on different data are not comparable.',
-        minor=(
-            'relative to',
-            'accelerator',
-            'framework',
-            'converged',
-            'time from',
-            'scaled score, min',
-            'target',
-            'data',
-            'study',
+        minor=columns(
+            'relative to | accelerator | framework | converged | time from | scaled score, min | '
+            'target | data | study'
         ),
-        choices=(
-            'nodes',
-            'generation',
-            'round',
-            'division',
-            'organisation',
-            'batch',
-            'accelerator',
+        choices=columns(
+            'nodes | generation | round | division | organisation | batch | accelerator'
         ),
     )
 

@@ -37,6 +37,13 @@ class Recipe:
     nesterov: bool | None = None
 
     @property
+    def eval_offset(self) -> int | None:
+        """train.eval_offset of a configuration with these evaluations, or None if unknown."""
+        if self.first_eval_epoch is None or self.eval_period is None:
+            return None
+        return (self.first_eval_epoch - 1) % self.eval_period
+
+    @property
     def last_eval_epoch(self) -> int | None:
         """Number of epochs before the last evaluation within the schedule, or None if unknown or if
         there is none."""

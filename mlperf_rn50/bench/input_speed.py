@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from mlperf_rn50.bench.measure import BenchSession, ResultTable, Row
+from mlperf_rn50.bench.measure import BenchSession, ResultTable, Row, with_local_batch
 from mlperf_rn50.config import with_size
 from mlperf_rn50.data.batches import train_batches
 from mlperf_rn50.errors import ConfigError
@@ -20,7 +20,28 @@ CACHES = ('cold', 'warm')
 NODE_COUNTS = (1, 2, 4, 8, 16, 32)
 
 
-def measure_pipeline(session: BenchSession, cache: str) -> Row:
+_SPEED_COLUMNS = """
+    num_threads       threads            d
+    local_batch_size  batch              d
+    cache             page cache         s
+    num_batches       n                  d
+    images_per_s      images/s           ,.0f
+    batch_ms          ms/batch           ,.1f
+    spread            ±                  .1%
+    mb_per_s          MB/s of records    ,.1f
+    storage_mb_per_s  MB/s from storage  ,.1f"""
+_STORAGE_COLUMNS = """
+    num_nodes     nodes         d
+    images_per_s  images/s      ,.0f
+    mb_per_s      MB/s to read  ,.1f"""
+
+
+def _bytes_read() -> int:
+    """Return the bytes that this process has read from storage, not from the page cache."""
+    return read_numbers(PROC / 'self/io')['read_bytes']
+
+
+def measure_input(session: BenchSession, cache: str) -> Row:
     """Measure one rank's training batches. The page cache starts without the file (cold) or with it
     (warm)."""
     config, plan = session.config, make_plan(session.config, 1)
@@ -31,8 +52,7 @@ def measure_pipeline(session: BenchSession, cache: str) -> Row:
             os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         while cache == 'warm' and f.read(2**24):
             pass
-    # read_bytes counts only reads from storage, not from the page cache.
-    start, before = time.perf_counter(), read_numbers(PROC / 'self/io')['read_bytes']
+    start, before = time.perf_counter(), _bytes_read()
     batches = train_batches(config, plan.train_shard(), 0, 0, session.device_id)
     # batches of a pipeline run, so each measurement includes a run
     num_joined = config.data.input_batch_multiplier
@@ -42,27 +62,24 @@ def measure_pipeline(session: BenchSession, cache: str) -> Row:
             wait_for(next(batches).images)
 
     seconds = session.time(read)
-    wall_s, read_bytes = (
-        time.perf_counter() - start,
-        read_numbers(PROC / 'self/io')['read_bytes'] - before,
-    )
-    size, batch_s = plan.local_batch_size, seconds.mean_s / num_joined
+    storage_bytes_per_s = (_bytes_read() - before) / (time.perf_counter() - start)
+    images_per_s = plan.local_batch_size * num_joined / seconds.mean_s
     record_bytes = path.stat().st_size / config.data.num_train
     return {
         'num_threads': config.data.num_threads,
-        'local_batch_size': size,
+        'local_batch_size': plan.local_batch_size,
         'cache': cache,
         'num_batches': num_joined * seconds.num,
-        'images_per_s': size / batch_s,
+        'images_per_s': images_per_s,
         'batch_ms': 1000 * seconds.median_s / num_joined,
         'spread': seconds.relative,
         'record_bytes': record_bytes,
-        'mb_per_s': size / batch_s * record_bytes / 1e6,
-        'storage_mb_per_s': read_bytes / wall_s / 1e6,
+        'mb_per_s': images_per_s * record_bytes / 1e6,
+        'storage_mb_per_s': storage_bytes_per_s / 1e6,
     }
 
 
-def bench_pipeline(
+def bench_input(
     session: BenchSession,
     threads: list[int],
     batch_sizes: list[int],
@@ -76,31 +93,20 @@ def bench_pipeline(
         raise ConfigError(
             'data.synthetic: got true, expected false; bench data reads files from data.dir'
         )
-    cases = [
-        (
-            replace(
-                session,
-                config=replace(
-                    config,
-                    data=replace(config.data, num_threads=num_threads),
-                    train=replace(config.train, local_batch_size=size, global_batch_size=None),
-                    run=replace(config.run, num_nodes=None, ranks_per_node=None),
-                ),
-            ),
-            cache,
+
+    def with_case(num_threads: int, size: int) -> BenchSession:
+        changed = replace(
+            with_local_batch(config, size), data=replace(config.data, num_threads=num_threads)
         )
-        for num_threads in threads
-        for size in batch_sizes
-        for cache in caches
-    ]
+        return replace(session, config=changed)
+
+    cases = [(with_case(t, size), c) for t in threads for size in batch_sizes for c in caches]
     # This first run loads the program's own pages, so that the measured runs do not count them as
     # reads of data.
-    measure_pipeline(replace(cases[0][0], num_warmup=0, num=1), 'warm')
-    rows = [measure_pipeline(case, cache) for case, cache in cases]
-    speed, record_bytes = (
-        node_images_per_s or max(r['images_per_s'] for r in rows),
-        rows[0]['record_bytes'],
-    )
+    measure_input(replace(cases[0][0], num_warmup=0, num=1), 'warm')
+    rows = [measure_input(case, cache) for case, cache in cases]
+    speed = node_images_per_s or max(r['images_per_s'] for r in rows)
+    record_bytes = rows[0]['record_bytes']
     storage = [
         {'num_nodes': n, 'images_per_s': n * speed, 'mb_per_s': n * speed * record_bytes / 1e6}
         for n in NODE_COUNTS
@@ -108,29 +114,14 @@ def bench_pipeline(
     return [
         ResultTable(
             f'Input pipeline: {config.data.dataset}, {config.data.image_size} pixels',
-            (
-                ('num_threads', 'threads', 'd'),
-                ('local_batch_size', 'batch', 'd'),
-                ('cache', 'page cache', 's'),
-                ('num_batches', 'n', 'd'),
-                ('images_per_s', 'images/s', ',.0f'),
-                ('batch_ms', 'ms/batch', ',.1f'),
-                ('spread', '±', '.1%'),
-                ('mb_per_s', 'MB/s of records', ',.1f'),
-                ('storage_mb_per_s', 'MB/s from storage', ',.1f'),
-            ),
+            _SPEED_COLUMNS,
             rows,
             'One rank. images/s: from the mean time of n batches. ms/batch: median of n batches. '
-            'MB/s from storage: '
-            "this process's reads during the whole measurement.",
+            "MB/s from storage: this process's reads during the whole measurement.",
         ),
         ResultTable(
             'Storage that training needs until the data is in the page cache',
-            (
-                ('num_nodes', 'nodes', 'd'),
-                ('images_per_s', 'images/s', ',.0f'),
-                ('mb_per_s', 'MB/s to read', ',.1f'),
-            ),
+            _STORAGE_COLUMNS,
             storage,
             f'At {speed:,.0f} images/s per node and {record_bytes:,.0f} bytes per record.',
         ),
