@@ -121,7 +121,7 @@ def judge_course(run: WhyRun, config: Config, batch: int, num_ranks: int) -> Ite
     records = run.all(TrainRecord)
     rates = [(r.epoch, r.learning_rate) for r in records if r.learning_rate is not None]
     losses = [(r.epoch, r.loss) for r in records if r.loss is not None]
-    num_epochs, per_epoch = t.max_epochs or max(1, int(s.decay_epochs)), -(-d.num_train // batch)
+    num_epochs, per_epoch = config.num_epochs, -(-d.num_train // batch)
     # The reported steps may miss the peak.
     num_steps, peak = num_epochs * per_epoch, max([s.base_lr, *(r for _, r in rates)])
 

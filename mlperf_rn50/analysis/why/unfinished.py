@@ -17,7 +17,7 @@ def unfinished_sentence(run: WhyRun) -> str:
     # A resumed run repeats epochs. The last steps of a run that has ended may not be recorded.
     epoch = last.epoch if last and log.status != 'aborted' else evaluated
     schedule = max(1, int(config.schedule.decay_epochs))
-    planned = config.train.max_epochs or schedule
+    planned = config.num_epochs
     done = f'after {epoch:.3g} of {planned} epochs'
     if log.status == 'running':
         first = _first_evaluation(log, config, last)
