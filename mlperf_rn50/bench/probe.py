@@ -8,10 +8,10 @@ from itertools import islice
 import mxnet as mx
 import numpy as np
 
+from mlperf_rn50.analysis.run_data import RunData
 from mlperf_rn50.analysis.why import evidence
 from mlperf_rn50.analysis.why.accuracy import Cause, weigh
 from mlperf_rn50.analysis.why.labels import SIGMAS, Images
-from mlperf_rn50.analysis.why.load import WhyRun
 from mlperf_rn50.data.batches import Batch, eval_batches, train_batches
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.data.records import RecordFile, find_split
@@ -118,7 +118,7 @@ def _renew_statistics(net: mx.gluon.HybridBlock, images: np.ndarray) -> None:
         logits.backward()
 
 
-def probe(run: WhyRun) -> tuple[list[Cause], str]:
+def probe(run: RunData) -> tuple[list[Cause], str]:
     """Return the figures that weights and images show, accused or not, and of which weights they
     are.
 

@@ -116,6 +116,7 @@ def run(argv: Sequence[str]) -> int:
         render_systems_csv,
     )
     from mlperf_rn50.analysis.report.text import MARKDOWN, render_table, terminal_style
+    from mlperf_rn50.analysis.run_data import load_run
     from mlperf_rn50.analysis.sets.load import Rules, describe_others, filter_sets, load_logs
     from mlperf_rn50.analysis.sets.published import sets_under
     from mlperf_rn50.analysis.sets.scaling import make_studies
@@ -136,7 +137,7 @@ def run(argv: Sequence[str]) -> int:
         'title': options.title,
         'note': options.note,
         'source': ' '.join(options.paths),
-        'limit': ''.join(limit_sentence(run_of(run.path)) for run in newest),
+        'limit': ''.join(limit_sentence(load_run(run_of(run.path))) for run in newest),
     }
     studies = make_studies(run_sets, options.baseline, options.price_per_node_hour)
     if options.out:

@@ -64,16 +64,17 @@ def run(argv: Sequence[str]) -> int:
     if len(options.runs) > most:
         raise ConfigError(f'RUN: got {len(options.runs)} runs, expected at most {most}')
     refuse_existing([Path(options.perfetto)] if options.perfetto else [], '--perfetto')
+    from mlperf_rn50.analysis.run_data import load_run
     from mlperf_rn50.analysis.why.accuracy import explain_accuracy
     from mlperf_rn50.analysis.why.answer import answer_object, render_answer
     from mlperf_rn50.analysis.why.limit import times_of
-    from mlperf_rn50.analysis.why.load import load_run, run_folder_at
     from mlperf_rn50.analysis.why.text import compare_times, explain_time
     from mlperf_rn50.analysis.why.unfinished import unfinished_sentence
+    from mlperf_rn50.runfolder.names import run_at
     from mlperf_rn50.table import wrap_line
     from mlperf_rn50.text import printable
 
-    first, *others = (load_run(run_folder_at(Path(path))) for path in options.runs)
+    first, *others = (load_run(run_at(Path(path))) for path in options.runs)
     answer = None
     probed: tuple[Any, ...] = ()
     if options.probe:

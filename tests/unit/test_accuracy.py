@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from sample_log import write_run
 
+from mlperf_rn50.analysis.run_data import RunData, load_run
 from mlperf_rn50.analysis.why.accuracy import Cause, explain_accuracy, judge_course, weigh
-from mlperf_rn50.analysis.why.load import WhyRun, load_run
 from mlperf_rn50.config import Config, render_yaml
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.mllog.run import Evaluation, Run
@@ -49,7 +49,7 @@ def course(tmp_path, config=DIGITS, losses=FALL, curve=(0.2, 0.5, 0.6, 0.6), hal
         num_ranks=1,
         evaluations=[Evaluation(k + 1, a, 1, None, None, None) for k, a in enumerate(curve)],
     )
-    return WhyRun(RunFolder(tmp_path, 0), log, [*steps, *[LossScaleRecord(1, 2.0, 1.0)] * halved])
+    return RunData(RunFolder(tmp_path, 0), log, [*steps, *[LossScaleRecord(1, 2.0, 1.0)] * halved])
 
 
 def accused(tmp_path, config=DIGITS, batch=64, num_ranks=1, **keys):

@@ -10,14 +10,14 @@ import pytest
 from helpers import ROOT, shipped_logs
 from msgspec import structs
 
+from mlperf_rn50.analysis.run_data import RunData, load_run
 from mlperf_rn50.analysis.why.limit import Limit, find_limit, times_of
-from mlperf_rn50.analysis.why.load import WhyRun, load_run, run_folder_at
 from mlperf_rn50.analysis.why.text import compare_times, explain_time
 from mlperf_rn50.cli import main, why
 from mlperf_rn50.config import Config
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.runfolder.jsonl import encode
-from mlperf_rn50.runfolder.names import RunFolder
+from mlperf_rn50.runfolder.names import RunFolder, run_at
 from mlperf_rn50.runfolder.records import NetworkRecord, RanksRecord, RankSteps
 from mlperf_rn50.train.options import TrainConfig
 
@@ -47,7 +47,7 @@ def made_run(
     device: str = 'gpu',
     changed: dict[int, list[RankSteps]] | None = None,
     **record: object,
-) -> WhyRun:
+) -> RunData:
     """Return a run whose clock has no rest; changed: by epoch, other ranks."""
     records, time_s = [], 0.0
     for epoch in range(1, epochs + 1):
@@ -56,7 +56,7 @@ def made_run(
         time_s += first.data_s + first.python_s + first.compute_s + first.wait_s + first.update_s
         found.time_s = time_s = time_s + found.eval_s + found.checkpoint_s
         records.append(found)
-    return WhyRun(
+    return RunData(
         RunFolder(ROOT / 'no-such-folder', 0),
         None,
         [*filter(None, [network]), *records],
@@ -68,7 +68,7 @@ def two(**ms: float) -> list[RankSteps]:
     return [rank_steps(0, **ms), rank_steps(1, **ms)]
 
 
-def limit_of(run: WhyRun) -> Limit:
+def limit_of(run: RunData) -> Limit:
     return find_limit(times_of(run))
 
 
@@ -363,7 +363,7 @@ def test_rates_follow_from_the_network():
 )
 def test_impossible_times_give_a_verdict(rank):
     record = RanksRecord(1, 0.0, [rank])
-    answer = explain_time(WhyRun(RunFolder(ROOT, 0), records=[record]))
+    answer = explain_time(RunData(RunFolder(ROOT, 0), records=[record]))
     assert math.isfinite(answer.values['gain'])
 
 
@@ -377,7 +377,7 @@ def test_impossible_times_give_a_verdict(rank):
 )
 def test_run_without_times_of_ranks_is_refused(status, action):
     with pytest.raises(UserError, match=action):
-        explain_time(WhyRun(RunFolder(ROOT, 0), SimpleNamespace(status=status), [NETWORK]))
+        explain_time(RunData(RunFolder(ROOT, 0), SimpleNamespace(status=status), [NETWORK]))
 
 
 def test_answer_begins_with_cause_share_and_gain():
@@ -440,11 +440,11 @@ def test_report_page_begins_with_what_limits_the_run(capsys):
 
 def test_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(UserError, match='expected a run folder'):
-        run_folder_at(tmp_path)
+        run_at(tmp_path)
 
 
 def test_newest_run_of_a_folder_is_explained(tmp_path):
     for name in ('result_0.txt', 'result_11.txt', 'result_2.txt', 'result_2_v0.6.txt'):
         (tmp_path / name).touch()
-    assert run_folder_at(tmp_path).index == 11
-    assert load_run(run_folder_at(tmp_path)) == WhyRun(RunFolder(tmp_path, 11))
+    assert run_at(tmp_path).index == 11
+    assert load_run(run_at(tmp_path)) == RunData(RunFolder(tmp_path, 11))

@@ -6,8 +6,8 @@ import random
 import pytest
 from made_traces import dump, step, steps
 
+from mlperf_rn50.analysis.run_data import RunData
 from mlperf_rn50.analysis.why import trace as why_trace
-from mlperf_rn50.analysis.why.load import WhyRun
 from mlperf_rn50.analysis.why.trace import PHASES, align, read_traces, write_perfetto
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.runfolder.names import RunFolder
@@ -156,7 +156,7 @@ def test_only_the_newest_attempt_with_traces_is_read_and_others_are_named(run):
         and 'earlier attempt' in traces.note
         and 'rank 2, 3' in traces.note
     )
-    assert traces.note in write_perfetto(WhyRun(run), run.dir / 'out.json')
+    assert traces.note in write_perfetto(RunData(run), run.dir / 'out.json')
 
 
 def test_folders_and_links_in_the_place_of_traces_are_skipped(run):
@@ -178,7 +178,7 @@ def test_perfetto_file_has_a_process_per_host_and_a_thread_per_rank_and_bucket(r
     ]
     for rank in range(3):
         dump(run, rank, steps(2))
-    sentence = write_perfetto(WhyRun(run, records=records), run.dir / 'out.json')
+    sentence = write_perfetto(RunData(run, records=records), run.dir / 'out.json')
     events = json.loads((run.dir / 'out.json').read_text())['traceEvents']
     names = [(e['name'], e['args']['name']) for e in events if e['ph'] == 'M']
     assert {n for k, n in names if k == 'process_name'} == {'h1', 'h2?'}
@@ -194,7 +194,7 @@ def test_perfetto_file_has_a_process_per_host_and_a_thread_per_rank_and_bucket(r
 def test_perfetto_blocks_of_a_thread_follow_each_other_in_microseconds(run):
     dump(run, 0, steps(3, at=5.0))
     dump(run, 1, steps(3, at=905.0, slow=0.02))
-    write_perfetto(WhyRun(run), run.dir / 'out.json')
+    write_perfetto(RunData(run), run.dir / 'out.json')
     events = json.loads((run.dir / 'out.json').read_text())['traceEvents']
     blocks = [e for e in events if e['ph'] == 'X']
     assert [(e['ts'], e['dur']) for e in blocks if e['name'] == 'forward and backward'] == [
@@ -207,11 +207,11 @@ def test_perfetto_blocks_of_a_thread_follow_each_other_in_microseconds(run):
 
 def test_perfetto_file_without_a_trace_is_refused_with_the_option_that_traces(run):
     with pytest.raises(ConfigError, match='run.trace 20@100'):
-        write_perfetto(WhyRun(run), run.dir / 'out.json')
+        write_perfetto(RunData(run), run.dir / 'out.json')
     assert not list(run.dir.iterdir())
 
 
 def test_perfetto_file_in_a_missing_folder_is_a_user_error(run):
     dump(run, 0, steps(1))
     with pytest.raises(ConfigError, match='--perfetto'):
-        write_perfetto(WhyRun(run), run.dir / 'missing/out.json')
+        write_perfetto(RunData(run), run.dir / 'missing/out.json')

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mlperf_rn50.analysis.why.load import WhyRun
+from mlperf_rn50.analysis.run_data import RunData
 from mlperf_rn50.analysis.why.unfinished import unfinished_sentence
 from mlperf_rn50.cli import why
 from mlperf_rn50.config import Config, RunConfig
@@ -39,7 +39,7 @@ def sentence(
         train=TrainConfig(max_epochs=max_epochs, eval_offset=1, eval_period=2),
     )
     return unfinished_sentence(
-        WhyRun(RunFolder(folder, 0), log, [TrainRecord(100, epoch, 60.0), *records], config)
+        RunData(RunFolder(folder, 0), log, [TrainRecord(100, epoch, 60.0), *records], config)
     )
 
 

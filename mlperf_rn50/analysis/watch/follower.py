@@ -15,8 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from mlperf_rn50.analysis.run_data import load_run, load_run_config
 from mlperf_rn50.analysis.sets.cost import kwh
 from mlperf_rn50.analysis.sets.load import Rules, load_folder
 from mlperf_rn50.analysis.watch.history import MAX_ITEMS, MAX_TEXT, MetricsHistory, text
@@ -29,8 +28,7 @@ from mlperf_rn50.analysis.watch.run_state import (
     UsedEnergy,
 )
 from mlperf_rn50.analysis.why.text import limit_sentence
-from mlperf_rn50.config_file import load_tree
-from mlperf_rn50.errors import ConfigError, UserError
+from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import regular_file
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.read.reader import OtherBenchmark, read_run
@@ -48,7 +46,6 @@ from mlperf_rn50.runfolder.names import (
     step_of,
 )
 from mlperf_rn50.runfolder.records import (
-    Epochs,
     MetricsRecord,
     ResumedRecord,
     TelemetryRecord,
@@ -56,7 +53,7 @@ from mlperf_rn50.runfolder.records import (
 )
 from mlperf_rn50.text import printable
 
-_MAX_CONFIG_BYTES, _MAX_NODES = 1 << 14, 256
+_MAX_NODES = 256
 _TAIL_BYTES = 1 << 16  # bytes read from the end of a node's telemetry; enough for the newest sample
 # nodes whose telemetry lags behind the newest by more than this get a warning
 _UNEXPECTEDLY_QUIET_S = 60.0
@@ -199,7 +196,7 @@ class Follower:
         for record in records:
             self._history.add(record)
         if self._history.ranks is not ranks:
-            self._history.limit = limit_sentence(paths)[:MAX_TEXT]
+            self._history.limit = limit_sentence(load_run(paths))[:MAX_TEXT]
         ages = {
             path: age for path in (paths.result, metrics) if (age := age_s(path, now_s)) is not None
         }
@@ -220,10 +217,11 @@ class Follower:
         # the data set and the target may not be logged yet
         if run.status == 'running' and run.last_epoch is None:
             return replace(state, status=STARTING, note='starting')
+        config = load_run_config(paths, self._history.resumes)
         state = replace(
             state,
             energy=self._used_energy(run),
-            max_epochs=_max_epochs(paths.config, self._history.max_epochs),
+            max_epochs=config.num_epochs if config else None,
         )
         state = _live_run(state, run, self._history, ages.get(metrics))
         locks = (path for path in (paths.lock, self.folder / LAUNCHER_LOCK) if is_locked(path))
@@ -244,11 +242,8 @@ def _live_run(
     state: LiveRun, run: Run, history: MetricsHistory, metrics_age_s: float | None
 ) -> LiveRun:
     """Add the contents of the log and the metrics to a state."""
-    last, resumed, is_running = (
-        history.last,
-        history.resumed or ResumedRecord(0),
-        run.status == 'running',
-    )
+    last, is_running = history.last, run.status == 'running'
+    resumed = history.resumes[-1] if history.resumes else ResumedRecord(0)
     evaluations = tuple(history.evaluations[e] for e in sorted(history.evaluations)) or tuple(
         LiveEvaluation(e.epoch, e.accuracy, e.time_s) for e in run.evaluations
     )
@@ -270,7 +265,7 @@ def _live_run(
         state,
         status=run.status,
         has_end=keys.RUN_STOP in run.lines,
-        num_resumes=max(run.num_resumes, history.num_resumes),
+        num_resumes=max(run.num_resumes, len(history.resumes)),
         elapsed_parts=run.elapsed,
         dataset=None if run.is_imagenet else text(run.dataset or '') or 'an unnamed data set',
         target=run.target_accuracy,
@@ -319,23 +314,6 @@ def _warnings(state: LiveRun, run: Run, stragglers: Sequence[str]) -> tuple[str,
     ]
     log = [text(w.text) for w in run.findings if w.kind not in ('no_run_stop', 'resumed')]
     return (*behind, *stragglers, *quiet, *log)[:MAX_ITEMS]
-
-
-def _max_epochs(path: Path, changed: Any) -> int | None:
-    """Return the last epoch of a run, computed as in train/plan.py from config.yaml; None if
-    unknown.
-
-    changed: train.max_epochs of a resume, or None.
-    """
-    with suppress(ConfigError, ValueError, KeyError, msgspec.MsgspecError):
-        config = msgspec.convert(load_tree(path, _MAX_CONFIG_BYTES), dict[str, dict[str, Any]])
-        epochs = (
-            changed
-            or config.get('train', {}).get('max_epochs')
-            or config['schedule']['decay_epochs']
-        )
-        return max(1, int(msgspec.convert(epochs, Epochs)))
-    return None
 
 
 def _checkpoints(folder: Path, now_s: float) -> Checkpoints:

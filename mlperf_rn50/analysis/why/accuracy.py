@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mlperf_rn50.analysis.recipe.differences import find_deviations
+from mlperf_rn50.analysis.run_data import RunData, load_run
 from mlperf_rn50.analysis.why.answer import Answer
-from mlperf_rn50.analysis.why.load import WhyRun, load_run
 from mlperf_rn50.config import Config, render_value
-from mlperf_rn50.runfolder.names import RunFolder, find_run_folders, run_numbers
+from mlperf_rn50.runfolder.names import find_run_folders, list_runs
 from mlperf_rn50.runfolder.records import CourseRecord, LossScaleRecord, TrainRecord
 from mlperf_rn50.text import grouped, percent
 
@@ -115,7 +115,7 @@ def weigh(
     )
 
 
-def judge_course(run: WhyRun, config: Config, batch: int, num_ranks: int) -> Iterator[Cause]:
+def judge_course(run: RunData, config: Config, batch: int, num_ranks: int) -> Iterator[Cause]:
     """Yield the figures of a run's recipe and course."""
     d, o, s, t = config.data, config.optimizer, config.schedule, config.train
     records = run.all(TrainRecord)
@@ -242,7 +242,7 @@ def judge_recipe(config: Config, num_ranks: int, others: list[Config]) -> Iterat
         )
 
 
-def find_better(run: WhyRun, config: Config) -> tuple[list[Config], str]:
+def find_better(run: RunData, config: Config) -> tuple[list[Config], str]:
     """Return the configurations of the reference runs if this run is below their accuracy,
     otherwise a sentence.
 
@@ -250,7 +250,7 @@ def find_better(run: WhyRun, config: Config) -> tuple[list[Config], str]:
     images.
     """
     folders = [f for path in config.run.reference for f in find_run_folders(Path(path))[:20]]
-    others = [load_run(RunFolder(f, k)) for f in folders for k in run_numbers(f)[:1]]
+    others = [load_run(run) for f in folders for run in list_runs(f)[:1]]
     tops = [o.log.best_accuracy for o in others if o.log and o.log.best_accuracy is not None]
     own, standing = (run.log and run.log.best_accuracy) or 0.0, run.last(CourseRecord)
     mean = statistics.fmean(tops or [1.0])
@@ -274,7 +274,7 @@ def _next_step(cause: str) -> str:
 
 
 def explain_accuracy(
-    run: WhyRun, probed: list[Cause] | None = None, weights: str = ''
+    run: RunData, probed: list[Cause] | None = None, weights: str = ''
 ) -> Answer | None:
     """Explain a run that ended below its target or is behind its references, or any run with the
     figures of a probe.

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
+from mlperf_rn50.analysis.run_data import RunData
 from mlperf_rn50.analysis.why.cores import Shortage, find_shortage
-from mlperf_rn50.analysis.why.load import WhyRun
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.runfolder.records import (
     EndRecord,
@@ -136,7 +136,7 @@ def _parts_of(record: RanksRecord, rank: RankSteps) -> dict[str, float]:
     }
 
 
-def times_of(run: WhyRun) -> Times:
+def times_of(run: RunData) -> Times:
     """Return the times of a run, without a first interval that was slow only at its start."""
     # a resume repeats epochs
     records = [r for r in {r.epoch: r for r in run.all(RanksRecord)}.values() if r.ranks]

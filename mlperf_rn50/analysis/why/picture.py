@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mlperf_rn50.analysis.report import picture as drawing
+from mlperf_rn50.analysis.run_data import RunData
 from mlperf_rn50.analysis.why.limit import INPUT, OUTSIDE, times_of
-from mlperf_rn50.analysis.why.load import WhyRun
 from mlperf_rn50.analysis.why.text import explain_time
 from mlperf_rn50.analysis.why.trace import HOW_TO_TRACE, PHASES, Steps, host_names, read_traces
 from mlperf_rn50.runfolder.names import RunFolder
@@ -141,7 +141,7 @@ def draw_times(
     return picture
 
 
-def dump_times(run: WhyRun, folder: Path) -> None:
+def dump_times(run: RunData, folder: Path) -> None:
     """Write the picture of a run to a folder. Raise ConfigError as new_files does."""
     bar, sentence = bar_of(times_of(run).parts), explain_time(run).sentence
     with new_files(folder) as place:

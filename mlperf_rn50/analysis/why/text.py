@@ -4,11 +4,10 @@ import math
 import statistics
 from contextlib import suppress
 
+from mlperf_rn50.analysis.run_data import RunData
 from mlperf_rn50.analysis.why.answer import Answer
 from mlperf_rn50.analysis.why.limit import OUTSIDE, Limit, Times, find_limit, times_of
-from mlperf_rn50.analysis.why.load import WhyRun, load_run
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.text import percent, plural, printable
 
 _NO_CORES = (
@@ -133,7 +132,7 @@ def _sentence(times: Times, limit: Limit) -> str:
     return f'{_cause(times, limit)}; at most {limit.gain:.2f} times as fast without this.{also}'
 
 
-def explain_time(run: WhyRun) -> Answer:
+def explain_time(run: RunData) -> Answer:
     """Return what limits a run, the parts of its time, and the next thing to try."""
     times, rows = times_of(run), []
     limit, (record, last, _) = find_limit(times), times.intervals[-1]
@@ -180,10 +179,10 @@ def explain_time(run: WhyRun) -> Answer:
     )
 
 
-def limit_sentence(folder: RunFolder) -> str:
+def limit_sentence(run: RunData) -> str:
     """Return what limits a run in one sentence, or '' if it recorded no times of ranks."""
     with suppress(UserError):
-        return printable(explain_time(load_run(folder)).sentence)
+        return printable(explain_time(run).sentence)
     return ''
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from msgspec.structs import astuple
 
-from mlperf_rn50.analysis.why.load import WhyRun
+from mlperf_rn50.analysis.run_data import RunData
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import replacing, writing_folder
 from mlperf_rn50.runfolder.jsonl import read_lines
@@ -188,7 +188,7 @@ def _events(steps: Steps, hosts: Mapping[int, str]) -> Iterator[dict[str, Any]]:
                 }
 
 
-def write_perfetto(run: WhyRun, path: Path) -> str:
+def write_perfetto(run: RunData, path: Path) -> str:
     """Write the traced steps and return a sentence about them. Raise ConfigError if there are none,
     or on failure."""
     steps, error_s, note = read_traces(run.folder)

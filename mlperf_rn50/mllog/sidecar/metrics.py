@@ -8,9 +8,14 @@ from pathlib import Path
 
 from mlperf_rn50.mllog.findings import Finding, make_finding
 from mlperf_rn50.mllog.run import Run
-from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import run_of
-from mlperf_rn50.runfolder.records import EpochRecord, EvalRecord, RanksRecord, TrainRecord
+from mlperf_rn50.runfolder.records import (
+    EpochRecord,
+    EvalRecord,
+    RanksRecord,
+    TrainRecord,
+    read_records,
+)
 
 _MAX_NODES = 256
 
@@ -33,7 +38,7 @@ class NodeReads:
 def read_learning_rates(run: Run) -> Sequence[tuple[float, float]]:
     """Return (seconds since run_start, learning rate) from metrics.jsonl, else from the log, which
     has fewer pairs."""
-    steps = read_lines(run_of(run.path).metrics, TrainRecord, b'learning_rate')
+    steps = read_records(run_of(run.path).metrics, TrainRecord)
     return (
         tuple(
             (s.time_s, s.learning_rate)
@@ -50,7 +55,7 @@ def read_curve(path: Path) -> list[tuple[int, float]]:
     return sorted(
         {
             e.epoch: e.num_top1 / e.num_images
-            for _, e in read_lines(path, EvalRecord, b'num_top1')
+            for _, e in read_records(path, EvalRecord)
             if e.num_top1 <= e.num_images
         }.items()
     )
@@ -62,7 +67,7 @@ def read_node_reads(run: Run) -> list[NodeReads]:
     path = run_of(run.path).metrics
     # (line, bytes, new bytes) by host and epoch
     epochs: dict[str, dict[int, tuple[int, int, int | None]]] = {}
-    for line, reads in read_lines(path, EpochRecord, b'record_bytes'):
+    for line, reads in read_records(path, EpochRecord):
         for host, num_bytes in reads.record_bytes.items():
             if host in epochs or len(epochs) < _MAX_NODES:
                 epochs.setdefault(host, {})[reads.epoch] = (
@@ -94,9 +99,7 @@ def read_stragglers(run: Run) -> list[Finding]:
     """Return the last message about each straggler, with the number of evaluations at which it was
     slow."""
     messages: dict[str, tuple[str, int]] = {}
-    found = [
-        r.stragglers for _, r in read_lines(run_of(run.path).metrics, RanksRecord, b'stragglers')
-    ]
+    found = [r.stragglers for _, r in read_records(run_of(run.path).metrics, RanksRecord)]
     for text in chain.from_iterable(found):
         rank = text.partition(' is slow')[0]
         if rank in messages or len(messages) < _MAX_NODES:
