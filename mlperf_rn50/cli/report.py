@@ -120,7 +120,7 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.analysis.sets.load import Rules, describe_others, filter_sets, load_logs
     from mlperf_rn50.analysis.sets.published import sets_under
     from mlperf_rn50.analysis.sets.scaling import make_studies
-    from mlperf_rn50.analysis.why.text import limit_sentence
+    from mlperf_rn50.analysis.why.time_answer import bottleneck_sentence
     from mlperf_rn50.runfolder.names import run_of
 
     paths = dict.fromkeys(map(Path, options.paths))
@@ -137,7 +137,7 @@ def run(argv: Sequence[str]) -> int:
         'title': options.title,
         'note': options.note,
         'source': ' '.join(options.paths),
-        'limit': ''.join(limit_sentence(load_run(run_of(run.path))) for run in newest),
+        'limit': ''.join(bottleneck_sentence(load_run(run_of(run.path))) for run in newest),
     }
     studies = make_studies(run_sets, options.baseline, options.price_per_node_hour)
     if options.out:

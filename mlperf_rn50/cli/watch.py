@@ -128,7 +128,7 @@ def _states(followers: Sequence[Follower], options: Namespace) -> Iterator[list[
 
 
 def _write_page(run: LiveRun, folder: Path, options: Namespace) -> None:
-    from mlperf_rn50.analysis.watch.page import dump_page
+    from mlperf_rn50.analysis.watch.live_page import dump_page
 
     try:
         dump_page(run, folder, options.every, options.price_per_node_hour)
@@ -159,7 +159,7 @@ def _print_once(runs: Sequence[LiveRun], price: float | None, output_format: str
 
         print(json.dumps({'runs': [to_json(r, price) for r in runs]}, indent=2, allow_nan=False))
         return
-    from mlperf_rn50.analysis.watch.terminal import render
+    from mlperf_rn50.analysis.watch.screen import render
 
     console = _console()
     with console.capture() as captured:
@@ -174,7 +174,7 @@ def _show_live(
     it."""
     from rich.live import Live
 
-    from mlperf_rn50.analysis.watch.terminal import render
+    from mlperf_rn50.analysis.watch.screen import render
 
     console, runs = _console(), []
     with Live(
@@ -202,7 +202,7 @@ def _show_live(
 def _print_lines(states: Iterator[list[LiveRun]], every_s: float) -> list[LiveRun]:
     """Print a line for a run when something changes, or _LINE_PERIOD_S after the last; return the
     final states."""
-    from mlperf_rn50.analysis.watch.facts import line_of
+    from mlperf_rn50.analysis.watch.run_facts import line_of
 
     printed: dict[int, tuple[object, object, float]] = {}
     runs: list[LiveRun] = []

@@ -67,8 +67,8 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.analysis.run_data import load_run
     from mlperf_rn50.analysis.why.accuracy import explain_accuracy
     from mlperf_rn50.analysis.why.answer import answer_object, render_answer
-    from mlperf_rn50.analysis.why.limit import times_of
-    from mlperf_rn50.analysis.why.text import compare_times, explain_time
+    from mlperf_rn50.analysis.why.bottleneck import times_of
+    from mlperf_rn50.analysis.why.time_answer import compare_times, explain_time
     from mlperf_rn50.analysis.why.unfinished import unfinished_sentence
     from mlperf_rn50.runfolder.names import run_at
     from mlperf_rn50.table import wrap_line
@@ -113,7 +113,7 @@ def run(argv: Sequence[str]) -> int:
         )
     )
     if options.out:
-        from mlperf_rn50.analysis.why.picture import dump_times
+        from mlperf_rn50.analysis.why.time_figure import dump_times
 
         dump_times(first, Path(options.out))
     if options.perfetto:

@@ -19,7 +19,7 @@ from lines import complete, run_lines, write_lines
 from live_runs import NOW_S, course, evaluation, rank, reference, train, write_live
 
 from mlperf_rn50.analysis.watch.follower import Follower
-from mlperf_rn50.analysis.watch.page import dump_page, render_page
+from mlperf_rn50.analysis.watch.live_page import dump_page, render_page
 
 DESK = {'viewport': {'width': 1400, 'height': 900}}
 PHONE = {'viewport': {'width': 400, 'height': 860}, 'has_touch': True, 'is_mobile': True}

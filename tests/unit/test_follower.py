@@ -9,8 +9,8 @@ import pytest
 from lines import START_S, run_lines, v05, write_lines
 from live_runs import NOW_S, course, evaluation, rank, reference, train, write_live, write_metrics
 
-from mlperf_rn50.analysis.watch.facts import facts_of
 from mlperf_rn50.analysis.watch.follower import Follower
+from mlperf_rn50.analysis.watch.run_facts import facts_of
 from mlperf_rn50.analysis.watch.run_state import BandPoint, Checkpoints, Node, to_json
 from mlperf_rn50.runfolder.jsonl import MAX_LINE_BYTES, Tail, append
 from mlperf_rn50.runfolder.locks import FileLock

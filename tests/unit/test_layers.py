@@ -41,7 +41,7 @@ LIGHT = [
     'analysis.report.data',
     'analysis.report.tables',
     'analysis.report.text',
-    'analysis.watch.facts',
+    'analysis.watch.run_facts',
     'analysis.watch.run_state',
     'doctor.checks',
     'system.environment',

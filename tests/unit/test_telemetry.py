@@ -16,7 +16,7 @@ from mlperf_rn50.analysis.report.picture import render_svg
 from mlperf_rn50.analysis.report.plots import draw_study
 from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.mllog.sidecar import telemetry as telemetry_files
-from mlperf_rn50.mllog.sidecar.telemetry import read_node, read_telemetry
+from mlperf_rn50.mllog.sidecar.node_telemetry import read_node, read_telemetry
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import GpuSample
 from mlperf_rn50.system import power, telemetry

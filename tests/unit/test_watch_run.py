@@ -12,11 +12,11 @@ from helpers import call
 from live_runs import NOW_S, course, evaluation, rank, reference, train, write_live
 from rich.console import Console
 
-from mlperf_rn50.analysis.watch.facts import duration, facts_of, status_text
 from mlperf_rn50.analysis.watch.follower import Follower
-from mlperf_rn50.analysis.watch.page import render_page
+from mlperf_rn50.analysis.watch.live_page import render_page
+from mlperf_rn50.analysis.watch.run_facts import duration, facts_of, status_text
 from mlperf_rn50.analysis.watch.run_state import Checkpoints, LiveRun
-from mlperf_rn50.analysis.watch.terminal import draw_curves, render
+from mlperf_rn50.analysis.watch.screen import draw_curves, render
 
 WRITTEN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 HOSTILE = '\x1b[31m<script>alert(1)</script>[red]&'

@@ -11,8 +11,8 @@ from helpers import ROOT, shipped_logs
 from msgspec import structs
 
 from mlperf_rn50.analysis.run_data import RunData, load_run
-from mlperf_rn50.analysis.why.limit import Limit, find_limit, times_of
-from mlperf_rn50.analysis.why.text import compare_times, explain_time
+from mlperf_rn50.analysis.why.bottleneck import Bottleneck, find_bottleneck, times_of
+from mlperf_rn50.analysis.why.time_answer import compare_times, explain_time
 from mlperf_rn50.cli import main, why
 from mlperf_rn50.config import Config
 from mlperf_rn50.errors import UserError
@@ -68,8 +68,8 @@ def two(**ms: float) -> list[RankSteps]:
     return [rank_steps(0, **ms), rank_steps(1, **ms)]
 
 
-def limit_of(run: RunData) -> Limit:
-    return find_limit(times_of(run))
+def limit_of(run: RunData) -> Bottleneck:
+    return find_bottleneck(times_of(run))
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from mlperf_rn50.analysis.watch.run_state import (
     Node,
     UsedEnergy,
 )
-from mlperf_rn50.analysis.why.text import limit_sentence
+from mlperf_rn50.analysis.why.time_answer import bottleneck_sentence
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import regular_file
 from mlperf_rn50.mllog import keys
@@ -196,7 +196,7 @@ class Follower:
         for record in records:
             self._history.add(record)
         if self._history.ranks is not ranks:
-            self._history.limit = limit_sentence(load_run(paths))[:MAX_TEXT]
+            self._history.limit = bottleneck_sentence(load_run(paths))[:MAX_TEXT]
         ages = {
             path: age for path in (paths.result, metrics) if (age := age_s(path, now_s)) is not None
         }

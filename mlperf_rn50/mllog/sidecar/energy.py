@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mlperf_rn50.mllog.run import Run
-from mlperf_rn50.mllog.sidecar.telemetry import TelemetryFiles, files_of
+from mlperf_rn50.mllog.sidecar.node_telemetry import TelemetryFiles, files_of
 from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import host_of
 from mlperf_rn50.runfolder.records import TelemetryRecord

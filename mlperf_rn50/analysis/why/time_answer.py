@@ -6,7 +6,13 @@ from contextlib import suppress
 
 from mlperf_rn50.analysis.run_data import RunData
 from mlperf_rn50.analysis.why.answer import Answer
-from mlperf_rn50.analysis.why.limit import OUTSIDE, Limit, Times, find_limit, times_of
+from mlperf_rn50.analysis.why.bottleneck import (
+    OUTSIDE,
+    Bottleneck,
+    Times,
+    find_bottleneck,
+    times_of,
+)
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.text import percent, plural, printable
 
@@ -90,11 +96,11 @@ _TEXTS = {  # by verdict and part: what takes the share of the time, and the nex
 }
 
 
-def _text(limit: Limit) -> tuple[str, str]:
+def _text(limit: Bottleneck) -> tuple[str, str]:
     return _TEXTS[f'{limit.name} {limit.part or ""}'.strip()]
 
 
-def _cause(times: Times, limit: Limit) -> str:
+def _cause(times: Times, limit: Bottleneck) -> str:
     """Return what limits a run, as the start of a sentence."""
     (text, _), lack = _text(limit), limit.shortage
     place = (
@@ -112,12 +118,12 @@ def _cause(times: Times, limit: Limit) -> str:
         )
     where = f', {place}' if place else ''
     where += f', since epoch {limit.since}' if limit.since is not None else ''
-    if limit.name == 'batch' and times.network:
+    if limit.name == 'batch':
         where = f'; a rank has only {plural(times.network.local_batch_size, "image")} per step'
     return f'{percent(limit.share, ".0f")} of the time {text}{where}'
 
 
-def _sentence(times: Times, limit: Limit) -> str:
+def _sentence(times: Times, limit: Bottleneck) -> str:
     if limit.name == 'healthy':
         shares = {name: percent(s / times.total_s, '.0f') for name, s in times.parts.items()}
         largest = max(
@@ -135,7 +141,8 @@ def _sentence(times: Times, limit: Limit) -> str:
 def explain_time(run: RunData) -> Answer:
     """Return what limits a run, the parts of its time, and the next thing to try."""
     times, rows = times_of(run), []
-    limit, (record, last, _) = find_limit(times), times.intervals[-1]
+    limit = find_bottleneck(times)
+    record, last, _ = times.intervals[-1]
     for name, s in times.parts.items():
         spread = last.spread_s.get('wait' if name == 'exchange' else name, ())[:2]
         columns = [s / times.num_steps, *spread] if name not in OUTSIDE else []
@@ -179,7 +186,7 @@ def explain_time(run: RunData) -> Answer:
     )
 
 
-def limit_sentence(run: RunData) -> str:
+def bottleneck_sentence(run: RunData) -> str:
     """Return what limits a run in one sentence, or '' if it recorded no times of ranks."""
     with suppress(UserError):
         return printable(explain_time(run).sentence)

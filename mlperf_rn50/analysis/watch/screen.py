@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mlperf_rn50.analysis.sets.cost import cost_of
-from mlperf_rn50.analysis.watch.facts import (
+from mlperf_rn50.analysis.watch.run_facts import (
     STATUS_LEVELS,
     epoch_text,
     facts_of,

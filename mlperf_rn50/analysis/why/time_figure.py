@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from mlperf_rn50.analysis.report import picture as drawing
 from mlperf_rn50.analysis.run_data import RunData
-from mlperf_rn50.analysis.why.limit import INPUT, OUTSIDE, times_of
-from mlperf_rn50.analysis.why.text import explain_time
+from mlperf_rn50.analysis.why.bottleneck import INPUT, OUTSIDE, times_of
+from mlperf_rn50.analysis.why.time_answer import explain_time
 from mlperf_rn50.analysis.why.trace import HOW_TO_TRACE, PHASES, Steps, host_names, read_traces
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.outputs import new_files

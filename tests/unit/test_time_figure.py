@@ -7,7 +7,7 @@ import pytest
 from made_traces import dump, step
 
 from mlperf_rn50.analysis.report.picture import COLOURS, dump_picture, figure_of
-from mlperf_rn50.analysis.why.picture import bar_of, choose_ranks, draw_times
+from mlperf_rn50.analysis.why.time_figure import bar_of, choose_ranks, draw_times
 from mlperf_rn50.analysis.why.trace import PHASES, align
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import RanksRecord, RankSteps

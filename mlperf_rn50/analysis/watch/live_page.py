@@ -18,7 +18,7 @@ from mlperf_rn50.analysis.report.picture import (
     figure_of,
     make_picture,
 )
-from mlperf_rn50.analysis.watch.facts import STATUS_LEVELS, facts_of, run_heading, status_word
+from mlperf_rn50.analysis.watch.run_facts import STATUS_LEVELS, facts_of, run_heading, status_word
 from mlperf_rn50.analysis.watch.run_state import BandPoint, LiveRun
 from mlperf_rn50.files import read_bytes, refuse_existing, write_atomically
 from mlperf_rn50.text import percent, thin
