@@ -19,12 +19,11 @@ readable log
 
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
+from mlperf_rn50.cli.output import add_format_option, print_answer
 from mlperf_rn50.cli.parsers import add_price_option, add_wide_option, command_parser, count
-from mlperf_rn50.cli.terminal import has_colour, paint, paint_status, width_of
-from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError
+from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.mllog.rulesets import parse_round
 from mlperf_rn50.parser import Parser
 from mlperf_rn50.text import printable
@@ -39,12 +38,7 @@ def make_parser() -> Parser:
         metavar='PATH',
         help='log, or folder that contains result_<k>.txt; the logs of one folder are one system',
     )
-    add(
-        '--format',
-        choices=['table', 'markdown', 'csv', 'json', 'html'],
-        default='table',
-        help='output format (default: table)',
-    )
+    add_format_option(parser, ['csv', 'html'])
     add(
         '--rows',
         choices=['runs', 'systems', 'evaluations'],
@@ -109,13 +103,8 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError(
             f'--title, --note: got --format {options.format}, expected --format html or --out'
         )
-    from mlperf_rn50.analysis.report.data import (
-        render_csv,
-        render_evaluations_csv,
-        render_json,
-        render_systems_csv,
-    )
-    from mlperf_rn50.analysis.report.text import MARKDOWN, render_table, terminal_style
+    from mlperf_rn50.analysis.report.data import evaluations_csv, runs_csv, systems_csv
+    from mlperf_rn50.analysis.report.sections import make_report
     from mlperf_rn50.analysis.run_data import load_run
     from mlperf_rn50.analysis.sets.load import Rules, describe_others, filter_sets, load_logs
     from mlperf_rn50.analysis.sets.published import sets_under
@@ -145,24 +134,16 @@ def run(argv: Sequence[str]) -> int:
 
         page = dump_report(studies, Path(options.out), options.findings, **texts)
         print(f'mlperf-rn50: wrote {printable(str(page))}', file=sys.stderr)
-    if options.format in ('table', 'markdown'):
-        title, status = (
-            (partial(paint, colour='bold'), paint_status) if has_colour(sys.stdout) else (str, str)
-        )
-        style = terminal_style(title, status, width_of(sys.stdout, options.wide))
-        print(
-            render_table(
-                studies, MARKDOWN if options.format == 'markdown' else style, options.findings
-            )
-        )
-    elif options.format in ('csv', 'json'):
-        csv = {'systems': render_systems_csv, 'evaluations': render_evaluations_csv}.get(
-            options.rows, render_csv
-        )
-        sys.stdout.writelines((csv if options.format == 'csv' else render_json)(studies))
-    elif not options.out:
-        from mlperf_rn50.analysis.report.page import render_html
-        from mlperf_rn50.analysis.report.plots import draw_report
+    report = make_report(studies, options.findings)
+    if options.format == 'csv':
+        render = {'systems': systems_csv, 'evaluations': evaluations_csv}
+        sys.stdout.writelines(render.get(options.rows, runs_csv)(studies))
+    elif options.format == 'html':
+        if not options.out:
+            from mlperf_rn50.analysis.report.page import render_html
+            from mlperf_rn50.analysis.report.plots import draw_report
 
-        print(render_html(studies, list(draw_report(studies)), Path.cwd(), **texts))
-    return EXIT_FAILED if any(s.reasons for s in run_sets) else EXIT_OK
+            print(render_html(studies, list(draw_report(studies)), Path.cwd(), **texts))
+    else:
+        print_answer(report, options)
+    return report.exit_code

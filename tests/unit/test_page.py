@@ -11,19 +11,20 @@ from made_systems import changed, studies_of, study_of
 
 from mlperf_rn50.analysis.report.detail_tables import runs_table
 from mlperf_rn50.analysis.report.page import dump_report, render_html
-from mlperf_rn50.analysis.report.picture import render_svg
 from mlperf_rn50.analysis.report.plots import draw_report, draw_study
+from mlperf_rn50.analysis.report.sections import make_report
 from mlperf_rn50.analysis.report.tables import (
     answer_table,
     finding_lines,
     overview_table,
     series_table,
 )
-from mlperf_rn50.analysis.report.text import MARKDOWN, render_table
 from mlperf_rn50.analysis.sets import rcp
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.published import sets_under
 from mlperf_rn50.analysis.sets.scaling import make_studies
+from mlperf_rn50.analysis.show.figure import render_svg
+from mlperf_rn50.analysis.show.text import MARKDOWN, render_text
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.runfolder.outputs import LISTING
 
@@ -111,7 +112,10 @@ def test_shared_finding_names_all_its_systems(tmp_path):
 def test_text_has_three_findings_per_system_without_notes_and_the_page_folds_the_rest(tmp_path):
     write_set(tmp_path / 'a', 5, seed=None, accuracies=lambda k: (0.5, 0.6 + k / 100))
     study = study_of(tmp_path)
-    text, whole = render_table([study]), render_table([study], has_all_findings=True)
+    text, whole = (
+        render_text(make_report([study])),
+        render_text(make_report([study], has_all_findings=True)),
+    )
     lines = text[text.index('Findings') :].splitlines()[1:]
     assert [line.split(': ')[1] for line in lines] == ['error', 'error', 'error', '4 more']
     assert lines[3].endswith('--findings')
@@ -168,13 +172,13 @@ def test_table_of_all_systems_precedes_the_studies(sweep, tmp_path):
     check_headings(page)
     assert page.index('>All systems<') < page.index('id="study-1"')
     assert re.search(r'<a href="#study-2">box</a>', page)
-    assert '\n\nAll systems\nsystem' in render_table(studies)
-    assert '\n\n### All systems\n\n| system' in render_table(studies, MARKDOWN)
+    assert '\n\nAll systems\nsystem' in render_text(make_report(studies))
+    assert '\n\n### All systems\n\n| system' in render_text(make_report(studies), MARKDOWN)
     single = studies_of(sweep)
     assert overview_table(single) is None
-    assert 'All systems' not in bare_page_of(single) + render_table(single) + render_table(
-        single, MARKDOWN
-    )
+    assert 'All systems' not in bare_page_of(single) + render_text(
+        make_report(single)
+    ) + render_text(make_report(single), MARKDOWN)
 
 
 def test_page_begins_with_results_and_numbers_link_to_log_lines(sweep):

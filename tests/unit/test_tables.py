@@ -15,11 +15,12 @@ from mlperf_rn50.analysis import progress
 from mlperf_rn50.analysis.report import tables
 from mlperf_rn50.analysis.report.page import dump_report, render_html
 from mlperf_rn50.analysis.report.plots import draw_overview
-from mlperf_rn50.analysis.report.text import MARKDOWN, render_table
+from mlperf_rn50.analysis.report.sections import make_report
 from mlperf_rn50.analysis.sets.load import filter_sets, load_run_sets
 from mlperf_rn50.analysis.sets.rcp import reference_points
 from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.analysis.sets.scaling import make_studies
+from mlperf_rn50.analysis.show.text import MARKDOWN, render_text
 
 
 def make_system(name, round_, accelerator, batch, epochs, **facts):
@@ -110,9 +111,9 @@ def test_large_tree_has_a_brief_text(tree, monkeypatch):
     studies = make_studies(
         [refused(s, 'batches differ') if s.name == 'odd' else s for s in load_run_sets([tree])]
     )
-    whole = render_table(studies)
+    whole = render_text(make_report(studies))
     monkeypatch.setattr(tables, 'LARGE_TREE', 1)
-    brief = render_table(studies)
+    brief = render_text(make_report(studies))
     lines = brief.splitlines()
     assert (
         lines[0] == 'ResNet-50 in MLPerf logs: 6 systems in 3 studies'
@@ -130,11 +131,13 @@ def test_large_tree_has_a_brief_text(tree, monkeypatch):
         ['2x4', '2', '8', '1.03', '2.0', '98.4 %'],
     ]
     assert rows[-2] == ['odd: refused: batches differ'] and brief.count('batches differ') == 2
-    assert "- v0.7/a's/odd: error: batches differ" in render_table(studies, has_all_findings=True)
-    assert render_table(studies, MARKDOWN).startswith(
+    assert "- v0.7/a's/odd: error: batches differ" in render_text(
+        make_report(studies, has_all_findings=True)
+    )
+    assert render_text(make_report(studies), MARKDOWN).startswith(
         '## ResNet-50 in MLPerf logs: 6 systems in 3 studies\n\n- On 2'
     )
-    priced = render_table([replace(s, price_per_node_hour=36.0) for s in studies])
+    priced = render_text(make_report([replace(s, price_per_node_hour=36.0) for s in studies]))
     assert '  cost  ' in priced and '  cost  ' not in brief
 
 

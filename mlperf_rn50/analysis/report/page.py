@@ -4,7 +4,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from urllib.parse import quote
 
@@ -12,9 +12,9 @@ import mlperf_rn50
 from mlperf_rn50.analysis.page import page_template
 from mlperf_rn50.analysis.progress import track
 from mlperf_rn50.analysis.report import plots
-from mlperf_rn50.analysis.report.data import render_csv, render_evaluations_csv, render_json
-from mlperf_rn50.analysis.report.picture import Picture, dump_picture, figure_of
+from mlperf_rn50.analysis.report.data import evaluations_csv, report_data, runs_csv
 from mlperf_rn50.analysis.report.refs import report_heading, study_command, study_heading
+from mlperf_rn50.analysis.report.sections import make_report
 from mlperf_rn50.analysis.report.summary import summarise
 from mlperf_rn50.analysis.report.tables import (
     finding_lines,
@@ -23,11 +23,13 @@ from mlperf_rn50.analysis.report.tables import (
     series_matrix,
     tables_of,
 )
-from mlperf_rn50.analysis.report.text import MARKDOWN, render_table
 from mlperf_rn50.analysis.sets.scaling import Study
+from mlperf_rn50.analysis.show.data import render_json
+from mlperf_rn50.analysis.show.figure import Plot, dump_plot, figure_of
+from mlperf_rn50.analysis.show.text import MARKDOWN, render_text
+from mlperf_rn50.answer import Cell, Ref, Table
 from mlperf_rn50.files import numbered_lines, replacing, write_atomically
 from mlperf_rn50.runfolder.outputs import new_files
-from mlperf_rn50.table import Cell, Ref, Table
 from mlperf_rn50.text import cut_names, printable
 
 _MAX_QUOTE = 200  # maximum characters quoted per log line
@@ -140,13 +142,11 @@ def _table(table: Table, html_id: str, sources: _Sources | None) -> dict:
     }
 
 
-def _pictures(pictures: Sequence[Picture], prefix: str) -> list[dict]:
+def _pictures(pictures: Sequence[Plot], prefix: str) -> list[dict]:
     return [figure_of(p, f'{prefix}-{k}-') for k, p in enumerate(pictures)]
 
 
-def _section(
-    number: int, study: Study, pictures: Sequence[Picture], sources: _Sources | None
-) -> dict:
+def _section(number: int, study: Study, pictures: Sequence[Plot], sources: _Sources | None) -> dict:
     name, is_brief = f'study-{number}', sources is None
     first = len(study.series) + bool(study.others)  # number of tables before the plots
     tables = [
@@ -182,7 +182,7 @@ def _dates(studies: Sequence[Study]) -> str:
 
 def render_html(
     studies: Sequence[Study],
-    drawn: Sequence[list[Picture]],
+    drawn: Sequence[list[Plot]],
     folder: Path,
     title: str | None = None,
     note: str | None = None,
@@ -219,22 +219,21 @@ def dump_report(
     """Write the plots, and the report in all formats. Return the page's path. Raise ConfigError as
     new_files does."""
     with new_files(folder) as place:
-        for name, render in (
-            ('report.json', render_json),
-            ('report.csv', render_csv),
-            ('report_evaluations.csv', render_evaluations_csv),
+        for name, parts in (
+            ('report.json', chain(render_json(report_data(studies)), '\n')),
+            ('report.csv', runs_csv(studies)),
+            ('report_evaluations.csv', evaluations_csv(studies)),
         ):
             with replacing(place / name) as f:
-                f.writelines(part.encode() for part in render(studies))
-        write_atomically(
-            place / 'report.md', render_table(studies, MARKDOWN, has_all_findings) + '\n'
-        )
+                f.writelines(part.encode() for part in parts)
+        markdown = render_text(make_report(studies, has_all_findings), MARKDOWN)
+        write_atomically(place / 'report.md', markdown + '\n')
         drawn, uses = [], Counter[str]()
         for pictures in track(plots.draw_report(studies), 1 + len(studies), 'draw plots'):
             drawn.append(pictures)
             for picture in pictures:  # written now to free the memory of the figures
                 uses[picture.name] += 1
                 again = f'_{uses[picture.name]}' * (uses[picture.name] > 1)
-                dump_picture(picture, place, picture.name + again)
+                dump_plot(picture, place, picture.name + again)
         write_atomically(place / 'report.html', render_html(studies, drawn, folder, **texts) + '\n')
     return folder / 'report.html'

@@ -8,12 +8,12 @@ from matplotlib.axes import Axes
 
 from mlperf_rn50.analysis.recipe.choose import families, frontier, group
 from mlperf_rn50.analysis.report import bars, curves
-from mlperf_rn50.analysis.report import picture as drawing
 from mlperf_rn50.analysis.report.scene import make_scene
 from mlperf_rn50.analysis.report.tables import is_large
 from mlperf_rn50.analysis.sets import rcp
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Study
+from mlperf_rn50.analysis.show import figure as drawing
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.run import TARGET
 
@@ -27,10 +27,10 @@ def card_of(run_set: RunSet) -> str:
 
 def _draw(
     name: str, title: str, points: dict[RunSet, tuple[float, float]], labels: tuple[str, str]
-) -> tuple[drawing.Picture, Axes]:
+) -> tuple[drawing.Plot, Axes]:
     """Draw a mark for each system, coloured by accelerator."""
     rounds = sorted(s.round for s in points)
-    picture, axes = drawing.make_picture(
+    picture, axes = drawing.make_plot(
         name,
         title,
         'ResNet-50 in MLPerf Training',
@@ -64,7 +64,7 @@ def _draw(
     return picture, axes
 
 
-def draw_overview(run_sets: Sequence[RunSet]) -> list[drawing.Picture]:
+def draw_overview(run_sets: Sequence[RunSet]) -> list[drawing.Plot]:
     """Return plots of minutes and epochs of comparable systems, or none if these are from fewer
     than two rounds."""
     shown = [
@@ -129,7 +129,7 @@ def draw_overview(run_sets: Sequence[RunSet]) -> list[drawing.Picture]:
     return [times, picture]
 
 
-def draw_report(studies: Sequence[Study]) -> Iterator[list[drawing.Picture]]:
+def draw_report(studies: Sequence[Study]) -> Iterator[list[drawing.Plot]]:
     """Yield the plots of all systems, then of each study. With several studies, plot names contain
     the study's name."""
     with matplotlib.rc_context(drawing.STYLE):
@@ -142,7 +142,7 @@ def draw_report(studies: Sequence[Study]) -> Iterator[list[drawing.Picture]]:
         yield pictures
 
 
-def draw_study(study: Study, is_brief: bool = False) -> list[drawing.Picture]:
+def draw_study(study: Study, is_brief: bool = False) -> list[drawing.Plot]:
     """Return the plots for which the study has data, those of its series first. A brief report has
     no others."""
     scene = make_scene(study)

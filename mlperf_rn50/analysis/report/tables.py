@@ -22,9 +22,9 @@ from mlperf_rn50.analysis.sets.findings import render_finding, set_findings
 from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of
 from mlperf_rn50.analysis.sets.scaling import MAX_NAMES, Study, has_other_units
 from mlperf_rn50.analysis.sets.series import Series
+from mlperf_rn50.answer import Cell, Ref, Table, figures_cell, number_cell, percent_cell
 from mlperf_rn50.mllog.findings import Finding, most_severe
 from mlperf_rn50.mllog.sidecar.metrics import read_stragglers
-from mlperf_rn50.table import Cell, Ref, Table, figures_cell, number_cell, percent_cell
 from mlperf_rn50.text import data_name, minutes, money, percent, some
 
 MAX_SHOWN = 3  # maximum errors and warnings shown per system, unless all findings are requested

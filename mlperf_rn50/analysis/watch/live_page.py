@@ -9,14 +9,14 @@ from matplotlib.ticker import PercentFormatter
 
 import mlperf_rn50
 from mlperf_rn50.analysis.page import page_template
-from mlperf_rn50.analysis.report.picture import (
+from mlperf_rn50.analysis.show.figure import (
     COLOURS,
     GRID,
     INK,
     STYLE,
-    Picture,
+    Plot,
     figure_of,
-    make_picture,
+    make_plot,
 )
 from mlperf_rn50.analysis.watch.run_facts import STATUS_LEVELS, facts_of, run_heading, status_word
 from mlperf_rn50.analysis.watch.run_state import BandPoint, LiveRun
@@ -30,7 +30,7 @@ _MAX_MARKS, _MAX_BARS, _MAX_ROWS, _BAR_IN, _HEIGHT_IN = 200, 16, 400, 0.21, 2.9
 _PARTS = (('data', '#a67c00'), ('compute', COLOURS[0]), ('wait', GRID))
 
 
-def _draw_accuracy(run: LiveRun) -> Picture | None:
+def _draw_accuracy(run: LiveRun) -> Plot | None:
     """Draw Top-1 with the reference band and the target."""
     right = max([run.max_epochs or 0] + [e.epoch for e in run.evaluations]) or 1
     band = [
@@ -45,7 +45,7 @@ def _draw_accuracy(run: LiveRun) -> Picture | None:
         if band
         else []
     )
-    picture, axes = make_picture('accuracy', 'Top-1', '', _HEIGHT_IN, notes)
+    picture, axes = make_plot('accuracy', 'Top-1', '', _HEIGHT_IN, notes)
     if band:
         axes.fill_between(*zip(*band), color=GRID, alpha=0.3, linewidth=0)  # type: ignore[arg-type]
     if means := [(b.epoch, b.mean) for b in run.band if b.mean is not None and b.epoch <= right]:
@@ -75,11 +75,11 @@ def _draw_accuracy(run: LiveRun) -> Picture | None:
     return picture
 
 
-def _draw_throughput(run: LiveRun) -> Picture | None:
+def _draw_throughput(run: LiveRun) -> Plot | None:
     if len(run.speeds) < 2:
         return None
     unit_s, unit = (3600.0, 'hours') if run.speeds[-1][0] >= 10_000 else (60.0, 'minutes')
-    picture, axes = make_picture(
+    picture, axes = make_plot(
         'throughput',
         'Throughput',
         '',
@@ -99,7 +99,7 @@ def _draw_throughput(run: LiveRun) -> Picture | None:
     return picture
 
 
-def _draw_ranks(run: LiveRun) -> Picture | None:
+def _draw_ranks(run: LiveRun) -> Plot | None:
     """Draw the time that the slowest ranks take for each phase of a step."""
     if len(run.ranks) < 2:
         return None
@@ -110,9 +110,7 @@ def _draw_ranks(run: LiveRun) -> Picture | None:
     ]
     if len(run.ranks) > len(slowest):
         notes.append(f'the {len(slowest)} slowest of {len(run.ranks)} ranks')
-    picture, axes = make_picture(
-        'ranks', 'Step time by rank', '', 0.8 + _BAR_IN * len(slowest), notes
-    )
+    picture, axes = make_plot('ranks', 'Step time by rank', '', 0.8 + _BAR_IN * len(slowest), notes)
     for row, rank in enumerate(slowest):
         left, name = 0.0, f'rank {rank.rank}{f" on {rank.host}" if rank.host else ""}'
         for part, colour in _PARTS:
