@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from mlperf_rn50.analysis.recipe.differences import find_deviations
 from mlperf_rn50.analysis.run_data import RunData, load_run
-from mlperf_rn50.analysis.why.answer import Answer
+from mlperf_rn50.analysis.why.time_answer import make_answer
+from mlperf_rn50.answer import Answer
 from mlperf_rn50.config import Config, render_value
 from mlperf_rn50.runfolder.names import find_run_folders, list_runs
 from mlperf_rn50.runfolder.records import CourseRecord, LossScaleRecord, TrainRecord
@@ -265,12 +266,10 @@ def find_better(run: RunData, config: Config) -> tuple[list[Config], str]:
 
 
 def _next_step(cause: str) -> str:
-    key = next((key for key, name in _KEYS.items() if name == cause), None)
-    return (
-        f'change {key}'
-        if key
-        else _COMMANDS.get(cause, 'pack corrected images with mlperf-rn50 prepare')
-    )
+    for key, name in _KEYS.items():
+        if name == cause:
+            return f'change {key}'
+    return _COMMANDS.get(cause, 'pack corrected images with mlperf-rn50 prepare')
 
 
 def explain_accuracy(
@@ -289,47 +288,57 @@ def explain_accuracy(
     config, log, standing = run.config, run.log, run.last(CourseRecord)
     if not config or not log or not log.global_batch_size:
         return None
-    has_missed = log.status in ('aborted', 'failed') or bool(
-        standing and standing.behind and log.status != 'converged'
-    )
+    is_below = log.status != 'converged'
+    is_behind = bool(standing and standing.behind)
+    has_missed = log.status in ('aborted', 'failed') or is_behind and is_below
     if probed is None and not (has_missed and log.evaluations):
         return None
-    found, notes = list(probed or ()), [standing.text if standing else '', weights]
+
+    # All figures, the strongest first.
+    found = list(probed or ())
+    notes = [standing.text if standing else '', weights]
     if has_missed:
         better, not_below = find_better(run, config)
         notes.append(not_below)
         found += judge_recipe(config, log.num_ranks or 1, better)
         found += judge_course(run, config, log.global_batch_size, log.num_ranks or 1)
-    ordered = sorted(
-        found,
-        key=lambda c: (-c.strength if c.strength > 1 else 0, c.verdict == 'usual', -c.strength),
+    found.sort(
+        key=lambda c: (-c.strength if c.strength > 1 else 0, c.verdict == 'usual', -c.strength)
     )
-    is_below = log.status != 'converged'
-    accused = {
-        c.name: c for c in reversed(ordered) if c.strength > 1 and (is_below or c.name in _TOO_EASY)
-    }
-    named = [c for c in ordered if accused.get(c.name) is c][:2]  # the strongest of two names
-    verdicts = [
-        'cause' if c in named else 'possible' if c.strength > 1 else c.verdict for c in ordered
-    ]
-    where = 'log and configuration' if probed is None else 'weights and images'
-    nothing = f'{where} show no cause{", some because it is too early" * ("too early" in verdicts)}'
+
+    # The strongest figures of two names are causes.
+    accused: dict[str, Cause] = {}
+    for cause in found:
+        if cause.strength > 1 and (is_below or cause.name in _TOO_EASY):
+            accused.setdefault(cause.name, cause)
+    named = list(accused.values())[:2]
+    rows = []
+    for cause in found:
+        verdict = 'possible' if cause.strength > 1 else cause.verdict
+        verdict = 'cause' if cause in named else verdict
+        rows.append((cause.name, cause.figure, cause.measured, cause.expected, verdict))
+
     # A figure that shows two causes is printed once.
     texts = [
         first._replace(name='_or_'.join(c.name for c in (first, *rest))).text
         for first, *rest in grouped(named, lambda c: c[2:5]).values()
     ]
-    return Answer(
-        f'Top-1 {percent(log.best_accuracy or 0.0)}, target {percent(log.target_accuracy or 0.0)}: '
-        f'{" or ".join(texts) or nothing}.',
+    if not texts:
+        texts = [
+            f'{"log and configuration" if probed is None else "weights and images"} show no cause'
+        ]
+        if any(verdict == 'too early' for *_, verdict in rows):
+            texts[0] += ', some because it is too early'
+    if named:
+        next_step = ', or '.join(dict.fromkeys(_next_step(c.name) for c in named))
+    else:
+        next_step = f'mlperf-rn50 why {run.folder.dir} --probe' if probed is None else ''
+    top1 = percent(log.best_accuracy or 0.0)
+    return make_answer(
+        f'Top-1 {top1}, target {percent(log.target_accuracy or 0.0)}: {" or ".join(texts)}.',
         ('cause', 'figure', 'measured', 'expected', 'verdict'),
-        tuple(
-            (c.name, c.figure, c.measured, c.expected, v)
-            for c, v in zip(ordered[:_NUM_ROWS], verdicts)
-        ),
-        ', or '.join(dict.fromkeys(_next_step(c.name) for c in named))
-        if named
-        else f'mlperf-rn50 why {run.folder.dir} --probe' * (probed is None),
-        tuple(filter(None, notes)),
-        {'causes': [{'cause': c.name, 'text': c.text} for c in named]},
+        rows[:_NUM_ROWS],
+        next_step=next_step,
+        notes=[note for note in notes if note],
+        causes=[{'cause': c.name, 'text': c.text} for c in named],
     )

@@ -2,10 +2,10 @@
 
 import math
 import statistics
+from collections.abc import Sequence
 from contextlib import suppress
 
 from mlperf_rn50.analysis.run_data import RunData
-from mlperf_rn50.analysis.why.answer import Answer
 from mlperf_rn50.analysis.why.bottleneck import (
     OUTSIDE,
     Bottleneck,
@@ -13,6 +13,7 @@ from mlperf_rn50.analysis.why.bottleneck import (
     find_bottleneck,
     times_of,
 )
+from mlperf_rn50.answer import Answer, Cell, Table
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.text import percent, plural, printable
 
@@ -92,148 +93,174 @@ _TEXTS = {  # by verdict and part: what takes the share of the time, and the nex
         'is forward and backward above that of the fastest tenth of the steps',
         'look at the cores of the ranks with top',
     ),
-    'healthy': ('', 'run mlperf-rn50 predict for the time on more nodes'),
+    'healthy': (
+        'Healthy: {compute} of the time is forward and backward{peak}; the largest other part, '
+        '{largest}, takes {share}',
+        'run mlperf-rn50 predict for the time on more nodes',
+    ),
 }
 
 
-def _text(limit: Bottleneck) -> tuple[str, str]:
-    return _TEXTS[f'{limit.name} {limit.part or ""}'.strip()]
-
-
-def _cause(times: Times, limit: Bottleneck) -> str:
-    """Return what limits a run, as the start of a sentence."""
-    (text, _), lack = _text(limit), limit.shortage
-    place = (
-        f'rank {limit.rank.rank} ({limit.rank.host}, cores {limit.rank.cores})'
-        if limit.rank
-        else ''
+def make_answer(
+    sentence: str,
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    next_step: str = '',
+    notes: Sequence[str] = (),
+    **values: object,
+) -> Answer:
+    """Return an answer with its evidence as a table; values: further keys of its data."""
+    below = [*([f'Next: {next_step}'] if next_step else []), *notes]
+    return Answer(
+        sentences=[sentence],
+        tables=[Table('', tuple(head), tuple(tuple(map(Cell, row)) for row in rows))],
+        parts=[Answer(notes=[note]) for note in below],  # with an empty line between them
+        data={
+            **values,
+            'sentence': sentence,
+            'next_step': next_step,
+            'notes': list(notes),
+            'evidence': [dict(zip(head, row)) for row in rows],
+        },
     )
+
+
+def _texts(found: Bottleneck) -> tuple[str, str]:
+    return _TEXTS[f'{found.name} {found.part or ""}'.strip()]
+
+
+def _share(value: float) -> str:
+    return percent(value, '.0f')
+
+
+def _cause(times: Times, found: Bottleneck) -> str:
+    """Return what limits a run, as the start of a sentence."""
+    text = _texts(found)[0]
+    rank, lack = found.rank, found.shortage
+    place = f'rank {rank.rank} ({rank.host}, cores {rank.cores})' if rank else ''
     if lack:
-        values = {name: percent(getattr(lack, name), '.0f') for name in ('own', 'others', 'stolen')}
         return text.format(
             place=place,
             ranks=plural(lack.rank.num_sharing, 'rank'),
             threads=plural(lack.rank.num_threads or 1, 'thread'),
-            **values,
+            own=_share(lack.own),
+            others=_share(lack.others),
+            stolen=_share(lack.stolen),
         )
     where = f', {place}' if place else ''
-    where += f', since epoch {limit.since}' if limit.since is not None else ''
-    if limit.name == 'batch':
+    if found.since is not None:
+        where += f', since epoch {found.since}'
+    if found.name == 'batch':
         where = f'; a rank has only {plural(times.network.local_batch_size, "image")} per step'
-    return f'{percent(limit.share, ".0f")} of the time {text}{where}'
+    return f'{_share(found.share)} of the time {text}{where}'
 
 
-def _sentence(times: Times, limit: Bottleneck) -> str:
-    if limit.name == 'healthy':
-        shares = {name: percent(s / times.total_s, '.0f') for name, s in times.parts.items()}
-        largest = max(
-            (name for name in times.parts if name != 'compute'), key=lambda name: times.parts[name]
+def _sentence(times: Times, found: Bottleneck) -> str:
+    if found.name == 'healthy':
+        parts = {name: s for name, s in times.parts.items() if name != 'compute'}
+        largest = max(parts, key=parts.__getitem__)
+        text = _texts(found)[0].format(
+            compute=_share(times.parts['compute'] / times.total_s),
+            peak=f' at {_share(times.peak_share)} of the peak' if times.peak_share else '',
+            largest=NAMES[largest],
+            share=_share(parts[largest] / times.total_s),
         )
-        peak = f' at {percent(times.peak_share, ".0f")} of the peak' if times.peak_share else ''
-        return (
-            f'Healthy: {shares["compute"]} of the time is forward and backward{peak}; the largest '
-            f'other part, {NAMES[largest]}, takes {shares[largest]}.'
-        )
-    also = f' Besides, {_cause(times, limit.also).rpartition(": ")[2]}.' if limit.also else ''
-    return f'{_cause(times, limit)}; at most {limit.gain:.2f} times as fast without this.{also}'
+        return f'{text}.'
+    also = f' Besides, {_cause(times, found.also).rpartition(": ")[2]}.' if found.also else ''
+    return f'{_cause(times, found)}; at most {found.gain:.2f} times as fast without this.{also}'
 
 
 def explain_time(run: RunData) -> Answer:
     """Return what limits a run, the parts of its time, and the next thing to try."""
-    times, rows = times_of(run), []
-    limit = find_bottleneck(times)
+    times = times_of(run)
+    found = find_bottleneck(times)
     record, last, _ = times.intervals[-1]
+    rows = []
     for name, s in times.parts.items():
-        spread = last.spread_s.get('wait' if name == 'exchange' else name, ())[:2]
-        columns = [s / times.num_steps, *spread] if name not in OUTSIDE else []
-        cells = [f'{1000 * x:.2f}' for x in columns]
-        rows += [
-            (NAMES[name], percent(s / times.total_s, '.1f'), *cells, *['-'] * (3 - len(cells)))
-        ]
+        cells = ['-'] * 3
+        if name not in OUTSIDE:
+            spread = last.spread_s.get('wait' if name == 'exchange' else name, ())[:2]
+            known = [f'{1000 * x:.2f}' for x in (s / times.num_steps, *spread)]
+            cells[: len(known)] = known
+        rows.append((NAMES[name], percent(s / times.total_s, '.1f'), *cells))
     facts = [
-        f'rank that waits least {last.rank} on {last.host}',
-        *(
-            f'{text} {value:.3g} {unit}'
-            for text, value, unit in (
-                ('exchange under backward', 1000 * last.hidden_s / last.num_steps, 'ms per step'),
-                ('rest of the exchange', times.bandwidth / 1e9, 'GB/s'),
-                ('latency', 1000 * (record.latency_s or 0), 'ms'),
-                ('each rank', times.flops_per_s / 1e9, 'GFLOP/s'),
-                ('share of the measured peak', 100 * times.peak_share, '%'),
-            )
-            if value
-        ),
+        f'{text} {value:.3g} {unit}'
+        for text, value, unit in (
+            ('exchange under backward', 1000 * last.hidden_s / last.num_steps, 'ms per step'),
+            ('rest of the exchange', times.bandwidth / 1e9, 'GB/s'),
+            ('latency', 1000 * (record.latency_s or 0), 'ms'),
+            ('each rank', times.flops_per_s / 1e9, 'GFLOP/s'),
+            ('share of the measured peak', 100 * times.peak_share, '%'),
+        )
+        if value
     ]
-    return Answer(
-        _sentence(times, limit),
+    also = ', '.join([f'rank that waits least {last.rank} on {last.host}', *facts])
+    return make_answer(
+        _sentence(times, found),
         ('part', 'share', 'ms per step', 'median', '99th percentile'),
-        tuple(rows),
-        _text(limit)[1],
-        (f'Also: {", ".join(facts)}.', *[_NO_CORES] * (times.is_cpu and not last.wall_s)),
-        {
-            'verdict': limit.name,
-            'part': limit.part,
-            'share': limit.share,
-            'gain': limit.gain,
-            'also': limit.also and limit.also.name,
-            'since_epoch': limit.since,
-            'rank': limit.rank and limit.rank.rank,
-            'host': limit.rank and limit.rank.host,
-            'bandwidth_bytes_per_s': times.bandwidth,
-            'peak_share': times.peak_share,
-            'parts_s': times.parts,
-        },
+        rows,
+        next_step=_texts(found)[1],
+        notes=[f'Also: {also}.', *([_NO_CORES] if times.is_cpu and not last.wall_s else [])],
+        verdict=found.name,
+        part=found.part,
+        share=found.share,
+        gain=found.gain,
+        also=found.also and found.also.name,
+        since_epoch=found.since,
+        rank=found.rank and found.rank.rank,
+        host=found.rank and found.rank.host,
+        bandwidth_bytes_per_s=times.bandwidth,
+        peak_share=times.peak_share,
+        parts_s=times.parts,
     )
 
 
 def bottleneck_sentence(run: RunData) -> str:
     """Return what limits a run in one sentence, or '' if it recorded no times of ranks."""
     with suppress(UserError):
-        return printable(explain_time(run).sentence)
+        times = times_of(run)
+        return printable(_sentence(times, find_bottleneck(times)))
     return ''
+
+
+def _noise(*samples: Sequence[float]) -> float:
+    """Return the difference of the means of two samples that chance explains."""
+    if min(map(len, samples)) < 2:
+        return math.inf
+    freedom = sum(map(len, samples)) - 2
+    # Student's t at 1 % is about 3 * (1 + 9 / freedom ** 2)
+    t = 3 * (1 + 9 / freedom**2)
+    return t * math.sqrt(sum(statistics.variance(s) / len(s) for s in samples))
 
 
 def compare_times(first: Times, second: Times) -> Answer:
     """Return which phase of the second run changed most, and whether by more than the noise between
     intervals."""
-    rows, changes, totals = [], [], []
-    for name in NAMES:
+    rows, changes = [], []
+    step_before = step_now = 0.0
+    for name, text in NAMES.items():
         samples = [
-            [1000 * parts.get(name, 0.0) / rank.num_steps for _, rank, parts in times.intervals]
+            [1000 * i.parts.get(name, 0.0) / i.rank.num_steps for i in times.intervals]
             for times in (first, second)
         ]
         before, now = map(statistics.fmean, samples)
+        change, noise = now - before, _noise(*samples)
         if name not in OUTSIDE:
-            totals.append((before, now))
-        # Student's t at 1 % is about 3 * (1 + 9 / freedom ** 2)
-        freedom = sum(map(len, samples)) - 2
-        noise = (
-            math.inf
-            if min(map(len, samples)) < 2
-            else 3
-            * (1 + 9 / freedom**2)
-            * math.sqrt(sum(statistics.variance(s) / len(s) for s in samples))
-        )
+            step_before += before
+            step_now += now
         if before or now:
-            rows.append(
-                (
-                    NAMES[name],
-                    *(f'{ms:.2f}' for ms in (before, now)),
-                    f'{now - before:+.2f}',
-                    f'{noise:.2f}'.replace('inf', 'unknown'),
-                )
-            )
-            changes.append((abs(now - before), noise, f'{NAMES[name]} {now - before:+.3g} ms'))
-    before, now = (sum(column) for column in zip(*totals))
+            known = f'{noise:.2f}' if noise < math.inf else 'unknown'
+            rows.append((text, f'{before:.2f}', f'{now:.2f}', f'{change:+.2f}', known))
+            changes.append((abs(change), noise, f'{text} {change:+.3g} ms'))
     found = [
         text
         for ms, noise, text in sorted(changes, reverse=True)
-        if ms > max(noise, _LEAST_CHANGE * before)
+        if ms > max(noise, _LEAST_CHANGE * step_before)
     ]
-    return Answer(
-        f'A step takes {now:.3g} instead of {before:.3g} ms '
-        f'({percent(now / (before or 1) - 1, "+.0f")}); '
+    return make_answer(
+        f'A step takes {step_now:.3g} instead of {step_before:.3g} ms '
+        f'({percent(step_now / (step_before or 1) - 1, "+.0f")}); '
         f'{", ".join(found[:3]) or "no phase changed by more than its noise"}.',
         ('ms per step', 'first', 'second', 'change', 'noise'),
-        tuple(rows),
+        rows,
     )

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from mlperf_rn50.analysis.run_data import RunData
 from mlperf_rn50.analysis.show import figure as drawing
 from mlperf_rn50.analysis.why.bottleneck import INPUT, OUTSIDE, times_of
-from mlperf_rn50.analysis.why.time_answer import explain_time
+from mlperf_rn50.analysis.why.time_answer import bottleneck_sentence
 from mlperf_rn50.analysis.why.trace import HOW_TO_TRACE, PHASES, Steps, host_names, read_traces
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.outputs import new_files
@@ -143,6 +143,6 @@ def draw_times(
 
 def dump_times(run: RunData, folder: Path) -> None:
     """Write the picture of a run to a folder. Raise ConfigError as new_files does."""
-    bar, sentence = bar_of(times_of(run).parts), explain_time(run).sentence
+    bar, sentence = bar_of(times_of(run).parts), bottleneck_sentence(run)
     with new_files(folder) as place:
         drawing.dump_plot(draw_times(run.folder, run.all(RanksRecord), bar, sentence), place, 'why')
