@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from mlperf_rn50.analysis.recipe.differences import find_deviations
 from mlperf_rn50.analysis.run_data import RunData, load_run
-from mlperf_rn50.analysis.why.time_answer import make_answer
+from mlperf_rn50.analysis.why.time_answer import make_explanation
 from mlperf_rn50.answer import Answer
 from mlperf_rn50.config import Config, render_value
 from mlperf_rn50.runfolder.names import find_run_folders, list_runs
@@ -334,7 +334,7 @@ def explain_accuracy(
     else:
         next_step = f'mlperf-rn50 why {run.folder.dir} --probe' if probed is None else ''
     top1 = percent(log.best_accuracy or 0.0)
-    return make_answer(
+    return make_explanation(
         f'Top-1 {top1}, target {percent(log.target_accuracy or 0.0)}: {" or ".join(texts)}.',
         ('cause', 'figure', 'measured', 'expected', 'verdict'),
         rows[:_NUM_ROWS],

@@ -101,7 +101,7 @@ _TEXTS = {  # by verdict and part: what takes the share of the time, and the nex
 }
 
 
-def make_answer(
+def make_explanation(
     sentence: str,
     head: Sequence[str],
     rows: Sequence[Sequence[str]],
@@ -195,7 +195,7 @@ def explain_time(run: RunData) -> Answer:
         if value
     ]
     also = ', '.join([f'rank that waits least {last.rank} on {last.host}', *facts])
-    return make_answer(
+    return make_explanation(
         _sentence(times, found),
         ('part', 'share', 'ms per step', 'median', '99th percentile'),
         rows,
@@ -257,7 +257,7 @@ def compare_times(first: Times, second: Times) -> Answer:
         for ms, noise, text in sorted(changes, reverse=True)
         if ms > max(noise, _LEAST_CHANGE * step_before)
     ]
-    return make_answer(
+    return make_explanation(
         f'A step takes {step_now:.3g} instead of {step_before:.3g} ms '
         f'({percent(step_now / (step_before or 1) - 1, "+.0f")}); '
         f'{", ".join(found[:3]) or "no phase changed by more than its noise"}.',
