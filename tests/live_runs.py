@@ -6,7 +6,7 @@ import os
 from lines import START_S, complete, run_lines, write_lines
 
 CONFIG = (
-    'run: {dir: x}\nschedule: {decay_epochs: 12.0}\ntrain: {max_epochs: 10, target_accuracy: '
+    'schedule: {decay_epochs: 12.0}\ntrain: {max_epochs: 10, global_batch_size: 64, target_accuracy: '
     '0.749}\n'
 )
 

@@ -19,14 +19,10 @@ from mlperf_rn50.text import (
 _SLOW = 0.10  # minimum rank skew that is shown as a warning
 _MAX_NAMED = 6  # maximum nodes or run numbers listed in a fact
 STATUS_LEVELS = {
-    'converged': 'good',
-    'running': 'good',
+    **dict.fromkeys(('converged', 'running'), 'good'),
     'interrupted': 'warn',
-    'aborted': 'bad',
-    'failed': 'bad',
-    'unreadable': 'bad',
-    WAITING: '',
-    STARTING: '',
+    **dict.fromkeys(('aborted', 'failed', 'unreadable'), 'bad'),
+    **dict.fromkeys((WAITING, STARTING), ''),
 }
 
 
@@ -40,27 +36,36 @@ def _known(form: str, value: float | str | None) -> str:
     return '' if value is None else form.format(value)
 
 
+def _joined(*parts: str, by: str = ', ') -> str:
+    return by.join(filter(None, parts))
+
+
 def status_word(run: LiveRun) -> str:
     """Return the run's status, or 'killed' if it is 'failed' and the log has no run_stop."""
     return 'killed' if run.status == 'failed' and not run.has_end else run.status
 
 
+def _clock(run: LiveRun) -> str:
+    return f', {duration(run.time_s)} since the start' if run.time_s else ''
+
+
 def status_text(run: LiveRun) -> str:
-    word, resume = status_word(run), _known('; resumable from step {}', run.checkpoints.step)
-    if run.status in (WAITING, STARTING):
+    word = status_word(run)
+    resume = _known('; resumable from step {}', run.checkpoints.step)
+    age = None if run.quiet_s is None else duration(run.quiet_s)
+    if word in (WAITING, STARTING):
         return run.note
-    if word == 'killed':
-        age = 'an unknown time' if run.quiet_s is None else duration(run.quiet_s)
-        return f'killed: the log has no end, and nothing was written for {age}{resume}'
     if word == 'running':
-        return word if run.quiet_s is None else f'{word}, last written {duration(run.quiet_s)} ago'
-    epochs = (
-        f' after {run.evaluations[-1].epoch:g} epochs'
-        if word == 'converged' and run.evaluations
-        else ''
-    )
-    clock = f', {duration(run.time_s)} since the start' if run.time_s else ''
-    return f'{word}{epochs}{clock}{resume if word == "interrupted" else ""}'
+        return word + _known(', last written {} ago', age)
+    if word == 'killed':
+        return (
+            f'killed: the log has no end, and nothing was written for {age or "an unknown time"}'
+            f'{resume}'
+        )
+    epochs = ''
+    if word == 'converged' and run.evaluations:
+        epochs = f' after {run.evaluations[-1].epoch:g} epochs'
+    return f'{word}{epochs}{_clock(run)}{resume if word == "interrupted" else ""}'
 
 
 def run_heading(run: LiveRun) -> str:
@@ -68,15 +73,14 @@ def run_heading(run: LiveRun) -> str:
 
 
 def _setup(run: LiveRun) -> str:
-    parts = [
+    return _joined(
         printable(data_name(run.dataset)),
         plural(run.num_nodes, 'node') if run.num_nodes else '',
         plural(run.num_ranks, 'rank') if run.num_ranks else '',
         _known('batch {}', run.global_batch_size),
         run.opt_name or '',
         _known('seed {}', run.seed),
-    ]
-    return ', '.join(filter(None, parts))
+    )
 
 
 def epoch_text(run: LiveRun) -> str:
@@ -88,20 +92,28 @@ def accuracy_text(run: LiveRun) -> str:
     if not run.evaluations:
         return 'no evaluation yet'
     last, best = run.evaluations[-1], max(run.evaluations, key=lambda e: e.accuracy)
-    best_text = (
-        '' if best.epoch == last.epoch else f', best {percent(best.accuracy)} at {best.epoch}'
+    text = f'{percent(last.accuracy)} at epoch {last.epoch}'
+    return (
+        text
+        if best.epoch == last.epoch
+        else f'{text}, best {percent(best.accuracy)} at {best.epoch}'
     )
-    return f'{percent(last.accuracy)} at epoch {last.epoch}{best_text}'
 
 
 def _speed(run: LiveRun) -> str:
-    parts = [
+    parts = (
         _known('{:,.0f} images/s', run.images_per_s),
         _known('{:.3g} s/epoch', run.epoch_s or None),
         _known('loss {:.4g}', run.loss),
         _known('learning rate {:.4g}', run.learning_rate),
-    ]
-    return ', '.join(filter(None, parts)) or '-'
+    )
+    return _joined(*parts) or '-'
+
+
+def _reference(run: LiveRun) -> str:
+    if run.standing:
+        return f'at epoch {run.standing_epoch}: {run.standing}'
+    return run.reference_text.removeprefix('reference: ')
 
 
 def _time_to_target(run: LiveRun) -> str:
@@ -122,41 +134,42 @@ def _skew(run: LiveRun) -> str:
     host = f' on {printable(slowest.host)}' if slowest.host else ''
     return (
         f'{100 * run.skew:.1f} % above the median: rank {slowest.rank}{host} takes '
-        f'{slowest.own_s:.3g} s per step; '
-        f'ranks wait {wait:.3g} s per step on average'
+        f'{slowest.own_s:.3g} s per step; ranks wait {wait:.3g} s per step on average'
     )
 
 
 def _checkpoints(run: LiveRun) -> str:
     kept = run.checkpoints
+    if not kept.count:
+        return 'none'
     age = '' if kept.age_s is None else f', written {duration(kept.age_s)} ago'
-    return f'{kept.count} kept, newest at step {kept.step}{age}' if kept.count else 'none'
+    return f'{kept.count} kept, newest at step {kept.step}{age}'
 
 
 def _hours(run: LiveRun, price: float | None) -> str:
-    pairs = (run.node_hours(), 'so far'), (run.node_hours(run.left_s), f'at epoch {run.max_epochs}')
-    return ', '.join(
-        f'{hours:.3g} {when}' + ('' if price is None else f' (cost {money(hours * price)})')
-        for hours, when in pairs
-        if hours is not None
-    )
+    parts = []
+    for hours, when in (
+        (run.node_hours(), 'so far'),
+        (run.node_hours(run.left_s), f'at epoch {run.max_epochs}'),
+    ):
+        if hours is not None:
+            cost = '' if price is None else f' (cost {money(hours * price)})'
+            parts.append(f'{hours:.3g} {when}{cost}')
+    return _joined(*parts)
 
 
 def _energy(run: LiveRun) -> str:
     used = run.energy
     if used is None or used.kwh is None:
-        return 'not measured' + (f': {used.reason}' if used and used.reason else '')
-    parts = [
-        f'{name} {"not measured" if value is None else f"{value:.3g}"}'
-        for name, value in (('CPU', used.cpu_kwh), ('GPU', used.gpu_kwh))
-    ]
-    text = f'{used.kwh:.3g} kWh in {duration(used.seconds)} ({", ".join(parts)})'
+        return _joined('not measured', used.reason if used else '', by=': ')
+    cpu, gpu = (
+        'not measured' if kwh is None else f'{kwh:.3g}' for kwh in (used.cpu_kwh, used.gpu_kwh)
+    )
+    text = f'{used.kwh:.3g} kWh in {duration(used.seconds)} (CPU {cpu}, GPU {gpu})'
     if run.left_s is None or not run.time_s or not used.seconds:
         return text
-    return (
-        f'{text}, {used.kwh * (run.time_s + run.left_s) / used.seconds:.3g} kWh at epoch '
-        f'{run.max_epochs}'
-    )
+    at_end = used.kwh * (run.time_s + run.left_s) / used.seconds
+    return f'{text}, {at_end:.3g} kWh at epoch {run.max_epochs}'
 
 
 def _nodes(run: LiveRun) -> str:
@@ -168,24 +181,20 @@ def _nodes(run: LiveRun) -> str:
         for n in run.nodes[:_MAX_NAMED]
     ]
     more = len(run.nodes) - len(shown)
-    return '; '.join(shown) + (f'; and {more} more' if more else '')
+    return _joined(*shown, f'and {more} more' if more else '', by='; ')
 
 
 def _others(run: LiveRun) -> str:
     """Return the numbers of the folder's other runs, grouped by status."""
-
-    def names(n: list[int]) -> str:
-        is_range = len(n) > 2 and n[-1] - n[0] == len(n) - 1
-        return (
-            f'runs {n[0]} to {n[-1]}'
-            if is_range
-            else f'run{"" if len(n) == 1 else "s"} {some(n, _MAX_NAMED)}'
-        )
-
-    return '; '.join(
-        f'{names([number for number, _ in others])} {status}'
-        for status, others in grouped(run.others, itemgetter(1)).items()
-    )
+    parts = []
+    for status, others in grouped(run.others, itemgetter(1)).items():
+        n = [number for number, _ in others]
+        if len(n) > 2 and n[-1] - n[0] == len(n) - 1:
+            numbers = f'{n[0]} to {n[-1]}'
+        else:
+            numbers = some(n, _MAX_NAMED)
+        parts.append(f'run{"" if len(n) == 1 else "s"} {numbers} {status}')
+    return '; '.join(parts)
 
 
 def _resumed(run: LiveRun) -> str:
@@ -195,33 +204,18 @@ def _resumed(run: LiveRun) -> str:
 
 def _progress(run: LiveRun, price: float | None) -> list[Fact]:
     """Return the facts that come from a run's log, metrics and checkpoints."""
-    clock = (
-        f', {duration(run.time_s)} since the start'
-        if run.time_s and run.status == 'running'
-        else ''
-    )
-    reference = (
-        f'at epoch {run.standing_epoch}: {run.standing}'
-        if run.standing
-        else run.reference_text.removeprefix('reference: ')
-    )
+    target = '' if run.target is None else f', target {percent(run.target)}'
+    left = '' if run.left_s is None else duration(run.left_s)
+    is_slow = run.skew is not None and run.skew >= _SLOW
     return [
         Fact('run', _setup(run)),
-        Fact('epoch', epoch_text(run) + clock),
-        Fact(
-            'Top-1',
-            accuracy_text(run) + ('' if run.target is None else f', target {percent(run.target)}'),
-        ),
-        Fact('reference', reference, 'bad' if run.standing and run.is_behind else ''),
+        Fact('epoch', epoch_text(run) + (_clock(run) if run.status == 'running' else '')),
+        Fact('Top-1', accuracy_text(run) + target),
+        Fact('reference', _reference(run), 'bad' if run.standing and run.is_behind else ''),
         Fact('speed', _speed(run)),
         Fact('limit', run.limit.partition(';')[0]),  # one line on a small terminal
-        Fact('rank skew', _skew(run), 'warn' if run.skew is not None and run.skew >= _SLOW else ''),
-        Fact(
-            'left',
-            ''
-            if run.left_s is None
-            else f'{duration(run.left_s)} to epoch {run.max_epochs}, the end of the schedule',
-        ),
+        Fact('rank skew', _skew(run), 'warn' if is_slow else ''),
+        Fact('left', left and f'{left} to epoch {run.max_epochs}, the end of the schedule'),
         Fact('target in', _time_to_target(run)),
         Fact('checkpoints', _checkpoints(run)),
         Fact('node-hours', _hours(run, price)),
@@ -232,9 +226,9 @@ def _progress(run: LiveRun, price: float | None) -> list[Fact]:
 def facts_of(run: LiveRun, price: float | None = None) -> list[Fact]:
     """Return all known facts; price is the cost of a node-hour."""
     has_started = run.status not in (WAITING, STARTING) or run.has_end  # one that resumes had ended
-    attempts = (
-        f'{len(run.attempts)} by the launcher, latest: {run.attempts[-1]}' if run.attempts else ''
-    )
+    attempts = ''
+    if run.attempts:
+        attempts = f'{len(run.attempts)} by the launcher, latest: {run.attempts[-1]}'
     facts = [
         Fact('status', status_text(run), STATUS_LEVELS[run.status]),
         Fact('resumed', _resumed(run)),
@@ -248,14 +242,15 @@ def facts_of(run: LiveRun, price: float | None = None) -> list[Fact]:
 
 def line_of(run: LiveRun) -> str:
     """Return one line about a run, for output to a file or pipe instead of a terminal."""
-    if run.status in (WAITING, STARTING):
-        return f'{run_heading(run)}: {run.note}'
-    parts = [
-        status_text(run),
-        f'epoch {epoch_text(run)}',
-        accuracy_text(run),
-        _known('{:,.0f} images/s', run.images_per_s),
-        '' if run.left_s is None else f'{duration(run.left_s)} left',
-        run.standing,
-    ]
-    return f'{run_heading(run)}: {"; ".join(filter(None, parts))}'
+    text = run.note
+    if run.status not in (WAITING, STARTING):
+        text = _joined(
+            status_text(run),
+            f'epoch {epoch_text(run)}',
+            accuracy_text(run),
+            _known('{:,.0f} images/s', run.images_per_s),
+            '' if run.left_s is None else f'{duration(run.left_s)} left',
+            run.standing,
+            by='; ',
+        )
+    return f'{run_heading(run)}: {text}'
