@@ -27,6 +27,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlperf_rn50.cli.output import add_format_option, print_answer
 from mlperf_rn50.cli.parsers import add_price_option, command_parser
 from mlperf_rn50.cli.terminal import has_colour
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, UserError
@@ -58,20 +59,15 @@ def make_parser() -> Parser:
         help='keep watch.html, a page that reloads itself, current in each run folder',
     )
     add('--once', action='store_true', help='print the current state and exit')
-    add(
-        '--format',
-        choices=['text', 'json'],
-        default='text',
-        help='output format of --once (default: text)',
-    )
+    add_format_option(parser)
     add_price_option(parser)
     return parser
 
 
 def run(argv: Sequence[str]) -> int:
     options = make_parser().parse_args(argv)
-    if options.format == 'json' and not options.once:
-        raise ConfigError('--format json: got no --once, expected both; add --once')
+    if options.format != 'text' and not options.once:
+        raise ConfigError(f'--format {options.format}: got no --once, expected both; add --once')
     if not _LEAST_S <= options.every <= 86400:
         raise ConfigError(f'--every: got {options.every:g}, expected {_LEAST_S:g} to 86400 seconds')
     from mlperf_rn50.analysis.watch.follower import Follower
