@@ -48,7 +48,8 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ''
     minor: tuple[str, ...] = ()  # columns that a narrow screen hides, the last first
-    choices: tuple[str, ...] = ()  # columns with a filter
+    choices: tuple[str, ...] = ()  # columns with a filter, on a page
+    is_whole: bool = False  # on a wide screen, a page shows all its columns
 
     @property
     def whole_rows(self) -> list[tuple[Cell, ...]]:
@@ -99,6 +100,7 @@ class Answer:
     notes: Sequence[str] = ()  # list items below their title, otherwise paragraphs
     notes_title: str = ''
     parts: Sequence[Answer] = ()  # such as one per study or run
+    summary: str | None = None  # of a part that a page folds below its title and this text
     # draws the plots (show.figure.Plot) for a page or the folder of --out
     figures: Callable[[], Iterable[Any]] = tuple
     # object of --format json; iterators in it are written as lists, item by item

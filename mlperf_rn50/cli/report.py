@@ -19,11 +19,12 @@ readable log
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mlperf_rn50.cli.output import add_format_option, print_answer
 from mlperf_rn50.cli.parsers import add_price_option, add_wide_option, command_parser, count
-from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from mlperf_rn50.mllog.rulesets import parse_round
 from mlperf_rn50.parser import Parser
 from mlperf_rn50.text import printable
@@ -103,13 +104,19 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError(
             f'--title, --note: got --format {options.format}, expected --format html or --out'
         )
-    from mlperf_rn50.analysis.report.data import evaluations_csv, runs_csv, systems_csv
-    from mlperf_rn50.analysis.report.sections import make_report
+    from mlperf_rn50.analysis.report.data import (
+        evaluations_csv,
+        report_data,
+        runs_csv,
+        systems_csv,
+    )
+    from mlperf_rn50.analysis.report.sections import MAX_STUDIES, make_page, make_report, page_texts
     from mlperf_rn50.analysis.run_data import load_run
     from mlperf_rn50.analysis.sets.load import Rules, describe_others, filter_sets, load_logs
     from mlperf_rn50.analysis.sets.published import sets_under
     from mlperf_rn50.analysis.sets.scaling import make_studies
     from mlperf_rn50.analysis.why.time_answer import bottleneck_sentence
+    from mlperf_rn50.answer import Answer
     from mlperf_rn50.runfolder.names import run_of
 
     paths = dict.fromkeys(map(Path, options.paths))
@@ -122,28 +129,35 @@ def run(argv: Sequence[str]) -> int:
         print(f'mlperf-rn50: {describe_others(others)}', file=sys.stderr)
     run_sets = filter_sets([*loaded, *published], vars(options))
     newest = [s.runs[-1] for s in run_sets if len(run_sets) == 1 and not s.is_published]
-    texts = {
-        'title': options.title,
-        'note': options.note,
-        'source': ' '.join(options.paths),
-        'limit': ''.join(bottleneck_sentence(load_run(run_of(run.path))) for run in newest),
-    }
+    limit = ''.join(bottleneck_sentence(load_run(run_of(run.path))) for run in newest)
     studies = make_studies(run_sets, options.baseline, options.price_per_node_hour)
+    texts = page_texts(studies, ' '.join(options.paths), options.note)
     if options.out:
-        from mlperf_rn50.analysis.report.page import dump_report
+        from mlperf_rn50.analysis.show.page import dump_answer
 
-        page = dump_report(studies, Path(options.out), options.findings, **texts)
-        print(f'mlperf-rn50: wrote {printable(str(page))}', file=sys.stderr)
-    report = make_report(studies, options.findings)
+        path = dump_answer(
+            replace(make_report(studies, options.findings), data=report_data(studies)),
+            Path(options.out),
+            'report',
+            page=make_page(studies, limit, options.title),
+            files={
+                'report.csv': runs_csv(studies),
+                'report_evaluations.csv': evaluations_csv(studies),
+            },
+            has_sources=len(studies) <= MAX_STUDIES,
+            **texts,
+        )
+        print(f'mlperf-rn50: wrote {printable(str(path))}', file=sys.stderr)
     if options.format == 'csv':
         render = {'systems': systems_csv, 'evaluations': evaluations_csv}
         sys.stdout.writelines(render.get(options.rows, runs_csv)(studies))
-    elif options.format == 'html':
-        if not options.out:
-            from mlperf_rn50.analysis.report.page import render_html
-            from mlperf_rn50.analysis.report.plots import draw_report
+    elif options.format == 'json':
+        print_answer(Answer(data=report_data(studies)), options)
+    elif options.format != 'html':
+        print_answer(make_report(studies, options.findings), options)
+    elif not options.out:
+        from mlperf_rn50.analysis.show.page import render_html
 
-            print(render_html(studies, list(draw_report(studies)), Path.cwd(), **texts))
-    else:
-        print_answer(report, options)
-    return report.exit_code
+        folder = Path.cwd() if len(studies) <= MAX_STUDIES else None
+        print(render_html(make_page(studies, limit, options.title), folder=folder, **texts))
+    return EXIT_FAILED if any(s.reasons for s in run_sets) else EXIT_OK

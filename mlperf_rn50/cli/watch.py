@@ -17,7 +17,6 @@ as by check, 2 invalid arguments
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import sys
@@ -77,9 +76,7 @@ def run(argv: Sequence[str]) -> int:
     paths = [path for folder in given for path in find_run_folders(folder)]
     states, price = _states([Follower(p) for p in paths], options), options.price_per_node_hour
     if options.once or paths != given:  # a tree may have runs that were killed and never end
-        runs = _of_resnet(next(states))
-        _print_once(runs, price, options.format)
-        return _exit_code(runs)
+        return _print_once(_of_resnet(next(states)), options)
     try:
         if sys.stdout.isatty() and _console().is_terminal and not _console().is_dumb_terminal:
             return _exit_code(_show_live(states, options.every, price))
@@ -149,18 +146,23 @@ def _console() -> Console:
     )
 
 
-def _print_once(runs: Sequence[LiveRun], price: float | None, output_format: str) -> None:
-    if output_format == 'json':
-        from mlperf_rn50.analysis.watch.run_state import to_json
+def _print_once(runs: Sequence[LiveRun], options: Namespace) -> int:
+    """Print the runs, in a terminal with their curves; return the exit code."""
+    price, code = options.price_per_node_hour, _exit_code(runs)
+    if options.format != 'text':
+        from mlperf_rn50.analysis.watch.run_facts import answer_of
+        from mlperf_rn50.answer import Answer
 
-        print(json.dumps({'runs': [to_json(r, price) for r in runs]}, indent=2, allow_nan=False))
-        return
+        parts = [answer_of(run, price) for run in runs]
+        data = {'runs': [part.data for part in parts]}
+        return print_answer(Answer(parts=parts, data=data, exit_code=code), options)
     from mlperf_rn50.analysis.watch.screen import render
 
     console = _console()
     with console.capture() as captured:
         console.print(render(runs, console, price))
     print(re.sub('(?m) +$', '', captured.get()), end='')
+    return code
 
 
 def _show_live(

@@ -23,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlperf_rn50 import __version__
 from mlperf_rn50.cli.output import add_format_option, print_answer
 from mlperf_rn50.cli.parsers import command_parser
 from mlperf_rn50.errors import ConfigError, UserError
@@ -53,7 +54,8 @@ def make_parser() -> Parser:
     parser.add_argument(
         '--out',
         metavar='DIR',
-        help='folder for a picture (SVG, PNG) of the run and its traced steps',
+        help='folder for the answer (HTML, Markdown, JSON) with a figure (SVG, PNG) of the run and '
+        'its traced steps',
     )
     parser.add_argument(
         '--perfetto',
@@ -82,9 +84,17 @@ def run(argv: Sequence[str]) -> int:
         answer = _explain(runs[0], options.probe)
     code = print_answer(answer, options)
     if options.out:
-        from mlperf_rn50.analysis.why.time_figure import dump_times
+        from mlperf_rn50.analysis.show.page import dump_answer
+        from mlperf_rn50.analysis.why.time_figure import plot_of
 
-        dump_times(runs[0], Path(options.out))
+        dump_answer(
+            replace(answer, title=options.runs[0], figures=lambda: [plot_of(runs[0])]),
+            Path(options.out),
+            'why',
+            command='why',
+            footer=f'Written by mlperf-rn50 {__version__}.',
+            has_sources=False,
+        )
     if options.perfetto:
         from mlperf_rn50.analysis.why.trace import write_perfetto
 

@@ -7,9 +7,9 @@ import re
 
 import pytest
 from lines import START_S, run_lines, write_lines
+from made_systems import page_of
 
 from mlperf_rn50.analysis.report.data import report_data, runs_csv
-from mlperf_rn50.analysis.report.page import render_html
 from mlperf_rn50.analysis.report.sections import make_report
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.scaling import make_studies
@@ -237,7 +237,7 @@ def test_tables_have_columns_of_known_values(studies, tmp_path):
         'CPUs and GPUs',
         '450',
     ]
-    page = render_html(studies(3.5), [[], []], tmp_path)
+    page = page_of(studies(3.5), tmp_path)
     assert '>0.0214<' in page and '>GPU kWh<' in page
     for path in tmp_path.rglob('telemetry*'):
         path.unlink()

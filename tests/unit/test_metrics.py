@@ -4,10 +4,9 @@ import json
 
 import pytest
 from lines import mllog, run_lines, write_lines
-from made_systems import studies_of, study_of
+from made_systems import page_of, studies_of, study_of
 
 from mlperf_rn50.analysis.report.detail_tables import reads_table
-from mlperf_rn50.analysis.report.page import render_html
 from mlperf_rn50.analysis.report.sections import make_report
 from mlperf_rn50.analysis.show.text import render_text
 from mlperf_rn50.mllog.read.reader import read_run
@@ -118,7 +117,7 @@ def test_report_shows_the_reads_of_each_node(run_of, tmp_path):
         ['n<2', '3.00', '100.0 %', '3.00', '-'],
     ]
     assert 'Training records read by each node per epoch' in render_text(make_report([study]))
-    page = render_html([study], [[], []], tmp_path)
+    page = page_of([study], tmp_path)
     assert 'n&lt;2' in page and 'metrics.jsonl' in page  # numbers link to the metrics
 
 

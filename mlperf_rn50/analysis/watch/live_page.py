@@ -1,6 +1,7 @@
 """Render a live run as a self-contained HTML page, which reloads itself until the run is over."""
 
 import math
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -8,24 +9,23 @@ import matplotlib
 from matplotlib.ticker import PercentFormatter
 
 import mlperf_rn50
-from mlperf_rn50.analysis.page import page_template
 from mlperf_rn50.analysis.show.figure import (
     COLOURS,
     GRID,
     INK,
     STYLE,
     Plot,
-    figure_of,
     make_plot,
 )
-from mlperf_rn50.analysis.watch.run_facts import STATUS_LEVELS, facts_of, run_heading, status_word
-from mlperf_rn50.analysis.watch.run_state import BandPoint, LiveRun
+from mlperf_rn50.analysis.show.page import render_html
+from mlperf_rn50.analysis.watch.run_facts import answer_of
+from mlperf_rn50.analysis.watch.run_state import LiveRun
 from mlperf_rn50.files import read_bytes, refuse_existing, write_atomically
 from mlperf_rn50.text import percent, thin
 
 NAME = 'watch.html'
-_MARK = b' - mlperf-rn50 watch</title>'  # in page.html
-_MAX_MARKS, _MAX_BARS, _MAX_ROWS, _BAR_IN, _HEIGHT_IN = 200, 16, 400, 0.21, 2.9
+_MARK = b' - mlperf-rn50 watch</title>'  # in show/page.html
+_MAX_MARKS, _MAX_BARS, _BAR_IN, _HEIGHT_IN = 200, 16, 0.21, 2.9
 # phases of a step and colours of their bars
 _PARTS = (('data', '#a67c00'), ('compute', COLOURS[0]), ('wait', GRID))
 
@@ -123,46 +123,26 @@ def _draw_ranks(run: LiveRun) -> Plot | None:
     return picture
 
 
-def _rows(run: LiveRun) -> list[dict[str, str]]:
-    """Return the evaluations and the reference band as table rows, newest first."""
-    band = {b.epoch: b for b in run.band}
-    pairs = [
-        (e, band.get(e.epoch, BandPoint(e.epoch, None, None, None)))
-        for e in run.evaluations[-_MAX_ROWS:]
-    ]
-    return [
-        {
-            'epoch': str(e.epoch),
-            'accuracy': percent(e.accuracy),
-            'mean': '-' if b.mean is None else percent(b.mean),
-            'band': '-'
-            if b.low is None or b.high is None
-            else f'{100 * b.low:.2f} to {100 * b.high:.2f}',
-            'time': '-' if e.time_s is None else f'{e.time_s / 60:.1f}',
-        }
-        for e, b in reversed(pairs)
-    ]
+def _draw_all(run: LiveRun) -> list[Plot]:
+    with matplotlib.rc_context(STYLE):
+        drawn = [draw(run) for draw in (_draw_accuracy, _draw_throughput, _draw_ranks)]
+    return [plot for plot in drawn if plot]
 
 
 def render_page(run: LiveRun, written: datetime, every_s: float, price: float | None = None) -> str:
-    with matplotlib.rc_context(STYLE):
-        figures = [
-            figure_of(picture, f'{picture.name}-')
-            for draw in (_draw_accuracy, _draw_throughput, _draw_ranks)
-            if (picture := draw(run))
-        ]
-    return page_template('watch/page.html').render(
-        title=run_heading(run),
-        word=status_word(run),
-        level=STATUS_LEVELS[run.status],
-        facts=facts_of(run, price),
-        warnings=run.warnings,
-        figures=figures,
-        rows=_rows(run),
-        has_band=bool(run.band),
-        reload_s=None if run.is_over else max(1, math.ceil(every_s)),
-        written=f'{written:%Y-%m-%d %H:%M:%S} UTC',
-        version=mlperf_rn50.__version__,
+    reload_s = None if run.is_over else max(1, math.ceil(every_s))
+    rest = 'The run is over and this page is final.'
+    if reload_s:
+        rest = (
+            f'The page reloads every {reload_s} s and is updated while mlperf-rn50 watch --html '
+            'runs.'
+        )
+    when = f'Written {written:%Y-%m-%d %H:%M:%S} UTC by mlperf-rn50 {mlperf_rn50.__version__}.'
+    return render_html(
+        replace(answer_of(run, price), figures=lambda: _draw_all(run)),
+        command='watch',
+        footer=f'{when} {rest}',
+        reload_s=reload_s,
     )
 
 

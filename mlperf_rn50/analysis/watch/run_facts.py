@@ -1,9 +1,9 @@
 """Facts about a live run as text, for the terminal, the HTML page and one-line output."""
 
 from operator import itemgetter
-from typing import NamedTuple
 
-from mlperf_rn50.analysis.watch.run_state import STARTING, WAITING, LiveRun
+from mlperf_rn50.analysis.watch.run_state import STARTING, WAITING, BandPoint, LiveRun, to_json
+from mlperf_rn50.answer import Answer, Cell, Table, number_cell, percent_cell
 from mlperf_rn50.text import (
     data_name,
     duration,
@@ -17,6 +17,7 @@ from mlperf_rn50.text import (
 )
 
 _SLOW = 0.10  # minimum rank skew that is shown as a warning
+_MAX_ROWS = 400  # evaluations in a table
 _MAX_NAMED = 6  # maximum nodes or run numbers listed in a fact
 STATUS_LEVELS = {
     **dict.fromkeys(('converged', 'running'), 'good'),
@@ -24,12 +25,6 @@ STATUS_LEVELS = {
     **dict.fromkeys(('aborted', 'failed', 'unreadable'), 'bad'),
     **dict.fromkeys((WAITING, STARTING), ''),
 }
-
-
-class Fact(NamedTuple):
-    name: str
-    text: str
-    level: str = ''  # 'good', 'warn', 'bad' or '' for neutral
 
 
 def _known(form: str, value: float | str | None) -> str:
@@ -202,42 +197,72 @@ def _resumed(run: LiveRun) -> str:
     return f'{times}; {run.elapsed_parts.text}' if run.elapsed_parts else times
 
 
-def _progress(run: LiveRun, price: float | None) -> list[Fact]:
+def _progress(run: LiveRun, price: float | None) -> list[tuple[str, str, str]]:
     """Return the facts that come from a run's log, metrics and checkpoints."""
     target = '' if run.target is None else f', target {percent(run.target)}'
     left = '' if run.left_s is None else duration(run.left_s)
     is_slow = run.skew is not None and run.skew >= _SLOW
     return [
-        Fact('run', _setup(run)),
-        Fact('epoch', epoch_text(run) + (_clock(run) if run.status == 'running' else '')),
-        Fact('Top-1', accuracy_text(run) + target),
-        Fact('reference', _reference(run), 'bad' if run.standing and run.is_behind else ''),
-        Fact('speed', _speed(run)),
-        Fact('limit', run.limit.partition(';')[0]),  # one line on a small terminal
-        Fact('rank skew', _skew(run), 'warn' if is_slow else ''),
-        Fact('left', left and f'{left} to epoch {run.max_epochs}, the end of the schedule'),
-        Fact('target in', _time_to_target(run)),
-        Fact('checkpoints', _checkpoints(run)),
-        Fact('node-hours', _hours(run, price)),
-        Fact('energy', _energy(run)),
+        ('run', _setup(run), ''),
+        ('epoch', epoch_text(run) + (_clock(run) if run.status == 'running' else ''), ''),
+        ('Top-1', accuracy_text(run) + target, ''),
+        ('reference', _reference(run), 'bad' if run.standing and run.is_behind else ''),
+        ('speed', _speed(run), ''),
+        ('limit', run.limit.partition(';')[0], ''),  # one line on a small terminal
+        ('rank skew', _skew(run), 'warn' if is_slow else ''),
+        ('left', left and f'{left} to epoch {run.max_epochs}, the end of the schedule', ''),
+        ('target in', _time_to_target(run), ''),
+        ('checkpoints', _checkpoints(run), ''),
+        ('node-hours', _hours(run, price), ''),
+        ('energy', _energy(run), ''),
     ]
 
 
-def facts_of(run: LiveRun, price: float | None = None) -> list[Fact]:
+def facts_of(run: LiveRun, price: float | None = None) -> Table:
     """Return all known facts; price is the cost of a node-hour."""
     has_started = run.status not in (WAITING, STARTING) or run.has_end  # one that resumes had ended
     attempts = ''
     if run.attempts:
         attempts = f'{len(run.attempts)} by the launcher, latest: {run.attempts[-1]}'
     facts = [
-        Fact('status', status_text(run), STATUS_LEVELS[run.status]),
-        Fact('resumed', _resumed(run)),
+        ('status', status_text(run), STATUS_LEVELS[run.status]),
+        ('resumed', _resumed(run), ''),
         *(_progress(run, price) if has_started else []),
-        Fact('nodes', '' if run.has_end else _nodes(run)),
-        Fact('attempts', attempts),
-        Fact('other runs', _others(run)),
+        ('nodes', '' if run.has_end else _nodes(run), ''),
+        ('attempts', attempts, ''),
+        ('other runs', _others(run), ''),
     ]
-    return [f for f in facts if f.text]
+    rows = ((Cell(name), Cell(text, level=level)) for name, text, level in facts if text)
+    return Table('', (), tuple(rows))
+
+
+def _evaluations_table(run: LiveRun) -> Table:
+    """Return the evaluations next to the reference band, newest first."""
+    band = {b.epoch: b for b in run.band}
+    rows = []
+    for e in reversed(run.evaluations[-_MAX_ROWS:]):
+        known = band.get(e.epoch, BandPoint(e.epoch, None, None, None))
+        row = [number_cell(e.epoch, 'g'), percent_cell(e.accuracy, '.2f')]
+        if run.band:
+            text = '-'
+            if known.low is not None and known.high is not None:
+                text = f'{100 * known.low:.2f} to {100 * known.high:.2f}'
+            row += [percent_cell(known.mean, '.2f'), Cell(text, known.low)]
+        row.append(number_cell(None if e.time_s is None else e.time_s / 60, '.1f'))
+        rows.append(tuple(row))
+    reference = ('reference', 'band, %') if run.band else ()
+    return Table('Evaluations', ('epoch', 'Top-1', *reference, 'time, min'), tuple(rows))
+
+
+def answer_of(run: LiveRun, price: float | None = None) -> Answer:
+    """Return the state of a run; price is the cost of a node-hour."""
+    return Answer(
+        title=f'{run_heading(run)}: {status_word(run)}',
+        sentences=[(Cell(text, level='bad'),) for text in run.warnings],
+        tables=[facts_of(run, price)],
+        parts=[Answer(tables=[_evaluations_table(run)])],
+        data=to_json(run, price),
+    )
 
 
 def line_of(run: LiveRun) -> str:

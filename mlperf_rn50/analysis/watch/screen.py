@@ -111,8 +111,8 @@ def _facts_table(run: LiveRun, price: float | None) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style='dim', no_wrap=True, overflow='crop')
     table.add_column(overflow='fold')
-    for fact in facts_of(run, price):
-        table.add_row(fact.name, Text(fact.text, _STYLES[fact.level]))
+    for name, fact in facts_of(run, price).rows:
+        table.add_row(name.text, Text(fact.text, _STYLES[fact.level]))
     return table
 
 
