@@ -6,18 +6,20 @@ import os
 from lines import START_S, complete, run_lines, write_lines
 
 CONFIG = (
-    'schedule: {decay_epochs: 12.0}\ntrain: {max_epochs: 10, global_batch_size: 64, target_accuracy: '
-    '0.749}\n'
+    'schedule: {decay_epochs: 12.0}\n'
+    'train: {max_epochs: 10, global_batch_size: 64, target_accuracy: 0.749}\n'
 )
+STEPS, STEP_S = 20, 0.5  # of an epoch
+NOW_S = START_S + 30.0
 
 
-def train(step, *, steps=20, step_s=0.5, **keys):
+def train(step, **keys):
     """Return the training record of a step."""
     return {
         'event': 'train',
         'step': step,
-        'epoch': step / steps,
-        'time_s': step * step_s,
+        'epoch': step / STEPS,
+        'time_s': step * STEP_S,
         'loss': 2.0,
         'learning_rate': 0.1,
         'images_per_s': 128.0,
@@ -25,15 +27,15 @@ def train(step, *, steps=20, step_s=0.5, **keys):
     }
 
 
-def evaluation(epoch, hits, *, images=100, steps=20, step_s=0.5):
-    """Return an evaluation record."""
+def evaluation(epoch, hits):
+    """Return the record of an evaluation on 100 images."""
     return {
         'event': 'eval',
         'epoch': epoch,
-        'time_s': epoch * steps * step_s,
+        'time_s': epoch * STEPS * STEP_S,
         'num_top1': hits,
-        'num_top5': images,
-        'num_images': images,
+        'num_top5': 100,
+        'num_images': 100,
         'dataset': 'digits',
     }
 
@@ -48,6 +50,17 @@ def rank(number, compute_s, host='n1'):
         'data_s': 0.0,
         'compute_s': compute_s,
         'wait_s': 0.5,
+    }
+
+
+def times(*ranks, stragglers=()):
+    """Return the record of the times of ranks."""
+    return {
+        'event': 'ranks',
+        'epoch': 3,
+        'time_s': 30.0,
+        'ranks': ranks,
+        'stragglers': stragglers,
     }
 
 
@@ -86,39 +99,37 @@ def course(epoch, **keys):
     }
 
 
-def write_metrics(path, *records):
+def resumed(step, **keys):
+    """Return the record of a resume on 8 ranks of 4 nodes."""
+    sizes = {'number_of_ranks': 8, 'number_of_nodes': 4, 'global_batch_size': 256}
+    return {'event': 'resumed', 'step': step, **sizes, **keys}
+
+
+def write_metrics(path, *records, mode='w'):
     """Write metrics.jsonl; text records are written unchanged."""
-    path.write_text(''.join(r if isinstance(r, str) else json.dumps(r) + '\n' for r in records))
+    with open(path, mode) as f:
+        f.writelines(r if isinstance(r, str) else json.dumps(r) + '\n' for r in records)
     return path
 
 
-def write_live(
-    folder, *records, number=0, age_s=3.0, status=None, accuracies=(0.2,), config=CONFIG, **keys
-):
+def write_live(folder, *records, number=0, age_s=3.0, status=None, accuracies=(0.2,), **keys):
     """Write a run folder whose files are age_s old at NOW_S, when the tests read it."""
     suffix = f'_{number}' if number else ''
-    log = write_lines(
-        folder / f'result_{number}.txt',
-        complete(
-            run_lines(
-                accuracies,
-                status=status,
-                nodes=2,
-                ranks=2,
-                accelerators=False,
-                target=0.749,
-                train_samples=1437,
-                dataset='digits',
-                division='open',
-                **keys,
-            )
-        ),
+    lines = run_lines(
+        accuracies,
+        status=status,
+        nodes=2,
+        ranks=2,
+        accelerators=False,
+        target=0.749,
+        train_samples=1437,
+        dataset='digits',
+        division='open',
+        **keys,
     )
+    log = write_lines(folder / f'result_{number}.txt', complete(lines))
     metrics = write_metrics(folder / f'metrics{suffix}.jsonl', *records)
-    (folder / f'config{suffix}.yaml').write_text(config)
+    (folder / f'config{suffix}.yaml').write_text(CONFIG)
     for path in (log, metrics):
         os.utime(path, (NOW_S - age_s,) * 2)
     return folder
-
-
-NOW_S = START_S + 30.0
