@@ -21,49 +21,53 @@ class Shortage:
     waited: float  # part of the time in which the rank was ready to compute
 
 
-def _make(rank: Sequence[RankSteps]) -> Shortage | None:
+def _shortage_of(intervals: Sequence[RankSteps]) -> Shortage | None:
     """Return what a rank lacked in several intervals."""
-    core_s = sum(r.num_cores * r.wall_s for r in rank)
-    own, others, stolen = (
-        min(sum(s) / core_s, 1.0)
-        for s in zip(*((r.cpu_s, r.others_s or 0.0, r.steal_s) for r in rank))
-    )
-    last, throttled_s = rank[-1], sum(r.throttled_s for r in rank)
-    (on_core_s, queued_s), (exchanging_s, _) = (
-        map(sum, zip(*(r.ready_s.get(kind, (0.0, 0.0)) for r in rank)))
-        for kind in ('compute', 'exchange')
-    )
-    is_crowded = last.num_sharing * (last.num_threads or 1) > last.num_cores
-    is_full = own * last.num_sharing + others + stolen > _FULL
-    # Some kernels do not count the time of waiting.
-    waited = queued_s / (on_core_s + queued_s) if on_core_s + queued_s else others * is_full
+    last = intervals[-1]
+    num_threads = last.num_threads or 1
+    core_s = sum(r.num_cores * r.wall_s for r in intervals)
+
+    # Who used the cores, and how long the threads of the rank waited for them.
+    own = min(sum(r.cpu_s for r in intervals) / core_s, 1.0)
+    others = min(sum(r.others_s or 0.0 for r in intervals) / core_s, 1.0)
+    stolen = min(sum(r.steal_s for r in intervals) / core_s, 1.0)
+    throttled_s = sum(r.throttled_s for r in intervals)
+    computing = [r.ready_s.get('compute', (0.0, 0.0)) for r in intervals]
+    on_core_s, queued_s = map(sum, zip(*computing))
+    exchanging_s = sum(r.ready_s.get('exchange', (0.0, 0.0))[0] for r in intervals)
+    is_crowded = last.num_sharing * num_threads > last.num_cores
+    if on_core_s + queued_s:
+        waited = queued_s / (on_core_s + queued_s)
+    else:  # some kernels do not count the time of waiting
+        waited = others if own * last.num_sharing + others + stolen > _FULL else 0.0
+
     # The threads that compute also wait for the other threads of the ranks on these cores, except
     # those that exchange gradients, which run after them.
-    own_s = on_core_s * min(last.num_threads or 1, last.num_cores) + exchanging_s
+    own_s = on_core_s * min(num_threads, last.num_cores) + exchanging_s
     beside = max(0.0, own * last.num_sharing - own_s / core_s)
     by_others = 1 - (1 - waited * others / max(others + beside, 1e-9)) * (1 - stolen)
-    if throttled_s > max(
-        _LEAST_USE * core_s, queued_s / 2
-    ):  # others may have used the cores meanwhile
+    # others may have used the cores meanwhile
+    if throttled_s > max(_LEAST_USE * core_s, queued_s / 2):
         name = 'quota'
     elif others + stolen > _LEAST_USE and (by_others > waited / 2 or not is_crowded):
-        name, waited = 'busy' if others > stolen else 'stolen', by_others
+        name = 'busy' if others > stolen else 'stolen'
+        waited = by_others
     elif is_crowded:
         name = 'crowded'
     else:
         return None
-    return Shortage(name, last, own, others, stolen, waited)
+    return Shortage(name, last, own, others=others, stolen=stolen, waited=waited)
 
 
 def find_shortage(records: Sequence[RanksRecord]) -> Shortage | None:
     """Return the largest shortage of a rank; None if there is none, or none was recorded."""
-    by_rank = grouped(
-        (
-            r
-            for record in records
-            for r in record.ranks
-            if r.wall_s and r.num_cores and r.others_s is not None
-        ),
-        lambda r: r.rank,
+    measured = (
+        r
+        for record in records
+        for r in record.ranks
+        if r.wall_s and r.num_cores and r.others_s is not None
     )
-    return max(filter(None, map(_make, by_rank.values())), key=lambda s: s.waited, default=None)
+    by_rank = grouped(measured, lambda r: r.rank)
+    return max(
+        filter(None, map(_shortage_of, by_rank.values())), key=lambda s: s.waited, default=None
+    )
