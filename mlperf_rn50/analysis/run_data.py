@@ -42,7 +42,8 @@ class RunData:
 def load_run(folder: RunFolder) -> RunData:
     """Read the log, the records and the configuration of a run; what is unreadable is missing."""
     log = None
-    lines: Iterator[tuple[int, MetricsRecord]] = read_records(folder.metrics, MetricsRecord)  # type: ignore[arg-type]
+    lines: Iterator[tuple[int, MetricsRecord]]
+    lines = read_records(folder.metrics, MetricsRecord)  # type: ignore[arg-type]
     records = tuple(record for _, record in islice(lines, _MAX_RECORDS))
     with suppress(UserError):
         log = read_run(folder.result)

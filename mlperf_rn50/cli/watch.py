@@ -202,7 +202,7 @@ def _print_lines(states: Iterator[list[LiveRun]], every_s: float) -> list[LiveRu
     final states."""
     from mlperf_rn50.analysis.watch.run_facts import line_of
 
-    printed: dict[int, tuple[object, object, float]] = {}
+    printed: dict[int, tuple[tuple, int | None, float]] = {}
     runs: list[LiveRun] = []
     for runs in states:
         now = time.monotonic()
@@ -216,11 +216,10 @@ def _print_lines(states: Iterator[list[LiveRun]], every_s: float) -> list[LiveRu
                 run.standing,
                 run.attempts,
             )
-            before, step, then = printed.get(k, (None, None, 0.0))
+            before, step, then = printed.get(k, ((None,), None, 0.0))
             if news != before or run.step != step and now - then >= _LINE_PERIOD_S:
-                print(line_of(run), flush=True)
-                for text in run.warnings if before is None or news[0] != before[0] else ():  # type: ignore[index]
-                    print(f'  {text}', flush=True)
+                warnings = run.warnings if run.warnings != before[0] else ()
+                print(line_of(run), *(f'  {text}' for text in warnings), sep='\n', flush=True)
                 printed[k] = news, run.step, now
         if not all(r.is_over for r in runs):
             time.sleep(every_s)

@@ -50,7 +50,8 @@ class RunProgress:
 def read_metrics(run: RunFolder) -> list[ProgressRecord]:
     """Return the ProgressRecords of metrics.jsonl; skip other records, and lines truncated by a
     kill or a full disk."""
-    lines: Iterator[tuple[int, ProgressRecord]] = records.read_records(run.metrics, ProgressRecord)  # type: ignore[arg-type]
+    lines: Iterator[tuple[int, ProgressRecord]]
+    lines = records.read_records(run.metrics, ProgressRecord)  # type: ignore[arg-type]
     return [line for _, line in lines]
 
 
