@@ -47,11 +47,8 @@ class Energy:
     @property
     def joules(self) -> float | None:
         """Sum over the measured kinds, or None if there are none."""
-        return (
-            sum(getattr(self, f'{kind}_joules') for kind in self.measured)
-            if self.measured
-            else None
-        )
+        known = [j for j in (self.cpu_joules, self.gpu_joules) if j is not None]
+        return sum(known) if known else None
 
 
 class _Unmeasured(Exception):
@@ -96,12 +93,8 @@ def _read_node(path: Path, most: int) -> _Node:
             sessions.append(_Session())
         boot = record.boot or boot
         sessions[-1].add(record)
-    return _Node(
-        host_of(path),
-        boot,
-        {kind for s in sessions for kind in s.readings},
-        [s for s in sessions if s.start],
-    )
+    kinds = {kind for s in sessions for kind in s.readings}
+    return _Node(host_of(path), boot, kinds, [s for s in sessions if s.start])
 
 
 def _joules_at(readings: Readings, time_s: float) -> float:
@@ -126,16 +119,14 @@ def _joules_between(readings: Readings, start_s: float, stop_s: float) -> float:
                 f'{_MAX_GAP_S:g} s'
             )
     first_s, last_s = max(start_s, readings[0][0]), min(stop_s, readings[-1][0])
-    if last_s - first_s < _MIN_SHARE * (stop_s - start_s):
-        raise _Unmeasured(
-            f'the samples cover {max(0.0, last_s - first_s):.1f} s of {stop_s - start_s:.1f} s'
-        )
+    covered_s, whole_s = last_s - first_s, stop_s - start_s
+    if covered_s < _MIN_SHARE * whole_s:
+        raise _Unmeasured(f'the samples cover {max(0.0, covered_s):.1f} s of {whole_s:.1f} s')
     joules = _joules_at(readings, last_s) - _joules_at(readings, first_s)
-    if joules > _MAX_DEVICE_W * (last_s - first_s):
-        raise _Unmeasured(
-            f'got {joules / (last_s - first_s):,.0f} W, expected at most {_MAX_DEVICE_W:,.0f} W'
-        )
-    return joules * (stop_s - start_s) / (last_s - first_s)
+    watts = joules / covered_s
+    if watts > _MAX_DEVICE_W:
+        raise _Unmeasured(f'got {watts:,.0f} W, expected at most {_MAX_DEVICE_W:,.0f} W')
+    return joules * whole_s / covered_s
 
 
 def _device_joules(parts: Sequence[tuple[_Session, float, float]], kind: str, name: str) -> float:
@@ -222,9 +213,8 @@ def read_energy(run: Run, files: TelemetryFiles = None) -> Energy:
         f'{kind}_joules': sum(j for devices in hosts.values() for j in devices.values())
         for kind, hosts in measured.items()
     }
-    by_node = (
-        {n.host: {kind: hosts[n.host] for kind, hosts in measured.items()} for n in nodes}
-        if measured
-        else {}
-    )
+    by_node: dict[str, dict[str, Devices]] = {}
+    for kind, hosts in measured.items():
+        for host, devices in hosts.items():
+            by_node.setdefault(host, {})[kind] = devices
     return Energy(seconds, **joules, reasons=reasons, nodes=by_node)
