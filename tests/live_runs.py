@@ -11,98 +11,58 @@ CONFIG = (
 )
 STEPS, STEP_S = 20, 0.5  # of an epoch
 NOW_S = START_S + 30.0
+# records without the values that the functions below add
+TRAIN = json.loads('{"event": "train", "loss": 2.0, "learning_rate": 0.1, "images_per_s": 128.0}')
+EVAL = json.loads('{"event": "eval", "num_top5": 100, "num_images": 100, "dataset": "digits"}')
+RANK = json.loads('{"cores": "0", "num_steps": 10, "data_s": 0.0, "wait_s": 0.5}')
+RANKS = json.loads('{"event": "ranks", "epoch": 3, "time_s": 30.0}')
+REFERENCE = json.loads(
+    '{"event": "reference", "how": "named", "num_reference": 5, "sources": ["a"], '
+    '"text": "reference: 5 runs", "target": 0.749, "reference_epochs": [4, 6]}'
+)
+COURSE = json.loads(
+    '{"event": "course", "accuracy": 0.5, "mean": 0.5, "low": 0.45, "high": 0.55, '
+    '"num_reference": 5, "below": false, "behind": false, "reference_epochs": [4, 6], '
+    '"seconds_left": [20.0, 40.0], "text": "on course: 5 of 5 reference runs"}'
+)
+RESUMED = json.loads(
+    '{"event": "resumed", "number_of_ranks": 8, "number_of_nodes": 4, "global_batch_size": 256}'
+)
 
 
 def train(step, **keys):
     """Return the training record of a step."""
-    return {
-        'event': 'train',
-        'step': step,
-        'epoch': step / STEPS,
-        'time_s': step * STEP_S,
-        'loss': 2.0,
-        'learning_rate': 0.1,
-        'images_per_s': 128.0,
-        **keys,
-    }
+    return {**TRAIN, 'step': step, 'epoch': step / STEPS, 'time_s': step * STEP_S, **keys}
 
 
 def evaluation(epoch, hits):
     """Return the record of an evaluation on 100 images."""
-    return {
-        'event': 'eval',
-        'epoch': epoch,
-        'time_s': epoch * STEPS * STEP_S,
-        'num_top1': hits,
-        'num_top5': 100,
-        'num_images': 100,
-        'dataset': 'digits',
-    }
+    return {**EVAL, 'epoch': epoch, 'time_s': epoch * STEPS * STEP_S, 'num_top1': hits}
 
 
 def rank(number, compute_s, host='n1'):
     """Return the times of a rank for ten steps."""
-    return {
-        'rank': number,
-        'host': host,
-        'cores': '0',
-        'num_steps': 10,
-        'data_s': 0.0,
-        'compute_s': compute_s,
-        'wait_s': 0.5,
-    }
+    return {**RANK, 'rank': number, 'host': host, 'compute_s': compute_s}
 
 
 def times(*ranks, stragglers=()):
     """Return the record of the times of ranks."""
-    return {
-        'event': 'ranks',
-        'epoch': 3,
-        'time_s': 30.0,
-        'ranks': ranks,
-        'stragglers': stragglers,
-    }
+    return {**RANKS, 'ranks': ranks, 'stragglers': stragglers}
 
 
 def reference(*epochs, **keys):
     """Return a reference record with a band of 45 to 55 % at some epochs."""
-    return {
-        'event': 'reference',
-        'how': 'named',
-        'num_reference': 5,
-        'sources': ['a'],
-        'text': 'reference: 5 runs',
-        'target': 0.749,
-        'reference_epochs': [4, 6],
-        'band': [[e, e / 10, 0.5, 0.45, 0.55, 5] for e in epochs],
-        **keys,
-    }
+    return {**REFERENCE, 'band': [[e, e / 10, 0.5, 0.45, 0.55, 5] for e in epochs], **keys}
 
 
 def course(epoch, **keys):
     """Return the course record of an evaluation."""
-    return {
-        'event': 'course',
-        'epoch': epoch,
-        'point': epoch / 10,
-        'accuracy': 0.5,
-        'mean': 0.5,
-        'low': 0.45,
-        'high': 0.55,
-        'num_reference': 5,
-        'below': False,
-        'behind': False,
-        'reference_epochs': [4, 6],
-        'seconds_left': [20.0, 40.0],
-        'text': 'on course: 5 of 5 reference runs',
-        **keys,
-    }
+    return {**COURSE, 'epoch': epoch, 'point': epoch / 10, **keys}
 
 
 def resumed(step, **keys):
     """Return the record of a resume on 8 ranks of 4 nodes."""
-    sizes = {'number_of_ranks': 8, 'number_of_nodes': 4, 'global_batch_size': 256}
-    return {'event': 'resumed', 'step': step, **sizes, **keys}
+    return {**RESUMED, 'step': step, **keys}
 
 
 def write_metrics(path, *records, mode='w'):

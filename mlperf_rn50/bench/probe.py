@@ -26,7 +26,7 @@ from mlperf_rn50.train.evaluate import Forward, with_mirror
 from mlperf_rn50.train.plan import make_plan
 
 _SIZE, _MOST_RECORDS = 50, 150_000  # images of a forward pass; records that are read per split
-_MOST, _MOST_PIXELS = 2000, 25e6  # classified images per split, and their pixels
+MOST_IMAGES, _MOST_PIXELS = 2000, 25e6  # classified images per split, and their pixels
 # batches after which 1 % of the old statistics of BatchNorm are left with momentum 0.9
 _RENEWING = 40
 _EARLY = 0.1  # part of the schedule before which a network is not judged
@@ -147,7 +147,7 @@ def probe(run: RunData) -> tuple[list[Cause], str]:
 
     # Images of both splits, with their logits.
     data, seed = config.data, config.run.seed or 0
-    most = min(_MOST, int(_MOST_PIXELS / data.image_size**2))
+    most = min(MOST_IMAGES, int(_MOST_PIXELS / data.image_size**2))
     train, validation = (
         _images(net, eval_batches(config, Shard(n, 0, -(-n // most), _SIZE), None, split)())
         for split, n in (('train', data.num_train), ('validation', data.num_val))

@@ -29,7 +29,7 @@ Bytes = dict[str, Annotated[int, Meta(ge=0, le=10**18)]]  # by host
 Gauge = Annotated[float, Meta(ge=0, le=1e18)]
 Name = Annotated[str, Meta(max_length=64)]
 Rates = dict[str, Annotated[float, Meta(ge=0, le=1e15)]]  # by device
-_MAX_KEPT = 10_000  # newest attempts or failures of a folder
+MAX_KEPT = 10_000  # newest attempts or failures of a folder
 T = TypeVar('T')
 
 
@@ -286,7 +286,7 @@ def note_attempt(folder: Path, job: str, attempt: Attempt) -> None:
 def read_attempts(folder: Path, job: str | None = None) -> list[Attempt]:
     """Return the attempts of a job, which may have been requeued; those of all jobs for None."""
     lines = read_lines(folder / 'attempts.jsonl', Attempt)
-    return list(deque((a for _, a in lines if job in (None, a.job)), _MAX_KEPT))
+    return list(deque((a for _, a in lines if job in (None, a.job)), MAX_KEPT))
 
 
 def note_failure(folder: Path, failure: Failure) -> None:
@@ -297,7 +297,7 @@ def note_failure(folder: Path, failure: Failure) -> None:
 
 def read_failures(folder: Path) -> list[Failure]:
     lines = read_lines(folder / 'failures.jsonl', Failure)
-    return list(deque((failure for _, failure in lines), _MAX_KEPT))
+    return list(deque((failure for _, failure in lines), MAX_KEPT))
 
 
 class GpuSample(Struct, omit_defaults=True):

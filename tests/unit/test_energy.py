@@ -231,7 +231,7 @@ def test_readings_of_all_nodes_are_limited_in_total(tmp_path, monkeypatch):
     own = steady(cpu=100)
     assert energy_of(log, own, own).joules
     # a line has at most a reading
-    monkeypatch.setattr(energy_module, '_MAX_READINGS', 3 * len(own))
+    monkeypatch.setattr(energy_module, 'MAX_READINGS', 3 * len(own))
     energy = energy_of(log, own, own)
     assert energy.joules is None
     assert all('readings' in energy.reasons[kind] for kind in ('cpu', 'gpu'))

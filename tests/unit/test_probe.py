@@ -81,7 +81,7 @@ def test_changed_images():
 def test_command_probes_a_network_that_was_not_trained(
     tmp_path, digits, thin_resnets, monkeypatch, epochs
 ):
-    monkeypatch.setattr(probe, '_MOST', 60)
+    monkeypatch.setattr(probe, 'MOST_IMAGES', 60)
     data = DataConfig(
         str(digits), 'digits', 1437, 360, 10, image_size=32, resize_shorter=32, crop='none'
     )

@@ -114,7 +114,7 @@ def test_lines_that_are_no_steps_are_skipped(run):
 def test_total_of_all_ranks_is_bounded_and_stated(run, monkeypatch, most, expected):
     for rank in range(6):
         dump(run, rank, steps(3))
-    monkeypatch.setattr(why_trace, '_MAX_BLOCKS', most)
+    monkeypatch.setattr(why_trace, 'MAX_BLOCKS', most)
     traces = read_traces(run)
     assert list(map(len, traces.steps.values())) == expected
     assert ('6 traced ranks' in traces.note and f'{most:,}' in traces.note) == (most < 180)

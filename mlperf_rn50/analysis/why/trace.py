@@ -29,7 +29,7 @@ PHASES = (
     'update',
 )
 HOW_TO_TRACE = 'train with --run.trace 20@100 to trace the steps of each rank'
-_MAX_BUCKETS, _MAX_BLOCKS = 999, 1_000_000  # of a step; of all ranks
+_MAX_BUCKETS, MAX_BLOCKS = 999, 1_000_000  # of a step; of all ranks
 Steps = Mapping[int, Sequence['TracedStep']]  # by rank
 
 
@@ -99,7 +99,7 @@ def _read_steps(path: Path) -> Iterator[StepSpans]:
 
 
 def read_traces(run: RunFolder) -> Traces:
-    """Return the steps of the newest traced attempt as align does, at most _MAX_BLOCKS blocks.
+    """Return the steps of the newest traced attempt as align does, at most MAX_BLOCKS blocks.
 
     A block is a phase, or the wait or exchange of a bucket. Each rank has an equal share of these
     for its first steps, and at least one step.
@@ -114,9 +114,9 @@ def read_traces(run: RunFolder) -> Traces:
     earlier = sorted(attempts.keys() - {*ranks})
 
     # The first steps of each rank, as far as there is room.
-    traces, num_left, is_cut = dict[int, list[StepSpans]](), _MAX_BLOCKS, False
+    traces, num_left, is_cut = dict[int, list[StepSpans]](), MAX_BLOCKS, False
     for rank in ranks:
-        share = _MAX_BLOCKS // len(ranks)
+        share = MAX_BLOCKS // len(ranks)
         for s in _read_steps(run.trace(rank)):
             num_blocks = len(PHASES) + 2 * len(s.buckets)
             share -= num_blocks
@@ -129,7 +129,7 @@ def read_traces(run: RunFolder) -> Traces:
     if is_cut:
         note = (
             f'; later steps of {plural(len(ranks), "traced rank")} are left out, because at most '
-            f'{_MAX_BLOCKS:,} phases and exchanges of buckets are read'
+            f'{MAX_BLOCKS:,} phases and exchanges of buckets are read'
         )
     if earlier:
         note += f'; traces of an earlier attempt are left out (rank {some(earlier, 10)})'

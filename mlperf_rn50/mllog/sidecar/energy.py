@@ -21,7 +21,7 @@ from mlperf_rn50.text import plural
 KINDS = ('cpu', 'gpu')
 # Expected reasons for missing energy.
 NO_TELEMETRY, NO_COUNTERS = 'no telemetry of the run', 'no node has readable counters'
-_MAX_DEVICES, _MAX_DEVICE_W, _MAX_READINGS = 64, 1e4, 10_000_000
+_MAX_DEVICES, _MAX_DEVICE_W, MAX_READINGS = 64, 1e4, 10_000_000
 # Maximum seconds from the start or end of a part of the run to the nearest sample; minimum share
 # covered by samples.
 _MAX_GAP_S, _MIN_SHARE = 3.0, 0.9
@@ -88,7 +88,7 @@ def _read_node(path: Path, most: int) -> _Node:
     for _, record in read_lines(path, TelemetryRecord):
         most -= 1 + sum(map(len, record.energy_j.values()))
         if most < 0:
-            raise _Unmeasured(f'more than {_MAX_READINGS:,} readings of all nodes')
+            raise _Unmeasured(f'more than {MAX_READINGS:,} readings of all nodes')
         if record.event == 'start':
             sessions.append(_Session())
         boot = record.boot or boot
@@ -194,7 +194,7 @@ def read_energy(run: Run, files: TelemetryFiles = None) -> Energy:
     """Return the energy to the run's end or, without one, the last time sampled by all nodes.
     files: see files_of."""
     paths = files_of(run, files)
-    share = _MAX_READINGS // max(1, len(paths))
+    share = MAX_READINGS // max(1, len(paths))
     seconds = run.time_to_train_s if run.elapsed is None else run.elapsed.training_preserved_s
     try:
         nodes = [_read_node(path, share) for path in paths]
