@@ -3,12 +3,15 @@
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
+import yaml
 from sample_log import write_run
 
 from mlperf_rn50.analysis.run_data import RunData, load_run
 from mlperf_rn50.analysis.why.accuracy import Cause, explain_accuracy, judge_course, weigh
-from mlperf_rn50.config import Config, render_yaml
+from mlperf_rn50.config import Config, render_yaml, to_tree
+from mlperf_rn50.config_file import override
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.mllog.run import Evaluation, Run
 from mlperf_rn50.runfolder.names import RunFolder
@@ -23,10 +26,11 @@ DIGITS = Config(
 FALL = [2.3 * 0.96**k for k in range(60)]
 
 
-def changed(**sections):
-    return replace(
-        DIGITS, **{name: replace(getattr(DIGITS, name), **keys) for name, keys in sections.items()}
-    )
+def changed(text):
+    """Return the configuration with changed values, such as train.max_epochs=2."""
+    pairs = (word.split('=') for word in text.split())
+    values = {key: yaml.safe_load(value) for key, value in pairs}
+    return msgspec.convert(override(to_tree(DIGITS), values), Config)
 
 
 def rate(s, epoch):
@@ -61,36 +65,33 @@ def accused(config=DIGITS, batch=64, num_ranks=1, **keys):
 
 
 @pytest.mark.parametrize(
-    'causes, sections',
+    'causes, text',
     [
-        ('', {}),
-        ('', {'schedule': {'base_lr': 0.01}}),  # half of the lowest shipped learning rate
-        ('learning_rate', {'schedule': {'base_lr': 0.6}}),
-        ('learning_rate', {'schedule': {'base_lr': 0.02 / 30}}),
-        ('learning_rate', {'optimizer': {'momentum': 0.0}}),
-        ('', {'optimizer': {'name': 'lars'}, 'schedule': {'base_lr': 10.0}}),
-        ('warmup', {'schedule': {'warmup_epochs': 7}}),
-        ('decay', {'schedule': {'decay_epochs': 4}}),
-        ('epochs', {'train': {'max_epochs': 2}, 'schedule': {'decay_epochs': 2}}),
+        ('', ''),
+        ('', 'schedule.base_lr=0.01'),  # half of the lowest shipped learning rate
+        ('learning_rate', 'schedule.base_lr=0.6'),
+        ('learning_rate', 'schedule.base_lr=0.00066'),
+        ('learning_rate', 'optimizer.momentum=0.0'),
+        ('', 'optimizer.name=lars schedule.base_lr=10.0'),
+        ('warmup', 'schedule.warmup_epochs=7'),
+        ('decay', 'schedule.decay_epochs=4'),
+        ('epochs', 'train.max_epochs=2 schedule.decay_epochs=2'),
         # a run that ends in its warm-up is not judged by its learning rate
-        (
-            'epochs',
-            {'schedule': {'decay_epochs': 90, 'warmup_epochs': 20}, 'train': {'max_epochs': 5}},
-        ),
-        ('weight_decay', {'optimizer': {'weight_decay': 0.1}}),
-        ('crop', {'data': {'resize_shorter': 300}}),
-        ('crop', {'data': {'crop': 'random_resized', 'min_area': 0.02, 'max_area': 0.06}}),
-        ('batch_norm', {'model': {'bn_momentum': 0.999}}),
-        ('averaging', {'train': {'ema': 0.9999}}),
-        ('label_smoothing', {'train': {'label_smoothing': 0.5}}),
+        ('epochs', 'schedule.decay_epochs=90 schedule.warmup_epochs=20 train.max_epochs=5'),
+        ('weight_decay', 'optimizer.weight_decay=0.1'),
+        ('crop', 'data.resize_shorter=300'),
+        ('crop', 'data.crop=random_resized data.min_area=0.02 data.max_area=0.06'),
+        ('batch_norm', 'model.bn_momentum=0.999'),
+        ('averaging', 'train.ema=0.9999'),
+        ('label_smoothing', 'train.label_smoothing=0.5'),
     ],
 )
-def test_mistake_in_the_configuration(causes, sections):
-    assert accused(changed(**sections)) == {*causes.split()}
+def test_mistake_in_the_configuration(causes, text):
+    assert accused(changed(text)) == {*causes.split()}
 
 
 def test_run_that_ends_before_its_schedule_is_named_in_plain_words():
-    config = changed(schedule={'decay_epochs': 40})
+    config = changed('schedule.decay_epochs=40')
     assert accused(config) == {'epochs'}
     sentence = explain_accuracy(course(config)).data['sentence']
     assert sentence.endswith(': it trained 12 of the 40 epochs of its schedule.')
@@ -98,7 +99,7 @@ def test_run_that_ends_before_its_schedule_is_named_in_plain_words():
 
 @pytest.mark.parametrize('batch, num_ranks', [(700, 1), (64, 16)])
 def test_batch_with_few_steps_or_few_images_per_rank(batch, num_ranks):
-    assert 'batch' in accused(changed(schedule={'base_lr': batch / 3200}), batch, num_ranks)
+    assert 'batch' in accused(changed(f'schedule.base_lr={batch / 3200}'), batch, num_ranks)
 
 
 @pytest.mark.parametrize('halved, causes', [(12, set()), (20, {'loss_scale'})])
@@ -118,7 +119,7 @@ def test_loss_above_that_of_equal_logits():
     'num_train, measured, is_accused', [(1700, '20.47 %', False), (1500, '36.53 %', True)]
 )
 def test_padding_of_the_last_step(num_train, measured, is_accused):
-    config = changed(data={'num_train': num_train})
+    config = changed(f'data.num_train={num_train}')
     causes = judge_course(course(config), config, 1024, 1)
     (cause,) = (c for c in causes if 'padding' in c.figure)
     assert (cause.measured, cause.strength > 1) == (measured, is_accused)
@@ -160,8 +161,8 @@ def names(answer):
 
 
 def test_answer_names_at_most_two_causes_and_what_to_change(made):
-    schedule = {'base_lr': 30.0, 'warmup_epochs': 9}
-    found = explain_accuracy(made(changed(schedule=schedule, model={'bn_momentum': 0.999})))
+    text = 'schedule.base_lr=30.0 schedule.warmup_epochs=9 model.bn_momentum=0.999'
+    found = explain_accuracy(made(changed(text)))
     assert names(found) == ['learning_rate', 'batch_norm']
     assert found.sentences[0].startswith(
         'Top-1 40.00 %, target 74.90 %: learning rate (per 256 images at momentum 0.9: 120, '
@@ -175,7 +176,7 @@ def test_answer_names_at_most_two_causes_and_what_to_change(made):
 
 
 def test_converged_run_is_explained_only_by_a_probe_that_finds_a_leak(made):
-    run = made(changed(schedule={'base_lr': 3.0}), (0.3, 0.8), 'converged')
+    run = made(changed('schedule.base_lr=3.0'), (0.3, 0.8), 'converged')
     assert explain_accuracy(run) is None
     causes = [Cause('frozen', 5.0, 'arrays', '9', '1'), Cause('leak', 3.0, 'copies', '9', '1')]
     assert names(explain_accuracy(run, causes)) == ['leak']
@@ -221,7 +222,7 @@ def test_stopped_run_is_not_cleared_by_a_probe(made):
 
 
 def test_running_run_is_explained_once_it_is_behind(made):
-    run = made(changed(schedule={'base_lr': 3.0}), end=None)
+    run = made(changed('schedule.base_lr=3.0'), end=None)
     assert explain_accuracy(run) is None
     record = CourseRecord(4, below=True, behind=True, text='behind by 9 points')
     found = explain_accuracy(replace(run, records=[record]))
@@ -237,37 +238,34 @@ def compared(made, tmp_path):
     write_run(folder / 'result_0.txt', DIGITS, (0.3, 0.7))
     (folder / 'config.yaml').write_text(render_yaml(DIGITS))
 
-    def explain(accuracies, **sections):
-        config = changed(run={'reference': (str(folder),)}, **sections)
+    def explain(accuracies, text):
+        config = changed(f'run.reference=["{folder}"] {text}')
         return explain_accuracy(made(config, accuracies)).data
 
     return explain
 
 
 @pytest.mark.parametrize(
-    'sections, expected',
+    'text, expected',
     [
-        ({'data': {'min_area': 0.9}}, 'augmentation (data.min_area: 0.9, expected 0.05 {})'),
+        ('data.min_area=0.9', 'augmentation (data.min_area: 0.9, expected 0.05 {})'),
+        ('optimizer.momentum=0.98', 'learning rate (optimizer.momentum: 0.98, expected 0.9 {})'),
         (
-            {'optimizer': {'momentum': 0.98}},
-            'learning rate (optimizer.momentum: 0.98, expected 0.9 {})',
-        ),
-        (
-            {'train': {'label_smoothing': 0.05}},
+            'train.label_smoothing=0.05',
             'label smoothing (train.label_smoothing: 0.05, expected 0 {})',
         ),
-        ({'train': {'max_epochs': None, 'global_batch_size': None, 'local_batch_size': 64}}, ''),
+        ('train.max_epochs=null train.global_batch_size=null train.local_batch_size=64', ''),
     ],
 )
-def test_configuration_is_compared_with_the_reference_runs(compared, sections, expected):
+def test_configuration_is_compared_with_the_reference_runs(compared, text, expected):
     near = 'within a factor of 1.25, as in reference runs'
-    texts = [c['text'] for c in compared((0.3, 0.4), **sections)['causes']]
+    texts = [c['text'] for c in compared((0.3, 0.4), text)['causes']]
     assert texts == ([expected.format(near)] if expected else [])
 
 
 @pytest.mark.parametrize('top1', [0.72, 0.7, 0.68], ids=['above', 'equal', 'by chance'])
 def test_run_that_is_not_below_its_reference_runs_differs_rightly(compared, top1):
-    found = compared((0.3, top1), train={'label_smoothing': 0.05}, data={'min_area': 0.9})
+    found = compared((0.3, top1), 'train.label_smoothing=0.05 data.min_area=0.9')
     assert found['causes'] == [] and 'Not below its reference runs' in ' '.join(found['notes'])
 
 

@@ -32,10 +32,15 @@ def network(images=32, gradient_bytes=100_000_000, peak=2e12):
 NETWORK = network()
 
 
-def rank_steps(rank=0, **ms):
+def values(text):
+    """Return the keys and values of a text such as data=41 read=35."""
+    return {name: json.loads(value) for name, value in (word.split('=') for word in text.split())}
+
+
+def rank_steps(rank=0, text=''):
     """Return a rank whose steps take a time per phase, in ms; unnamed phases are those of a healthy
     rank."""
-    ms = {**MS, **ms}
+    ms = {**MS, **values(text)}
     return RankSteps(
         rank=rank,
         host=f'h{rank}',
@@ -46,8 +51,8 @@ def rank_steps(rank=0, **ms):
     )
 
 
-def two(**ms):
-    return [rank_steps(0, **ms), rank_steps(1, **ms)]
+def two(text='', second=None):
+    return [rank_steps(0, text), rank_steps(1, text if second is None else second)]
 
 
 def made_run(ranks=None, epochs=3, net=NETWORK, device='gpu', changed=None, **record):
@@ -66,88 +71,75 @@ def limit_of(*args, **keys):
     return find_bottleneck(times_of(made_run(*args, **keys)))
 
 
-def on_cores(ranks, **changes):
+OWN = 'wall_s=10 cpu_s=9 num_cores=1 num_threads=1 others_s=0.5'
+OWN += ' ready_s={"compute":[8,0.5],"exchange":[1,9]} host="h0"'
+BUSY = 'cpu_s=2 others_s=8 ready_s={"compute":[2,6]}'
+QUEUED = ' ready_s={"compute":[4,4]}'
+
+
+def on_cores(ranks, text=''):
     """Return ranks of one machine that had their cores to themselves, with changed uses of their
     cores."""
-    own = {
-        'wall_s': 10.0,
-        'cpu_s': 9.0,
-        'num_cores': 1,
-        'num_threads': 1,
-        'others_s': 0.5,
-        'ready_s': {'compute': (8.0, 0.5), 'exchange': (1.0, 9.0)},
-        'host': 'h0',
-        **changes,
-    }
-    return [structs.replace(r, **own) for r in ranks]
-
-
-BUSY = {'cpu_s': 2.0, 'others_s': 8.0, 'ready_s': {'compute': (2.0, 6.0)}}
-QUEUED = {'ready_s': {'compute': (4.0, 4.0)}}
+    return [structs.replace(r, **{**values(OWN), **values(text)}) for r in ranks]
 
 
 @pytest.mark.parametrize(
-    ('keys', 'name', 'part', 'share'),
+    ('ranks', 'keys', 'name', 'part', 'share'),
     [
-        ({'ranks': two(data=41, read=35)}, 'input', 'storage', 41 / 140),
-        ({'ranks': two(data=41, decode=35)}, 'input', 'decoding', 41 / 140),
-        ({'ranks': two(data=41, decode=5)}, 'input', 'python', 41 / 140),
-        ({'ranks': two(python=41)}, 'python', None, 41 / 140),
-        ({'ranks': two(wait=64)}, 'exchange', 'link', 64 / 160),
-        ({'ranks': two(wait=64), 'latency_s': 0.005}, 'exchange', 'latency', 64 / 160),
-        (
-            {'ranks': [rank_steps(0, wait=34, slow_rank=30), rank_steps(1, compute=120)]},
-            'slow_rank',
-            None,
-            30 / 130,
-        ),
-        ({'eval_s': 6.0}, 'evaluation', None, 6 / 16),
-        ({'checkpoint_s': 2.0}, 'checkpoints', None, 2 / 12),
-        ({'ranks': two(compute=20, wait=20), 'net': network(2)}, 'batch', None, 25 / 46),
-        ({'net': network(32, 1, 1e14)}, 'computation', None, 0.9 * (1 - 96 / 0.09 / 1e5)),
-        ({}, 'healthy', None, 0.04),
+        (two('data=41 read=35'), {}, 'input', 'storage', 41 / 140),
+        (two('data=41 decode=35'), {}, 'input', 'decoding', 41 / 140),
+        (two('data=41 decode=5'), {}, 'input', 'python', 41 / 140),
+        (two('python=41'), {}, 'python', None, 41 / 140),
+        (two('wait=64'), {}, 'exchange', 'link', 64 / 160),
+        (two('wait=64'), {'latency_s': 0.005}, 'exchange', 'latency', 64 / 160),
+        (two('wait=34 slow_rank=30', 'compute=120'), {}, 'slow_rank', None, 30 / 130),
+        (two(), {'eval_s': 6.0}, 'evaluation', None, 6 / 16),
+        (two(), {'checkpoint_s': 2.0}, 'checkpoints', None, 2 / 12),
+        (two('compute=20 wait=20'), {'net': network(2)}, 'batch', None, 25 / 46),
+        (two(), {'net': network(32, 1, 1e14)}, 'computation', None, 0.9 * (1 - 96 / 0.09 / 1e5)),
+        (two(), {}, 'healthy', None, 0.04),
     ],
     ids=lambda x: x if isinstance(x, str) else '',
 )
-def test_each_planted_limit_is_named_with_its_share(keys, name, part, share):
-    found = limit_of(**keys)
+def test_each_planted_limit_is_named_with_its_share(ranks, keys, name, part, share):
+    found = limit_of(ranks, **keys)
     assert (found.name, found.part) == (name, part)
     assert found.share == pytest.approx(share, abs=0.001)
     assert found.gain == pytest.approx(1 / (1 - share), rel=0.01)
 
 
 @pytest.mark.parametrize(
-    ('keys', 'name'),
+    ('ranks', 'keys', 'name'),
     [
-        ({'ranks': two(data=9)}, 'healthy'),  # a tenth more speed is the least gain
-        ({'ranks': two(data=11)}, 'input'),
-        ({'eval_s': 4.2}, 'healthy'),
-        ({'eval_s': 4.4}, 'evaluation'),
-        ({'ranks': two(wait=40)}, 'exchange'),
-        ({'ranks': two(wait=40), 'device': 'cpu'}, 'healthy'),  # on the cores that compute
+        (two('data=9'), {}, 'healthy'),  # a tenth more speed is the least gain
+        (two('data=11'), {}, 'input'),
+        (two(), {'eval_s': 4.2}, 'healthy'),
+        (two(), {'eval_s': 4.4}, 'evaluation'),
+        (two('wait=40'), {}, 'exchange'),
+        (two('wait=40'), {'device': 'cpu'}, 'healthy'),  # on the cores that compute
         # 5 MB in 44 ms: 114 MB/s
-        ({'ranks': two(wait=44), 'net': network(32, 5_000_000), 'device': 'cpu'}, 'exchange'),
+        (two('wait=44'), {'net': network(32, 5_000_000), 'device': 'cpu'}, 'exchange'),
         # before a small batch
-        ({'ranks': two(compute=20, wait=44), 'net': network(2, 4_000_000)}, 'exchange'),
-        ({'ranks': two(compute=20, python=60), 'net': network(2)}, 'python'),
+        (two('compute=20 wait=44'), {'net': network(2, 4_000_000)}, 'exchange'),
+        (two('compute=20 python=60'), {'net': network(2)}, 'python'),
         # a first interval that was slow only at its start is left out
-        ({'changed': {1: [structs.replace(r, data_s=10.0) for r in two()]}}, 'healthy'),
-        ({'changed': {1: two(data=100)}}, 'input'),
+        (two(), {'changed': {1: [structs.replace(r, data_s=10.0) for r in two()]}}, 'healthy'),
+        (two(), {'changed': {1: two('data=100')}}, 'input'),
     ],
 )
-def test_thresholds_and_order_of_limits(keys, name):
-    assert limit_of(**keys).name == name
+def test_thresholds_and_order_of_limits(ranks, keys, name):
+    assert limit_of(ranks, **keys).name == name
 
 
 def test_slow_rank_is_named_with_its_epoch():
-    healthy, slow = two(), [rank_steps(0, wait=64, slow_rank=60), rank_steps(1, compute=150)]
-    found = limit_of(slow, 6, changed={1: healthy, 2: slow, 3: healthy})
+    slow = two('wait=64 slow_rank=60', 'compute=150')
+    found = limit_of(slow, 6, changed={1: two(), 3: two()})
     assert (found.name, found.rank.rank, found.since) == ('slow_rank', 1, 4)
 
 
 def test_stall_of_ranks_in_turn_counts_as_the_stalling_phase():
     # each stalls for 40 ms in every other step, while the other waits
-    ranks = two(python=21, wait=24, slow_rank=20)
+    ranks = two('python=21 wait=24 slow_rank=20')
     for r in ranks:
         r.critical_s = {'data': 0.05, 'python': 2.05, 'compute': 4.5, 'wait': 0.2, 'update': 0.2}
     found = limit_of(ranks)
@@ -155,9 +147,9 @@ def test_stall_of_ranks_in_turn_counts_as_the_stalling_phase():
     assert found.share == pytest.approx(41 / 140)
 
 
-@pytest.mark.parametrize('ms', [{}, {'wait': 300}, {'compute': 10, 'wait': 90, 'python': 9}])
+@pytest.mark.parametrize('ms', ['', 'wait=300', 'compute=10 wait=90 python=9'])
 def test_other_programs_on_the_cores_are_named_before_what_they_slow(ms):
-    answer = explain_time(made_run(on_cores(two(**ms), **BUSY), device='cpu'))
+    answer = explain_time(made_run(on_cores(two(ms), BUSY), device='cpu'))
     assert (answer.data['verdict'], answer.data['also']) == ('busy', None)
     assert answer.data['sentence'].startswith(
         'Busy machine: rank 0 (h0, cores 0) got 20 % of its cores, and other programs 80 %; at most'
@@ -165,56 +157,37 @@ def test_other_programs_on_the_cores_are_named_before_what_they_slow(ms):
 
 
 @pytest.mark.parametrize(
-    ('name', 'ms', 'changes'),
+    ('name', 'changes'),
     [
-        # it waited for its own threads
-        ('healthy', {}, {'others_s': 1.1, 'ready_s': {'compute': (6.0, 3.0)}}),
+        ('healthy', 'others_s=1.1 ready_s={"compute":[6,3]}'),  # it waited for its own threads
         # which poll, or have a quota
-        (
-            'healthy',
-            {},
-            {'ready_s': {'compute': (1.0, 0.1), 'exchange': (1.0, 9.0), 'input': (0.1, 9.0)}},
-        ),
+        ('healthy', 'ready_s={"compute":[1,0.1],"exchange":[1,9],"input":[0.1,9]}'),
         # others use the rest
-        (
-            'healthy',
-            {},
-            {'cpu_s': 9.0, 'others_s': 8.0, 'num_cores': 2, 'ready_s': {'compute': (8.0, 0.1)}},
-        ),
-        # a third of the cores
-        (
-            'busy',
-            {'compute': 20},
-            {
-                'cpu_s': 6.8,
-                'others_s': 3.2,
-                'ready_s': {'compute': (3.1, 2.3), 'exchange': (2.8, 4.1)},
-            },
-        ),
-        ('busy', {}, {'cpu_s': 2.0, 'others_s': 7.9, 'ready_s': {}}),  # waits are not counted
-        ('stolen', {}, {'steal_s': 5.0, 'cpu_s': 5.0}),
-        ('crowded', {}, {'num_sharing': 2, 'cpu_s': 4.5, **QUEUED}),
-        ('exchange', {}, {'num_sharing': 2, 'num_cores': 2, **QUEUED}),  # enough for both
-        ('crowded', {}, {'num_threads': 8, **QUEUED}),
-        ('quota', {}, {'cpu_s': 4.0, 'throttled_s': 5.0, **QUEUED}),
-        ('quota', {}, {'cpu_s': 4.0, 'throttled_s': 5.0, 'others_s': 5.0, **QUEUED}),
-        ('stopped', {}, {'stopped_s': 5.0}),
+        ('healthy', 'cpu_s=9 others_s=8 num_cores=2 ready_s={"compute":[8,0.1]}'),
+        ('busy', 'cpu_s=2 others_s=7.9 ready_s={}'),  # waits are not counted
+        ('stolen', 'steal_s=5 cpu_s=5'),
+        ('crowded', f'num_sharing=2 cpu_s=4.5 {QUEUED}'),
+        ('exchange', f'num_sharing=2 num_cores=2 {QUEUED}'),  # enough for both
+        ('crowded', f'num_threads=8 {QUEUED}'),
+        ('quota', f'cpu_s=4 throttled_s=5 {QUEUED}'),
+        ('quota', f'cpu_s=4 throttled_s=5 others_s=5 {QUEUED}'),
+        ('stopped', 'stopped_s=5'),
     ],
 )
-def test_lack_of_cores_is_named_with_its_reason(name, ms, changes):
-    ms = {'wait': 4 if name == 'healthy' else 60, **ms}
-    found = limit_of(on_cores(two(**ms), **changes), device='cpu')
+def test_lack_of_cores_is_named_with_its_reason(name, changes):
+    ranks = two('' if name == 'healthy' else 'wait=60')
+    found = limit_of(on_cores(ranks, changes), device='cpu')
     assert (found.name, found.also) == (name, None)
 
 
 def test_cores_are_named_for_the_rank_that_lacked_them():
     first, second = two()
-    found = limit_of(on_cores([first]) + on_cores([second], **BUSY), device='cpu')
+    found = limit_of(on_cores([first]) + on_cores([second], BUSY), device='cpu')
     assert (found.name, found.rank.rank) == ('busy', 1)
 
 
 def test_what_other_programs_cannot_cause_is_named_besides():
-    answer = explain_time(made_run(on_cores(two(), **BUSY), device='cpu', eval_s=9.0))
+    answer = explain_time(made_run(on_cores(two(), BUSY), device='cpu', eval_s=9.0))
     assert (answer.data['verdict'], answer.data['also']) == ('busy', 'evaluation')
     assert answer.data['sentence'].endswith(' Besides, 47 % of the time is evaluation.')
 
@@ -223,40 +196,24 @@ def of_hosts(ranks):
     return [structs.replace(r, host=f'h{r.rank}') for r in ranks]
 
 
+SLOW = two('wait=94 slow_rank=90', 'compute=180')
+QUEUED_LONG = on_cores(SLOW[1:], f'{BUSY} ready_s={{"compute":[2,15]}}')
+A_THIRD = 'cpu_s=6.8 others_s=3.2 ready_s={"compute":[3.1,2.3],"exchange":[2.8,4.1]}'
+FEW = 'cpu_s=8.5 others_s=1.5 ready_s={"compute":[4,0.9],"exchange":[4,4]}'
+THIN = network(32, 2_500_000)
+
+
 @pytest.mark.parametrize(
     ('ranks', 'net', 'name', 'also'),
     [
-        (
-            on_cores([rank_steps(0, wait=94, slow_rank=90), rank_steps(1, compute=180)], **BUSY),
-            network(),
-            'busy',
-            'slow_rank',
-        ),
-        (  # the other programs slow the rank
-            on_cores([rank_steps(0, wait=94, slow_rank=90)], **BUSY)
-            + on_cores(
-                [rank_steps(1, compute=180)], **{**BUSY, 'ready_s': {'compute': (2.0, 15.0)}}
-            ),
-            network(),
-            'busy',
-            None,
-        ),
-        (of_hosts(on_cores(two(wait=100), **BUSY)), network(32, 2_500_000), 'busy', 'exchange'),
-        # a far slower link
-        (of_hosts(on_cores(two(wait=300), **BUSY)), network(32, 2_500_000), 'exchange', 'busy'),
-        (
-            on_cores(
-                two(wait=200),
-                cpu_s=8.5,
-                others_s=1.5,
-                ready_s={'compute': (4.0, 0.9), 'exchange': (4.0, 4.0)},
-            ),
-            network(),
-            'exchange',
-            'busy',
-        ),
-        (on_cores(two(update=60, wait=0), **BUSY), network(1), 'busy', 'batch'),
-        (on_cores(two(wait=60), **BUSY), network(1), 'busy', None),  # they slow the exchange
+        (on_cores(SLOW, BUSY), NETWORK, 'busy', 'slow_rank'),
+        (on_cores(SLOW[:1], BUSY) + QUEUED_LONG, NETWORK, 'busy', None),  # others slow the rank
+        (of_hosts(on_cores(two('wait=100'), BUSY)), THIN, 'busy', 'exchange'),
+        (of_hosts(on_cores(two('wait=300'), BUSY)), THIN, 'exchange', 'busy'),
+        (on_cores(two('compute=20 wait=60'), A_THIRD), NETWORK, 'busy', None),
+        (on_cores(two('wait=200'), FEW), NETWORK, 'exchange', 'busy'),
+        (on_cores(two('update=60 wait=0'), BUSY), network(1), 'busy', 'batch'),
+        (on_cores(two('wait=60'), BUSY), network(1), 'busy', None),  # others slow the exchange
     ],
 )
 def test_limits_besides_other_programs(ranks, net, name, also):
@@ -273,12 +230,12 @@ def test_run_that_did_not_record_its_cores_says_nothing_about_them():
 
 
 def test_slow_cores_of_a_rank_are_named_before_the_exchange_that_they_slow():
-    ranks = [rank_steps(0, wait=260, slow_rank=60), rank_steps(1, compute=150, wait=200)]
+    ranks = two('wait=260 slow_rank=60', 'compute=150 wait=200')
     assert limit_of(on_cores(ranks), device='cpu').name == 'slow_rank'
 
 
 def test_exchange_between_ranks_of_one_host_asks_for_fewer_ranks():
-    found = explain_time(made_run(on_cores(two(wait=80)), device='cpu')).data
+    found = explain_time(made_run(on_cores(two('wait=80')), device='cpu')).data
     assert (found['verdict'], found['part']) == ('exchange', 'host')
     assert 'fewer ranks' in found['next_step']
 
@@ -292,7 +249,7 @@ def test_run_far_from_its_own_best_steps_is_not_healthy(bins, name):
 
 
 def test_epochs_that_a_resume_repeats_count_once():
-    run = made_run(two(data=41))
+    run = made_run(two('data=41'))
     again = replace(run, records=[*run.records, *run.records[1:]])
     assert times_of(again) == times_of(run)
 
@@ -324,7 +281,7 @@ def test_run_without_times_of_ranks_is_refused(status, action):
 
 
 def test_answer_begins_with_cause_share_and_gain():
-    answer = explain_time(made_run(two(data=41, read=35), eval_s=3.0))
+    answer = explain_time(made_run(two('data=41 read=35'), eval_s=3.0))
     assert answer.sentences == [
         '24 % of the time waits for input, mostly for reading record files; at most 1.32 times '
         'as fast without this.'
@@ -340,11 +297,11 @@ def test_answer_begins_with_cause_share_and_gain():
     'keys, found',
     [
         (
-            {'changed': {k: two(data=11 + 0.1 * k) for k in (1, 2, 3)}},
+            {'changed': {k: two(f'data={11 + 0.1 * k}') for k in (1, 2, 3)}},
             'A step takes 110 instead of 100 ms (+10 %); input: preparing in Python +10.2 ms.',
         ),
-        ({'changed': {k: two(compute=90 + 10 * k) for k in (1, 2, 3)}}, 'no phase changed'),
-        ({'ranks': two(data=1.5)}, 'no phase changed'),  # a tiny change
+        ({'changed': {k: two(f'compute={90 + 10 * k}') for k in (1, 2, 3)}}, 'no phase changed'),
+        ({'ranks': two('data=1.5')}, 'no phase changed'),  # a tiny change
     ],
 )
 def test_comparison_names_a_phase_that_changed_by_more_than_the_noise(keys, found):
@@ -364,7 +321,7 @@ def test_old_run_gets_what_is_known(words, start):
 
 
 def test_command_prints_json_of_a_run_and_of_two(tmp_path):
-    for name, run in (('a', made_run()), ('b', made_run(two(python=41)))):
+    for name, run in (('a', made_run()), ('b', made_run(two('python=41')))):
         (tmp_path / name).mkdir()
         shutil.copy(shipped_logs() / 'digits_2ranks/result_0.txt', tmp_path / name)
         (tmp_path / name / 'metrics.jsonl').write_text(
