@@ -149,9 +149,11 @@ def sum_gradients() -> None:
     from mlperf_rn50.train.optimizer import Optimizer
 
     step = Optimizer.step
-    Optimizer.step = lambda self, lr, fraction=1.0, rescale=1.0, is_finite=None: step(  # type: ignore[method-assign]
-        self, lr, fraction, rescale * BATCH, is_finite
-    )
+
+    def summed(self: Any, lr: Any, fraction: Any = 1.0, rescale: Any = 1.0, *rest: Any) -> Any:
+        return step(self, lr, fraction, rescale * BATCH, *rest)
+
+    Optimizer.step = summed  # type: ignore[method-assign]
 
 
 def normalise_training() -> None:

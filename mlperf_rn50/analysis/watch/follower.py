@@ -315,13 +315,16 @@ def _checkpoints(folder: Path, now_s: float) -> Checkpoints:
 def _attempts(folder: Path, number: int | None) -> tuple[str, ...]:
     """Return how the launcher's attempts at a run ended; number is None for attempts that did not
     start a run."""
-    attempts = [a for a in read_attempts(folder) if a.run == number]
-    return tuple(
-        f'{end} (exit code {a.exit_code})'
-        + ('' if end == 'converged' else f', {"can" if a.can_resume else "cannot"} be resumed')
-        for a in attempts[-MAX_ITEMS:]
-        for end in [text(a.end or '') or 'cut short']
-    )
+    texts = []
+    for attempt in [a for a in read_attempts(folder) if a.run == number][-MAX_ITEMS:]:
+        end = text(attempt.end or '') or 'cut short'
+        can = (
+            ''
+            if end == 'converged'
+            else f', {"can" if attempt.can_resume else "cannot"} be resumed'
+        )
+        texts.append(f'{end} (exit code {attempt.exit_code}){can}')
+    return tuple(texts)
 
 
 def _node(path: Path, now_s: float) -> Node:
@@ -337,9 +340,9 @@ def _node(path: Path, now_s: float) -> Node:
     used = [g.utilization_percent for g in sample.gpus if g.utilization_percent is not None]
     power = [g.power_w for g in sample.gpus if g.power_w is not None]
     return Node(
-        printable(host_of(path)),
-        age_s(path, now_s),
-        sample.cpu_percent,
-        statistics.fmean(used) if used else None,
-        math.fsum(power) if power else None,
+        host=printable(host_of(path)),
+        age_s=age_s(path, now_s),
+        cpu_percent=sample.cpu_percent,
+        gpu_percent=statistics.fmean(used) if used else None,
+        gpu_power_w=math.fsum(power) if power else None,
     )

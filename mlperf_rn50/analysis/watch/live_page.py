@@ -33,22 +33,19 @@ _PARTS = (('data', '#a67c00'), ('compute', COLOURS[0]), ('wait', GRID))
 def _draw_accuracy(run: LiveRun) -> Plot | None:
     """Draw Top-1 with the reference band and the target."""
     right = max([run.max_epochs or 0] + [e.epoch for e in run.evaluations]) or 1
-    band = [
-        (b.epoch, b.low, b.high)
-        for b in run.band
-        if b.low is not None and b.high is not None and b.epoch <= right
-    ]
+    points = [b for b in run.band if b.epoch <= right]
+    band = [(b.epoch, b.low, b.high) for b in points if b.low is not None and b.high is not None]
     if not run.evaluations and not band:
         return None
-    notes = (
-        [f'shaded area: band of {run.num_reference} reference runs; dashed line: their mean']
-        if band
-        else []
-    )
-    picture, axes = make_plot('accuracy', 'Top-1', '', _HEIGHT_IN, notes)
+    notes = []
+    if band:
+        notes = [
+            f'shaded area: band of {run.num_reference} reference runs; dashed line: their mean'
+        ]
+    plot, axes = make_plot('accuracy', 'Top-1', '', _HEIGHT_IN, notes)
     if band:
         axes.fill_between(*zip(*band), color=GRID, alpha=0.3, linewidth=0)  # type: ignore[arg-type]
-    if means := [(b.epoch, b.mean) for b in run.band if b.mean is not None and b.epoch <= right]:
+    if means := [(b.epoch, b.mean) for b in points if b.mean is not None]:
         axes.plot(*zip(*means), '--', color=GRID, linewidth=1.2)
     shown = thin(run.evaluations, _MAX_MARKS)
     (line,) = axes.plot(
@@ -59,44 +56,34 @@ def _draw_accuracy(run: LiveRun) -> Plot | None:
         marker='o',
         markersize=4,
     )
-    picture.tip(line, *(f'{percent(e.accuracy)} at epoch {e.epoch}' for e in shown))
+    plot.tip(line, *(f'{percent(e.accuracy)} at epoch {e.epoch}' for e in shown))
     if run.target is not None:
         axes.axhline(run.target, color=INK, linewidth=1, linestyle=':')
-        axes.annotate(
-            f'target {percent(run.target)}', (0, run.target), (4, 3), textcoords='offset points'
-        )
+        text = f'target {percent(run.target)}'
+        axes.annotate(text, (0, run.target), (4, 3), textcoords='offset points')
     highest = max(
-        [e.accuracy for e in run.evaluations] + [high for _, _, high in band] + [run.target or 0.0]
+        run.target or 0.0, *(e.accuracy for e in run.evaluations), *(high for *_, high in band)
     )
+    top = min(1.0, (math.floor(10 * highest) + 1) / 10)
     axes.yaxis.set_major_formatter(PercentFormatter(1, 0, ' %'))
-    axes.set(
-        xlabel='epoch', xlim=(0, right), ylim=(0, min(1.0, (math.floor(10 * highest) + 1) / 10))
-    )
-    return picture
+    axes.set(xlabel='epoch', xlim=(0, right), ylim=(0, top))
+    return plot
 
 
 def _draw_throughput(run: LiveRun) -> Plot | None:
     if len(run.speeds) < 2:
         return None
-    unit_s, unit = (3600.0, 'hours') if run.speeds[-1][0] >= 10_000 else (60.0, 'minutes')
-    picture, axes = make_plot(
-        'throughput',
-        'Throughput',
-        '',
-        _HEIGHT_IN,
-        ['each value is the average since the start of its epoch'],
-    )
-    shown = thin(run.speeds, _MAX_MARKS)
-    axes.plot(
-        [time_s / unit_s for time_s, _ in shown],
-        [speed for _, speed in shown],
-        color=COLOURS[0],
-        linewidth=1.6,
-    )
+    unit_s, unit = 60.0, 'minutes'
+    if run.speeds[-1][0] >= 10_000:
+        unit_s, unit = 3600.0, 'hours'
+    notes = ['each value is the average since the start of its epoch']
+    plot, axes = make_plot('throughput', 'Throughput', '', _HEIGHT_IN, notes)
+    times_s, speeds = zip(*thin(run.speeds, _MAX_MARKS))
+    axes.plot([time_s / unit_s for time_s in times_s], speeds, color=COLOURS[0], linewidth=1.6)
     axes.set(xlabel=f'time since the start, {unit}', ylabel='images/s')
     axes.set_xlim(left=0)
-    axes.set_ylim(0, 1.1 * max(speed for _, speed in shown) or 1.0)
-    return picture
+    axes.set_ylim(0, 1.1 * max(speeds) or 1.0)
+    return plot
 
 
 def _draw_ranks(run: LiveRun) -> Plot | None:
@@ -110,17 +97,18 @@ def _draw_ranks(run: LiveRun) -> Plot | None:
     ]
     if len(run.ranks) > len(slowest):
         notes.append(f'the {len(slowest)} slowest of {len(run.ranks)} ranks')
-    picture, axes = make_plot('ranks', 'Step time by rank', '', 0.8 + _BAR_IN * len(slowest), notes)
+    height_in = 0.8 + _BAR_IN * len(slowest)
+    plot, axes = make_plot('ranks', 'Step time by rank', '', height_in, notes)
     for row, rank in enumerate(slowest):
-        left, name = 0.0, f'rank {rank.rank}{f" on {rank.host}" if rank.host else ""}'
+        left, host = 0.0, f' on {rank.host}' if rank.host else ''
         for part, colour in _PARTS:
             part_ms = 1e3 * getattr(rank, f'{part}_s')
             bar = axes.barh(row, part_ms, 0.75, left, color=colour)[0]
-            picture.tip(bar, f'{name}: {part} {part_ms:.1f} ms per step')
+            plot.tip(bar, f'rank {rank.rank}{host}: {part} {part_ms:.1f} ms per step')
             left += part_ms
     axes.set_yticks(range(len(slowest)), [str(r.rank) for r in slowest])
     axes.set(xlabel='milliseconds', ylabel='rank', ylim=(len(slowest) - 0.5, -0.5))
-    return picture
+    return plot
 
 
 def _draw_all(run: LiveRun) -> list[Plot]:
