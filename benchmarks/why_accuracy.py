@@ -19,7 +19,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,21 +37,13 @@ from mlperf_rn50.data.records import MANIFEST_NAME, load_manifest
 NUM_TRAIN, NUM_HELD = 2500, 1000  # images of the part of CIFAR-10
 BATCH = 64
 TARGETS = {'digits': 0.9, 'cifar10': 0.33}
-COMMON = {
-    'model.name': 'resnet18',
-    'data.image_size': 16,
-    'data.resize_shorter': 16,
-    'train.num_warmup_steps': 0,
-    'checkpoint.period_epochs': 0,
-    'run.metrics_period_steps': 5,
-    'run.seed': 1,
-    'train.global_batch_size': BATCH,
-    'train.max_epochs': 6,
-    'schedule.decay_epochs': 6,
-}
-CIFAR10 = {'schedule.base_lr': 0.05, 'train.eval_batch_size': 250}
+COMMON = (
+    'model.name=resnet18 data.image_size=16 data.resize_shorter=16 train.num_warmup_steps=0 '
+    'checkpoint.period_epochs=0 run.metrics_period_steps=5 run.seed=1 train.max_epochs=6 '
+    f'train.global_batch_size={BATCH} schedule.decay_epochs=6'
+)
+CIFAR10 = 'schedule.base_lr=0.05 train.eval_batch_size=250'
 MOST_NAMED = 2  # `why` names the cause, or the two that remain
-Options = dict[str, object]
 
 
 @dataclass(frozen=True)
@@ -61,7 +53,7 @@ class Case:
     name: str
     dataset: str
     causes: str = ''  # any of which is right
-    options: Options = field(default_factory=dict)
+    options: str = ''
     change: Callable[[Dataset], Dataset] | None = None
     patch: Callable[[], None] | None = None
     ranks: int = 1
@@ -170,22 +162,16 @@ def normalise_training() -> None:
     pipeline.build_pipeline = changed
 
 
-def on_digits(name: str, causes: str, options: Options | None = None, **keys: Any) -> Case:
-    return Case(name, 'digits', causes, options or {}, **keys)
+def on_digits(name: str, causes: str, options: str = '', **keys: Any) -> Case:
+    return Case(name, 'digits', causes, options, **keys)
 
 
-def on_cifar10(name: str, causes: str, options: Options | None = None, **keys: Any) -> Case:
-    return Case(name, 'cifar10', causes, options or {}, **keys)
+def on_cifar10(name: str, causes: str, options: str = '', **keys: Any) -> Case:
+    return Case(name, 'cifar10', causes, options, **keys)
 
 
 ANY = relabel('validation', lambda _, random: random.integers(10))
 PERMUTED = dict(enumerate(np.random.default_rng(7).permutation(10)))
-MIRRORED = {
-    'data.crop': 'random_resized',
-    'data.min_area': 0.05,
-    'data.max_area': 0.3,
-    'data.mirror_probability': 0.5,
-}
 MISTAKES = [
     on_digits(
         'validation labels off by one',
@@ -207,15 +193,19 @@ MISTAKES = [
         'value_range normalisation',
         change=redraw('validation', lambda p: np.rint(p * (16 / 255)).astype(np.uint8)),
     ),
-    on_digits('learning rate a tenth', 'learning_rate', {'schedule.base_lr': 0.002}),
-    on_digits('stopped after 2 of 6 epochs', 'epochs', {'train.max_epochs': 2}),
+    on_digits('learning rate a tenth', 'learning_rate', 'schedule.base_lr=0.002'),
+    on_digits('stopped after 2 of 6 epochs', 'epochs', 'train.max_epochs=2'),
     on_digits(
         'decay ends after 1 of 6 epochs',
         'decay',
-        {'schedule.warmup_epochs': 0.5, 'schedule.decay_epochs': 1},
+        'schedule.warmup_epochs=0.5 schedule.decay_epochs=1',
     ),
-    on_digits('mirrored digits, crops from 5 %', 'augmentation crop', MIRRORED),
-    on_digits('statistics of BatchNorm not updated', 'batch_norm', {'model.bn_momentum': 0.999}),
+    on_digits(
+        'mirrored digits, crops from 5 %',
+        'augmentation crop',
+        'data.crop=random_resized data.min_area=0.05 data.max_area=0.3 data.mirror_probability=0.5',
+    ),
+    on_digits('statistics of BatchNorm not updated', 'batch_norm', 'model.bn_momentum=0.999'),
     on_digits(
         'sorted records, not shuffled',
         'shuffle',
@@ -236,10 +226,10 @@ MISTAKES = [
     on_cifar10(
         'learning rate times 30, no warm-up',
         'learning_rate warmup',
-        {'schedule.base_lr': 3, 'schedule.warmup_epochs': 0},
+        'schedule.base_lr=3 schedule.warmup_epochs=0',
     ),
-    on_cifar10('weight decay times 200', 'weight_decay', {'optimizer.weight_decay': 0.1}),
-    on_cifar10('evaluation on the centre quarter', 'crop', {'data.resize_shorter': 32}),
+    on_cifar10('weight decay times 200', 'weight_decay', 'optimizer.weight_decay=0.1'),
+    on_cifar10('evaluation on the centre quarter', 'crop', 'data.resize_shorter=32'),
     on_cifar10(
         'training normalised for 0 to 1', 'normalisation value_range', patch=normalise_training
     ),
@@ -262,45 +252,56 @@ MISTAKES = [
         'gradients summed over the batch', 'gradient_scale learning_rate', patch=sum_gradients
     ),
 ]
-SMALLER = {'train.global_batch_size': 32, 'schedule.base_lr': 0.01}
-LARGER = {'train.global_batch_size': 128, 'schedule.base_lr': 0.03}
-COSINE = {'schedule.decay': 'cosine'}
-STEPS = {'schedule.decay': 'step', 'schedule.step_epochs': '[4, 5]'}
-SHIFTS = {'data.crop': 'padded', 'data.crop_padding': 1}
-# options and further values of the runs of a data set, by number
-HEALTHY: dict[str, list[tuple[Options, dict[str, Any]]]] = {
+COSINE, STEPS = 'schedule.decay=cosine', 'schedule.decay=step schedule.step_epochs=[4,5]'
+# options of healthy runs by number, as often as given, and their ranks
+HEALTHY = {
     'digits': [
-        *(({}, {}) for _ in range(3)),
-        *((options, {}) for options in (SMALLER, SMALLER, LARGER, *[COSINE] * 2, *[STEPS] * 2)),
-        *((options, {}) for options in (SHIFTS, SHIFTS, {'schedule.poly_power': 1})),
-        ({'train.label_smoothing': 0.1}, {}),
-        ({'optimizer.nesterov': 'true'}, {}),
-        ({'schedule.warmup_epochs': 0.5}, {}),
-        ({'schedule.base_lr': 0.03}, {}),
-        ({'data.last_batch': 'wrap'}, {}),
-        *((options, {'ranks': 2}) for options in ({}, COSINE, STEPS)),
-        ({}, {'change': lambda d: replace(d, train=d.train[:1100])}),
-        (COSINE, {'change': lambda d: replace(d, train=d.train[300:])}),
+        *[('', 1)] * 3,
+        *[('train.global_batch_size=32 schedule.base_lr=0.01', 1)] * 2,
+        ('train.global_batch_size=128 schedule.base_lr=0.03', 1),
+        *[(COSINE, 1)] * 2,
+        *[(STEPS, 1)] * 2,
+        *[('data.crop=padded data.crop_padding=1', 1)] * 2,
+        ('schedule.poly_power=1', 1),
+        ('train.label_smoothing=0.1', 1),
+        ('optimizer.nesterov=true', 1),
+        ('schedule.warmup_epochs=0.5', 1),
+        ('schedule.base_lr=0.03', 1),
+        ('data.last_batch=wrap', 1),
+        ('', 2),
+        (COSINE, 2),
+        (STEPS, 2),
+        ('', 1),
+        (COSINE, 1),
     ],
     'cifar10': [
-        *((options, {}) for options in ({}, {}, COSINE)),
-        ({'train.label_smoothing': 0}, {}),
-        ({'data.crop': 'none'}, {}),
-        ({}, {'ranks': 2}),
-        ({}, {'change': lambda d: replace(d, train=d.train[100:])}),
+        *[('', 1)] * 2,
+        (COSINE, 1),
+        ('train.label_smoothing=0', 1),
+        ('data.crop=none', 1),
+        ('', 2),
+        ('', 1),
     ],
 }
-CASES = {
-    case.name: case
-    for case in (
-        *(
-            Case(f'healthy {dataset} {k}', dataset, '', {'run.seed': k, **options}, **more)
-            for dataset, runs in HEALTHY.items()
-            for k, (options, more) in enumerate(runs)
-        ),
-        *MISTAKES,
-    )
+# parts of the training images, for some of the healthy runs
+PARTS = {
+    ('digits', 21): slice(1100),
+    ('digits', 22): slice(300, None),
+    ('cifar10', 6): slice(100, None),
 }
+
+
+def healthy(dataset: str, number: int) -> Case:
+    options, ranks = HEALTHY[dataset][number]
+    change, part = None, PARTS.get((dataset, number))
+    if part:
+        change = lambda d: replace(d, train=d.train[part])  # noqa: E731
+    options = f'run.seed={number} {options}'
+    return Case(f'healthy {dataset} {number}', dataset, '', options, change, ranks=ranks)
+
+
+GOOD = [healthy(dataset, k) for dataset, runs in HEALTHY.items() for k in range(len(runs))]
+CASES = {case.name: case for case in (*GOOD, *MISTAKES)}
 
 
 @cache
@@ -311,19 +312,15 @@ def load_data(dataset: str) -> Dataset:
     return replace(whole, train=whole.train[:NUM_TRAIN], validation=whole.train[-NUM_HELD:])
 
 
-def prepare(case: Case, work: Path) -> Options:
+def prepare(case: Case, work: Path) -> str:
     """Pack the data of a run unless they exist; return the options that describe them."""
     folder = work / 'data' / (case.slug if case.change else case.dataset)
     if not (folder / MANIFEST_NAME).exists():
         folder.mkdir(parents=True, exist_ok=True)
         whole = load_data(case.dataset)
         pack(case.change(whole) if case.change else whole, folder)
-    splits = load_manifest(folder)['splits']
-    return {
-        'data.dir': folder,
-        'data.num_train': splits['train']['num_images'],
-        'data.num_val': splits['validation']['num_images'],
-    }
+    train, validation = (part['num_images'] for part in load_manifest(folder)['splits'].values())
+    return f'data.dir={folder} data.num_train={train} data.num_val={validation}'
 
 
 def accuracy(run: Path) -> float | None:
@@ -338,17 +335,13 @@ def train(case: Case, run: Path, work: Path) -> None:
     if accuracy(run) is not None:
         return
     shutil.rmtree(run, ignore_errors=True)  # an incomplete run
-    options = {
-        **COMMON,
-        'train.target_accuracy': TARGETS[case.dataset],
-        **(CIFAR10 if case.dataset == 'cifar10' else {}),
-        **prepare(case, work),
-        **case.options,
-        'run.dir': run,
-        'run.reference': '[]' if run == first else f'[{first}]',
-    }
+    options = (
+        f'{COMMON} {CIFAR10 if case.dataset == "cifar10" else ""} {prepare(case, work)} '
+        f'train.target_accuracy={TARGETS[case.dataset]} {case.options} run.dir={run} '
+        f'run.reference=[{"" if run == first else first}]'
+    )
     config = ROOT / f'launch/configs/{case.dataset}_cpu.yaml'
-    words = ['train', '--config', config, *(f'--{key}={value}' for key, value in options.items())]
+    words = ['train', '--config', config, *(f'--{option}' for option in options.split())]
     if case.patch or case.ranks > 1:
         start = ['launch/ranks.sh', case.ranks] if case.ranks > 1 else []
         command = [*start, PYTHON, __file__, '--run', case.name, *words]

@@ -32,7 +32,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -55,14 +55,10 @@ DECODING = Path(f'/sys/fs/cgroup/cpu/why_time_{os.getpid()}')
 EPOCHS, STEPS = 2, 24  # with 64 images per step
 # training and validation
 SIZES = {'data': (768, 64), 'disk/data': (768, 64), 'few': (240, 64), 'many': (768, 1920)}
-OPTIONS = {
-    'model.name': 'resnet18',
-    'data.image_size': 64,
-    'data.resize_shorter': 64,
-    'train.max_epochs': EPOCHS,
-    'train.target_accuracy': 1.0,
-    'checkpoint.period_epochs': 0,
-}
+OPTIONS = (
+    'model.name=resnet18 data.image_size=64 data.resize_shorter=64 train.target_accuracy=1.0 '
+    f'checkpoint.period_epochs=0 train.max_epochs={EPOCHS}'
+)
 TOLERANCE = 0.03
 # The ranks append the stamps of each step to a file: begin, images asked for and arrived, backward
 # and exchange ended.
@@ -162,10 +158,10 @@ class Fault(NamedTuple):
     seconds: Callable[[Run], float]
     limit: tuple[str, int] = ('read', 0)  # in bytes/s; 0 for none
     data: str = 'data'
-    options: Mapping[str, int] = {}
+    options: str = ''
 
 
-FEW = {'train.global_batch_size': 4, 'train.max_epochs': 1}
+FEW = 'train.global_batch_size=4 train.max_epochs=1'
 FAULTS = {
     'decoding': Fault('input', 'decoding', lambda run: run.input_s),
     'disk': Fault('input', 'storage', lambda run: run.input_s, ('read', 1_250_000), 'disk/data'),
@@ -178,7 +174,7 @@ FAULTS = {
         None,
         lambda run: run.save_s,
         ('write', 15_000_000),
-        options={'checkpoint.period_steps': 4},
+        options='checkpoint.period_steps=4',
     ),
     'evaluation': Fault('evaluation', None, lambda run: run.eval_s, data='many'),
     'healthy': Fault('healthy', None, lambda run: 0.0),
@@ -253,16 +249,10 @@ def planted(cluster: Cluster, kind: str) -> Iterator[None]:
 def train(cluster: Cluster, kind: str) -> Run:
     fault, folder = FAULTS[kind], Path(tempfile.mkdtemp(prefix=f'{kind}_', dir=cluster.folder))
     num_train, num_val = SIZES[fault.data]
-    data = {'data.dir': cluster.folder / fault.data}
-    keys = {
-        **OPTIONS,
-        **data,
-        **fault.options,
-        'data.num_train': num_train,
-        'data.num_val': num_val,
-    }
+    data = f'data.dir={cluster.folder / fault.data} data.num_train={num_train}'
+    keys = f'{OPTIONS} {fault.options} {data} data.num_val={num_val}'
     words = ['--hosts', 'h1,h2', '--config', ROOT / 'launch/configs/digits_cpu.yaml', '--no-doctor']
-    words += [f'--{key}={value}' for key, value in keys.items()]
+    words += [f'--{key}' for key in keys.split()]
     if kind == 'checkpoints':
         (folder / 'checkpoints').symlink_to(tempfile.mkdtemp(dir=cluster.folder / 'disk'))
     with planted(cluster, kind):
