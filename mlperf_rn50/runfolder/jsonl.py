@@ -79,9 +79,8 @@ class Tail:
             with open(self.path, 'rb', opener=regular_file) as f:
                 f.seek(self._offset - len(self._last))
                 inode = os.fstat(f.fileno()).st_ino
-                is_replaced = (
-                    self._inode not in (None, inode) or f.read(len(self._last)) != self._last
-                )
+                is_other = self._inode not in (None, inode)
+                is_replaced = is_other or f.read(len(self._last)) != self._last
                 if is_replaced:
                     self._reset()
                 self._inode = inode
@@ -101,11 +100,7 @@ class Tail:
                 break
             self._offset += len(line)
             self._last = (self._last + line)[-_LAST_BYTES:]
-            if (
-                is_whole
-                and not self._is_skipping
-                and (record := decode(line, self._kind)) is not None
-            ):
-                records.append(record)
+            if is_whole and not self._is_skipping:
+                records.append(decode(line, self._kind))
             self._is_skipping = not is_whole  # the next part is the rest of an overlong line
-        return records
+        return [record for record in records if record is not None]

@@ -47,12 +47,11 @@ class MetricsHistory:
             case records.RanksRecord():
                 self.ranks = tuple(
                     RankTime(
-                        r.rank,
-                        text(r.host),
-                        *(
-                            s / r.num_steps
-                            for s in (r.data_s + r.python_s, r.compute_s + r.update_s, r.wait_s)
-                        ),
+                        rank=r.rank,
+                        host=text(r.host),
+                        data_s=(r.data_s + r.python_s) / r.num_steps,
+                        compute_s=(r.compute_s + r.update_s) / r.num_steps,
+                        wait_s=r.wait_s / r.num_steps,
                     )
                     for r in record.ranks[:_MAX_RANKS]
                 )
@@ -89,11 +88,9 @@ class MetricsHistory:
         again."""
         self.resumes.append(record)
         if self.last.step and self.last.epoch:
-            epoch = (
-                record.step * self.last.epoch / self.last.step
-                if record.epoch is None
-                else record.epoch
-            )
+            epoch = record.epoch
+            if epoch is None:
+                epoch = record.step * self.last.epoch / self.last.step
             self.evaluations = {e: v for e, v in self.evaluations.items() if e <= epoch + 1e-6}
             self.standings = {e: v for e, v in self.standings.items() if e <= epoch + 1e-6}
             self.last = records.TrainRecord(record.step, epoch, record.time_s)
