@@ -197,25 +197,24 @@ def _resumed(run: LiveRun) -> str:
     return f'{times}; {run.elapsed_parts.text}' if run.elapsed_parts else times
 
 
-def _progress(run: LiveRun, price: float | None) -> list[tuple[str, str, str]]:
+def _progress(run: LiveRun, price: float | None) -> dict[str, str]:
     """Return the facts that come from a run's log, metrics and checkpoints."""
-    target = '' if run.target is None else f', target {percent(run.target)}'
     left = '' if run.left_s is None else duration(run.left_s)
-    is_slow = run.skew is not None and run.skew >= _SLOW
-    return [
-        ('run', _setup(run), ''),
-        ('epoch', epoch_text(run) + (_clock(run) if run.status == 'running' else ''), ''),
-        ('Top-1', accuracy_text(run) + target, ''),
-        ('reference', _reference(run), 'bad' if run.standing and run.is_behind else ''),
-        ('speed', _speed(run), ''),
-        ('limit', run.limit.partition(';')[0], ''),  # one line on a small terminal
-        ('rank skew', _skew(run), 'warn' if is_slow else ''),
-        ('left', left and f'{left} to epoch {run.max_epochs}, the end of the schedule', ''),
-        ('target in', _time_to_target(run), ''),
-        ('checkpoints', _checkpoints(run), ''),
-        ('node-hours', _hours(run, price), ''),
-        ('energy', _energy(run), ''),
-    ]
+    return {
+        'run': _setup(run),
+        'epoch': epoch_text(run) + (_clock(run) if run.status == 'running' else ''),
+        'Top-1': accuracy_text(run)
+        + ('' if run.target is None else f', target {percent(run.target)}'),
+        'reference': _reference(run),
+        'speed': _speed(run),
+        'limit': run.limit.partition(';')[0],  # one line on a small terminal
+        'rank skew': _skew(run),
+        'left': left and f'{left} to epoch {run.max_epochs}, the end of the schedule',
+        'target in': _time_to_target(run),
+        'checkpoints': _checkpoints(run),
+        'node-hours': _hours(run, price),
+        'energy': _energy(run),
+    }
 
 
 def facts_of(run: LiveRun, price: float | None = None) -> Table:
@@ -224,15 +223,22 @@ def facts_of(run: LiveRun, price: float | None = None) -> Table:
     attempts = ''
     if run.attempts:
         attempts = f'{len(run.attempts)} by the launcher, latest: {run.attempts[-1]}'
-    facts = [
-        ('status', status_text(run), STATUS_LEVELS[run.status]),
-        ('resumed', _resumed(run), ''),
-        *(_progress(run, price) if has_started else []),
-        ('nodes', '' if run.has_end else _nodes(run), ''),
-        ('attempts', attempts, ''),
-        ('other runs', _others(run), ''),
-    ]
-    rows = ((Cell(name), Cell(text, level=level)) for name, text, level in facts if text)
+    facts = {
+        'status': status_text(run),
+        'resumed': _resumed(run),
+        **(_progress(run, price) if has_started else {}),
+        'nodes': '' if run.has_end else _nodes(run),
+        'attempts': attempts,
+        'other runs': _others(run),
+    }
+    levels = {'status': STATUS_LEVELS[run.status]}
+    if run.standing and run.is_behind:
+        levels['reference'] = 'bad'
+    if run.skew is not None and run.skew >= _SLOW:
+        levels['rank skew'] = 'warn'
+    rows = (
+        (Cell(name), Cell(text, level=levels.get(name, ''))) for name, text in facts.items() if text
+    )
     return Table('', (), tuple(rows))
 
 
