@@ -15,7 +15,7 @@ from mlperf_rn50.analysis.report.tables import (
     series_matrix,
     tables_of,
 )
-from mlperf_rn50.analysis.sets.findings import render_finding
+from mlperf_rn50.analysis.sets.defects import render_finding
 from mlperf_rn50.analysis.sets.scaling import Study
 from mlperf_rn50.answer import Answer, Sentence
 from mlperf_rn50.text import plural

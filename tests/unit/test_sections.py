@@ -1,4 +1,4 @@
-"""Pictures of all systems, and the page of a large tree."""
+"""Reports on several studies: plots of all systems, brief pages and texts, and filters."""
 
 import io
 import json
@@ -15,8 +15,8 @@ from mlperf_rn50.analysis.report.plots import draw_overview
 from mlperf_rn50.analysis.report.sections import make_page, make_report, page_texts
 from mlperf_rn50.analysis.sets.load import filter_sets, load_run_sets
 from mlperf_rn50.analysis.sets.rcp import reference_points
-from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.analysis.sets.scaling import make_studies
+from mlperf_rn50.analysis.sets.settings import Recipe
 from mlperf_rn50.analysis.show import bar
 from mlperf_rn50.analysis.show.page import dump_answer
 from mlperf_rn50.analysis.show.text import MARKDOWN, render_text
