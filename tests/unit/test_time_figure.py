@@ -1,5 +1,6 @@
 """Figure of a run's time: choice of ranks, parts of the clock, order and widths of blocks."""
 
+import json
 import re
 from xml.etree import ElementTree
 
@@ -13,18 +14,10 @@ from mlperf_rn50.runfolder.names import RunFolder
 
 SVG = '{http://www.w3.org/2000/svg}'
 RECORDS = [ranks_of('h0', 'h1')]
-PARTS = {
-    'read': 1,
-    'decode': 2,
-    'prepare': 1,
-    'python': 2,
-    'compute': 78,
-    'exchange': 2,
-    'update': 1,
-    'evaluation': 9,
-    'checkpoints': 1,
-    'rest': 13,
-}
+PARTS = json.loads(
+    '{"read": 1, "decode": 2, "prepare": 1, "python": 2, "compute": 78, "exchange": 2, '
+    '"update": 1, "evaluation": 9, "checkpoints": 1, "rest": 13}'
+)
 BAR = bar_of(PARTS)
 NOTHING = dict.fromkeys(BAR, 0.0)
 
