@@ -286,3 +286,8 @@ def test_learning_rate_of_a_partly_filled_step_is_that_of_the_schedule(tmp_path)
     # of an earlier version
     write_metrics(folder / 'metrics.jsonl', train(11, learning_rate=0.003), mode='a')
     assert look(folder).learning_rate == 0.003
+
+
+def test_pace_is_that_of_the_last_four_epochs(tmp_path):
+    records = (train(20 * k, time_s=10.0 * k**2) for k in range(1, 7))
+    assert look(write_live(tmp_path, *records)).epoch_s == (360 - 40) / 4
