@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mlperf_rn50.analysis.run_data import RunData
 from mlperf_rn50.analysis.why.shortage import Shortage, find_shortage
@@ -258,7 +258,7 @@ def find_bottleneck(times: Times) -> Bottleneck:
     lacking = waited * sum(parts[name] for name in needed) / total_s
     if lacking < _LEAST_SHARE:
         lacking = 0.0
-    large = next(iter(_large_parts(times, is_thin, lacking)), None)
+    large = _largest_part(times, is_thin, lacking)
     if shortage and lacking:
         lack = Bottleneck(shortage.name, lacking, rank=shortage.rank, shortage=shortage)
         if large and large.share > 2 * lack.share:
@@ -274,8 +274,8 @@ def find_bottleneck(times: Times) -> Bottleneck:
     return Bottleneck('healthy', max(s for name, s in parts.items() if name != 'compute') / total_s)
 
 
-def _large_parts(times: Times, is_thin: bool, lacking: float) -> list[Bottleneck]:
-    """Return the parts of the time above their thresholds, the largest first.
+def _largest_part(times: Times, is_thin: bool, lacking: float) -> Bottleneck | None:
+    """Return the largest part of the time above its threshold; None if there is none.
 
     lacking: share of the time that is due to a lack of cores, which makes all parts uneven, and
     exchanges slow.
@@ -325,18 +325,22 @@ def _large_parts(times: Times, is_thin: bool, lacking: float) -> list[Bottleneck
         if s > exceptions.get(name, least) * total_s
     }
 
+    if not shares:
+        return None
     # A rank whose cores are slow also slows the exchanges, so it comes first.
     own_s = sum(
         _own_s(r, *_OWN) for i in times.intervals for r in i.record.ranks if r.rank == slow.rank
     )
-    is_far = sum(excess_s) > _FAR * own_s
-    names = sorted(
-        shares, key=lambda name: (is_far and name == 'slow_rank', shares[name]), reverse=True
-    )
-    where = 'latency' if times.is_latency else 'link'
-    details: dict[str, dict[str, Any]] = {
-        'input': {'part': INPUT[max(INPUT, key=parts.__getitem__)] if net.num_buckets else None},
-        'exchange': {'part': 'host' if times.is_cpu and times.num_hosts == 1 else where},
-        'slow_rank': {'rank': slow, 'since': since},
-    }
-    return [Bottleneck(name, shares[name], **details.get(name, {})) for name in names]
+    name = max(shares, key=shares.__getitem__)
+    if 'slow_rank' in shares and sum(excess_s) > _FAR * own_s:
+        name = 'slow_rank'
+    if name == 'slow_rank':
+        return Bottleneck(name, shares[name], rank=slow, since=since)
+    part = None
+    if name == 'input' and net.num_buckets:
+        part = INPUT[max(INPUT, key=parts.__getitem__)]
+    if name == 'exchange':
+        part = 'latency' if times.is_latency else 'link'
+        if times.is_cpu and times.num_hosts == 1:
+            part = 'host'
+    return Bottleneck(name, shares[name], part)
