@@ -6,7 +6,7 @@ the more certain.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 import numpy as np
@@ -32,7 +32,7 @@ _SPLITS = {'blur_or_noise', 'colour', 'classes_missing'}
 _CHANGES = {'channel_order', 'orientation', 'normalisation', 'value_range'}
 
 
-def when_trained(is_early: bool, causes: Iterator[Cause]) -> Iterator[Cause]:
+def when_trained(is_early: bool, causes: Iterable[Cause]) -> Iterator[Cause]:
     """Yield causes; if it is too early for them, accuse none."""
     for cause in causes:
         yield cause._replace(strength=0.0, verdict='too early') if is_early else cause
@@ -149,7 +149,7 @@ def judge_weights(
         f'{len(kept)} of {len(moved)}, such as {kept[0]}' if kept else 'none',
         'none',
     )
-    yield from when_trained(is_slight, iter([frozen]))
+    yield from when_trained(is_slight, [frozen])
     yield Cause(
         'gradient_scale',
         2.5 if is_slight else 0.0,
@@ -307,10 +307,10 @@ def judge_predictions(
         causes, labels = judge_labels(sound.labels, sound.logits)
     yield evaluation
     for change in changes:  # the statistics of BatchNorm lag behind the weights early in any run
-        yield from when_trained(is_early and change.name == 'batch_norm', iter([change]))
+        yield from when_trained(is_early and change.name == 'batch_norm', [change])
     least = sound_train.least_top1
     is_weak = is_early or sound_train.top1 <= min(1.5 * least, (1 + least) / 2)
-    yield from when_trained(is_weak and not any(c.strength > 1 for c in causes), iter(causes))
+    yield from when_trained(is_weak and not any(c.strength > 1 for c in causes), causes)
     similar, fitting = judge_neighbours(train, validation)
     yield from similar
     parts = (
