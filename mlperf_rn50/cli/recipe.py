@@ -145,7 +145,6 @@ def run(argv: Sequence[str]) -> int:
 
 def _compared(options: Namespace, batch: int | None) -> tuple[int, Config, int | None]:
     """Return the batch, the --compare configuration and its number of ranks."""
-    from mlperf_rn50.analysis.recipe.differences import global_batch_size
     from mlperf_rn50.config_file import resolve_config
     from mlperf_rn50.train.plan import config_world_size
 
@@ -153,7 +152,7 @@ def _compared(options: Namespace, batch: int | None) -> tuple[int, Config, int |
     num_ranks = config_world_size(config)
     if options.nodes:
         num_ranks = options.nodes * options.ranks_per_node
-    configured = global_batch_size(config, num_ranks)
+    configured = config.global_batch_size(num_ranks)
     found = batch or configured
     if found is None:
         raise ConfigError(

@@ -218,13 +218,12 @@ def launch_words(o: Namespace, layout: SweepLayout, folder: Path) -> list[str]:
 def run_layout(o: Namespace, layout: SweepLayout, rest: Sequence[str], signals: SignalQueue) -> int:
     """Make the missing runs of a layout; return the worst exit code."""
     from mlperf_rn50.launch.attempts import end_of, read_metrics
-    from mlperf_rn50.runfolder.names import RunFolder, run_numbers
+    from mlperf_rn50.runfolder.names import list_runs
 
     folder, worst = Path('logs', o.study, layout.name), 0
     report = partial(announce, 'sweep')
     num_complete = sum(
-        end_of(read_metrics(RunFolder(folder, number))) in ('converged', 'aborted')
-        for number in run_numbers(folder)
+        end_of(read_metrics(run)) in ('converged', 'aborted') for run in list_runs(folder)
     )
     if num_complete >= o.seeds:
         report(f'{layout.name}: complete, skipped; {folder} has {plural(num_complete, "run")}')

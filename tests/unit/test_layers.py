@@ -42,7 +42,7 @@ LIGHT = [
     'analysis.report.tables',
     'analysis.report.sections',
     'analysis.show.text',
-    'analysis.watch.facts',
+    'analysis.watch.run_facts',
     'analysis.watch.run_state',
     'doctor.checks',
     'system.environment',

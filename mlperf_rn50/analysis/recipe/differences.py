@@ -206,15 +206,6 @@ def is_imagenet(config: Config) -> bool:
     return trained == (IMAGENET, False, IMAGENET_TRAIN, 'resnet50')
 
 
-def global_batch_size(config: Config, num_ranks: int | None) -> int | None:
-    """Return a configuration's images per step, or None if they depend on an unknown number of
-    ranks."""
-    t = config.train
-    if t.global_batch_size is not None or not t.local_batch_size or not num_ranks:
-        return t.global_batch_size
-    return t.local_batch_size * t.gradient_accumulation_steps * num_ranks
-
-
 def _is_in_range(key: str, value: float, recipes: Sequence[RecipeGroup], batch: int) -> bool:
     """Return whether the value of a key is between those of recipes, if these have any. A learning
     rate may also scale with the batch."""
@@ -249,7 +240,7 @@ def _differing(config: Config, recipes: Sequence[RecipeGroup], batch: int) -> It
 def _comparable(config: Config, num_ranks: int | None) -> tuple[int, list[RecipeGroup]]:
     """Return the batch of an ImageNet configuration, otherwise 0, and the recipes with its
     optimizer and target."""
-    batch = global_batch_size(config, num_ranks)
+    batch = config.global_batch_size(num_ranks)
     if not is_imagenet(config) or batch is None:
         return 0, []
     return batch, group(load_published(), config.optimizer.name, config.train.target_accuracy)
@@ -350,7 +341,7 @@ def expected_time(
         last_epochs: epochs after which the run may end, in ascending order.
         gpu: name of this machine's GPU; None selects the one that run.submission_platform names.
     """
-    batch, train = global_batch_size(config, num_ranks), config.train
+    batch, train = config.global_batch_size(num_ranks), config.train
     is_like_published = (train.device, train.precision) == ('gpu', 'float16')
     if not batch or not is_imagenet(config) or not is_like_published:
         return ''

@@ -31,7 +31,7 @@ from mlperf_rn50.analysis.show.figure import (
 )
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.mllog.sidecar.metrics import read_learning_rates
-from mlperf_rn50.mllog.sidecar.telemetry import NodeTelemetry, read_telemetry
+from mlperf_rn50.mllog.sidecar.node_telemetry import NodeTelemetry, read_telemetry
 from mlperf_rn50.runfolder.names import find_telemetry
 from mlperf_rn50.text import data_name, percent, printable, short, thin
 

@@ -1,6 +1,7 @@
 """Render a live run as a self-contained HTML page, which reloads itself until the run is over."""
 
 import math
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -17,15 +18,14 @@ from mlperf_rn50.analysis.show.figure import (
     make_plot,
 )
 from mlperf_rn50.analysis.show.page import render_html
-from mlperf_rn50.analysis.watch.facts import facts_of, run_heading, status_word
-from mlperf_rn50.analysis.watch.run_state import BandPoint, LiveRun
-from mlperf_rn50.answer import Answer, Cell, Table, number_cell, percent_cell
+from mlperf_rn50.analysis.watch.run_facts import answer_of
+from mlperf_rn50.analysis.watch.run_state import LiveRun
 from mlperf_rn50.files import read_bytes, refuse_existing, write_atomically
 from mlperf_rn50.text import percent, thin
 
 NAME = 'watch.html'
 _MARK = b' - mlperf-rn50 watch</title>'  # in show/page.html
-_MAX_MARKS, _MAX_BARS, _MAX_ROWS, _BAR_IN, _HEIGHT_IN = 200, 16, 400, 0.21, 2.9
+_MAX_MARKS, _MAX_BARS, _BAR_IN, _HEIGHT_IN = 200, 16, 0.21, 2.9
 # phases of a step and colours of their bars
 _PARTS = (('data', '#a67c00'), ('compute', COLOURS[0]), ('wait', GRID))
 
@@ -33,22 +33,19 @@ _PARTS = (('data', '#a67c00'), ('compute', COLOURS[0]), ('wait', GRID))
 def _draw_accuracy(run: LiveRun) -> Plot | None:
     """Draw Top-1 with the reference band and the target."""
     right = max([run.max_epochs or 0] + [e.epoch for e in run.evaluations]) or 1
-    band = [
-        (b.epoch, b.low, b.high)
-        for b in run.band
-        if b.low is not None and b.high is not None and b.epoch <= right
-    ]
+    points = [b for b in run.band if b.epoch <= right]
+    band = [(b.epoch, b.low, b.high) for b in points if b.low is not None and b.high is not None]
     if not run.evaluations and not band:
         return None
-    notes = (
-        [f'shaded area: band of {run.num_reference} reference runs; dashed line: their mean']
-        if band
-        else []
-    )
+    notes = []
+    if band:
+        notes = [
+            f'shaded area: band of {run.num_reference} reference runs; dashed line: their mean'
+        ]
     plot, axes = make_plot('accuracy', 'Top-1', '', _HEIGHT_IN, notes)
     if band:
         axes.fill_between(*zip(*band), color=GRID, alpha=0.3, linewidth=0)  # type: ignore[arg-type]
-    if means := [(b.epoch, b.mean) for b in run.band if b.mean is not None and b.epoch <= right]:
+    if means := [(b.epoch, b.mean) for b in points if b.mean is not None]:
         axes.plot(*zip(*means), '--', color=GRID, linewidth=1.2)
     shown = thin(run.evaluations, _MAX_MARKS)
     (line,) = axes.plot(
@@ -62,40 +59,30 @@ def _draw_accuracy(run: LiveRun) -> Plot | None:
     plot.tip(line, *(f'{percent(e.accuracy)} at epoch {e.epoch}' for e in shown))
     if run.target is not None:
         axes.axhline(run.target, color=INK, linewidth=1, linestyle=':')
-        axes.annotate(
-            f'target {percent(run.target)}', (0, run.target), (4, 3), textcoords='offset points'
-        )
+        text = f'target {percent(run.target)}'
+        axes.annotate(text, (0, run.target), (4, 3), textcoords='offset points')
     highest = max(
-        [e.accuracy for e in run.evaluations] + [high for _, _, high in band] + [run.target or 0.0]
+        run.target or 0.0, *(e.accuracy for e in run.evaluations), *(high for *_, high in band)
     )
+    top = min(1.0, (math.floor(10 * highest) + 1) / 10)
     axes.yaxis.set_major_formatter(PercentFormatter(1, 0, ' %'))
-    axes.set(
-        xlabel='epoch', xlim=(0, right), ylim=(0, min(1.0, (math.floor(10 * highest) + 1) / 10))
-    )
+    axes.set(xlabel='epoch', xlim=(0, right), ylim=(0, top))
     return plot
 
 
 def _draw_throughput(run: LiveRun) -> Plot | None:
     if len(run.speeds) < 2:
         return None
-    unit_s, unit = (3600.0, 'hours') if run.speeds[-1][0] >= 10_000 else (60.0, 'minutes')
-    plot, axes = make_plot(
-        'throughput',
-        'Throughput',
-        '',
-        _HEIGHT_IN,
-        ['each value is the average since the start of its epoch'],
-    )
-    shown = thin(run.speeds, _MAX_MARKS)
-    axes.plot(
-        [time_s / unit_s for time_s, _ in shown],
-        [speed for _, speed in shown],
-        color=COLOURS[0],
-        linewidth=1.6,
-    )
+    unit_s, unit = 60.0, 'minutes'
+    if run.speeds[-1][0] >= 10_000:
+        unit_s, unit = 3600.0, 'hours'
+    notes = ['each value is the average since the start of its epoch']
+    plot, axes = make_plot('throughput', 'Throughput', '', _HEIGHT_IN, notes)
+    times_s, speeds = zip(*thin(run.speeds, _MAX_MARKS))
+    axes.plot([time_s / unit_s for time_s in times_s], speeds, color=COLOURS[0], linewidth=1.6)
     axes.set(xlabel=f'time since the start, {unit}', ylabel='images/s')
     axes.set_xlim(left=0)
-    axes.set_ylim(0, 1.1 * max(speed for _, speed in shown) or 1.0)
+    axes.set_ylim(0, 1.1 * max(speeds) or 1.0)
     return plot
 
 
@@ -110,35 +97,18 @@ def _draw_ranks(run: LiveRun) -> Plot | None:
     ]
     if len(run.ranks) > len(slowest):
         notes.append(f'the {len(slowest)} slowest of {len(run.ranks)} ranks')
-    plot, axes = make_plot('ranks', 'Step time by rank', '', 0.8 + _BAR_IN * len(slowest), notes)
+    height_in = 0.8 + _BAR_IN * len(slowest)
+    plot, axes = make_plot('ranks', 'Step time by rank', '', height_in, notes)
     for row, rank in enumerate(slowest):
-        left, name = 0.0, f'rank {rank.rank}{f" on {rank.host}" if rank.host else ""}'
+        left, host = 0.0, f' on {rank.host}' if rank.host else ''
         for part, colour in _PARTS:
             part_ms = 1e3 * getattr(rank, f'{part}_s')
             bar = axes.barh(row, part_ms, 0.75, left, color=colour)[0]
-            plot.tip(bar, f'{name}: {part} {part_ms:.1f} ms per step')
+            plot.tip(bar, f'rank {rank.rank}{host}: {part} {part_ms:.1f} ms per step')
             left += part_ms
     axes.set_yticks(range(len(slowest)), [str(r.rank) for r in slowest])
     axes.set(xlabel='milliseconds', ylabel='rank', ylim=(len(slowest) - 0.5, -0.5))
     return plot
-
-
-def _evaluations_table(run: LiveRun) -> Table:
-    """Return the evaluations next to the reference band, newest first."""
-    band = {b.epoch: b for b in run.band}
-    rows = []
-    for e in reversed(run.evaluations[-_MAX_ROWS:]):
-        known = band.get(e.epoch, BandPoint(e.epoch, None, None, None))
-        row = [number_cell(e.epoch, 'g'), percent_cell(e.accuracy, '.2f')]
-        if run.band:
-            text = '-'
-            if known.low is not None and known.high is not None:
-                text = f'{100 * known.low:.2f} to {100 * known.high:.2f}'
-            row += [percent_cell(known.mean, '.2f'), Cell(text, known.low)]
-        row.append(number_cell(None if e.time_s is None else e.time_s / 60, '.1f'))
-        rows.append(tuple(row))
-    reference = ('reference', 'band, %') if run.band else ()
-    return Table('Evaluations', ('epoch', 'Top-1', *reference, 'time, min'), tuple(rows))
 
 
 def _draw_all(run: LiveRun) -> list[Plot]:
@@ -148,7 +118,6 @@ def _draw_all(run: LiveRun) -> list[Plot]:
 
 
 def render_page(run: LiveRun, written: datetime, every_s: float, price: float | None = None) -> str:
-    facts = tuple((Cell(f.name), Cell(f.text, level=f.level)) for f in facts_of(run, price))
     reload_s = None if run.is_over else max(1, math.ceil(every_s))
     rest = 'The run is over and this page is final.'
     if reload_s:
@@ -156,19 +125,11 @@ def render_page(run: LiveRun, written: datetime, every_s: float, price: float | 
             f'The page reloads every {reload_s} s and is updated while mlperf-rn50 watch --html '
             'runs.'
         )
+    when = f'Written {written:%Y-%m-%d %H:%M:%S} UTC by mlperf-rn50 {mlperf_rn50.__version__}.'
     return render_html(
-        Answer(
-            title=f'{run_heading(run)}: {status_word(run)}',
-            sentences=[(Cell(text, level='bad'),) for text in run.warnings],
-            tables=[Table('', (), facts)],
-            figures=lambda: _draw_all(run),
-            parts=[Answer(tables=[_evaluations_table(run)])],
-        ),
+        replace(answer_of(run, price), figures=lambda: _draw_all(run)),
         command='watch',
-        footer=(
-            f'Written {written:%Y-%m-%d %H:%M:%S} UTC by mlperf-rn50 {mlperf_rn50.__version__}. '
-            f'{rest}'
-        ),
+        footer=f'{when} {rest}',
         reload_s=reload_s,
     )
 
