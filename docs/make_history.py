@@ -22,8 +22,9 @@ mlperf-rn50 report published --org nvidia --out nvidia        # also series with
 mlperf-rn50 recipe 3200                                       # hyper-parameters that converged at a batch
 ```
 
-The packaged table has {all} sets of ResNet-50 from {rounds} rounds of MLPerf Training, v0.5 to v4.0, the last round with
-ResNet. {mxnet} of them are on MXNet, in the closed division and not copies. This page is generated from these.
+The packaged table has {all} sets of ResNet-50 from {rounds} rounds of MLPerf Training, v0.5 to
+v4.0, the last round with ResNet. {mxnet} of them are on MXNet, in the closed division and not
+copies. This page is generated from these.
 
 ## Epochs by batch
 

@@ -27,8 +27,9 @@ SHOWN_RECORDS = {
 }
 HEAD = """# Keys of output files
 
-Keys of `--format json`, of `--format csv` and of `metrics.jsonl`, by command. Units are in the names; unknown values are
-null, or empty in CSV. `python docs/make_output.py` writes this page and checks that it names every key.
+Keys of `--format json`, of `--format csv` and of `metrics.jsonl`, by command. Units are in the
+names; unknown values are null, or empty in CSV. `python docs/make_output.py` writes this page and
+checks that it names every key.
 """
 CSV = """## CSV of report
 
@@ -36,11 +37,12 @@ Columns are keys of the JSON report with one value. Cells that a spreadsheet wou
 
 | `--rows` | a row per | columns |
 |---|---|---|
-| `runs` (default) | run, also of unconverged ones | those of a system, then {runs} |
-| `systems` | system | keys of a system that have one value; use these rows for sums over systems |
+| `runs` (default) | run | those of a system, then {runs} |
+| `systems` | system | those of a system; use these rows for sums over systems |
 | `evaluations` | evaluation | {evaluations} |
 
-`--out` writes the rows of runs and evaluations as `report.csv` and `report_evaluations.csv`, which `file` joins:
+`--out` writes the rows of runs and evaluations as `report.csv` and `report_evaluations.csv`, which
+`file` joins:
 
 ```python
 import pandas as pd
@@ -54,8 +56,9 @@ pd.read_csv('report/report_evaluations.csv').pivot(
 """
 METRICS = """## Times of a step
 
-Each rank measures the phases of every step without delaying it. At each evaluation, a line of `metrics.jsonl` with the
-event `ranks` has their sums since the last one. Phases of a single rank's update are measured on one of 16 steps.
+Each rank measures the phases of every step without delaying it. At each evaluation, a line of
+`metrics.jsonl` with the event `ranks` has their sums since the last one. The exchange during the
+backward pass, and the update of a single rank, are measured on one of 16 steps.
 """
 
 

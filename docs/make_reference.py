@@ -13,24 +13,26 @@ from mlperf_rn50.config_text import meanings_of, summary_of, takes_text
 
 _HEAD = """# Configuration
 
-Values come from the defaults below, then from the file given with `--config`, then from options named like the keys
-(`--schedule.base_lr 0.4`). A file contains only differences from the defaults:
+Values come from the defaults below, then from the file given with `--config`, then from options
+named like the keys (`--schedule.base_lr 0.4`). A file contains only differences from the defaults:
 
 ```yaml
 schedule: {base_lr: 0.4, warmup_epochs: 2}
 train: {global_batch_size: 256}
 ```
 
-`mlperf-rn50 train --config FILE --print-config` prints all values, and `mlperf-rn50 train --help schedule` the keys of a
-group. Files are plain YAML without tags, aliases and merge keys. Numbers are decimal, such as 64, 0.4 or 1e-3. Paths may
-begin with `~`; variables such as `$HOME` are refused in them.
+`mlperf-rn50 train --config FILE --print-config` prints all values, and `mlperf-rn50 train --help
+schedule` the keys of a group. Files are plain YAML without tags, aliases and merge keys. Numbers
+are decimal, such as 64, 0.4 or 1e-3. Paths may begin with `~`; variables such as `$HOME` are
+refused in them.
 
-Keys without an entry under "takes" are switches (`true` or `false`) or text. Where `null` is the default, it is also a
-value. `python docs/make_reference.py` writes this page from the options of `config.py`, `data`, `model` and `train`."""
+Keys without an entry under "takes" are switches (`true` or `false`) or text. Where `null` is the
+default, it is also a value. `python docs/make_reference.py` writes this page from the options of
+`config.py`, `data`, `model` and `train`."""
 
 
 def takes(field: dataclasses.Field) -> str:
-    """Return unit and bounds of a number, or the values of a list, without what the default shows."""
+    """Return unit and bounds of a number, or the valid texts, without what the default shows."""
     text = takes_text(field).replace(' or null', '')
     if text in ('text', 'true or false'):
         return ''

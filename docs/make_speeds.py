@@ -44,9 +44,7 @@ def by_gpu(run_sets):
     """Return the sets of each GPU: by generation, form factor if it has two, and memory if that
     form has two."""
     found = {}
-    generations = grouped(
-        run_sets, lambda s: generation_of(s.accelerator).removeprefix('NVIDIA ')
-    )
+    generations = grouped(run_sets, lambda s: generation_of(s.accelerator).removeprefix('NVIDIA '))
     for name, sets in generations.items():
         if not {'PCIe', 'SXM'} <= set(map(form_of, sets)):
             found[name] = sets
