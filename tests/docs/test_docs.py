@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from helpers import HANG_LIMIT_S, ROOT, call, run
+from helpers import HANG_LIMIT_S, ROOT, call, git, run
 
 from mlperf_rn50.cli import COMMANDS
 from mlperf_rn50.config import KEYS
@@ -100,11 +100,8 @@ def test_quoted_report_is_up_to_date(name):
 
 @pytest.mark.slow
 def test_quick_start_works_in_a_copy_of_the_checkout(tmp_path):
-    listed = run(
-        ['git', '-C', ROOT, 'ls-files', '-z', '--cached', '--others', '--exclude-standard']
-    )
-    assert listed.returncode == 0, listed.stderr
-    for name in filter(None, listed.stdout.split('\0')):
+    listed = git(ROOT, 'ls-files', '-z', '--cached', '--others', '--exclude-standard')
+    for name in listed.split('\0'):
         if (ROOT / name).is_file():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, tmp_path / name)

@@ -26,25 +26,22 @@ from mlperf_rn50.train.options import TrainConfig
 
 # Gradients of a step, of many sizes, 100 MB of float32 in total.
 SHAPES = [(64,), (1000,), (2048, 1000), (512, 512, 3, 3), *[(256, 1024)] * 20, *[(2048, 512)] * 15]
-DRY_SHAPES = SHAPES[:2]
 
 
 def large_means(comm: Comm, context: mx.Context, precision: str, num_rounds: int) -> list[float]:
     """Return the largest relative error of each exchange; an exchange has two concurrent
     buckets."""
-    shapes, n, far = SHAPES if context.device_type == 'gpu' else DRY_SHAPES, comm.world_size, []
-    mean = (n + 1) / 2
+    shapes = SHAPES if context.device_type == 'gpu' else SHAPES[:2]
+    half = len(shapes) // 2
+    far = []
     for number in range(num_rounds):
-        grads = [
-            mx.nd.full(s, (comm.rank + 1) * (number % 3 + 1), context, precision) for s in shapes
-        ]
-        half = len(grads) // 2
+        factor = number % 3 + 1
+        grads = [mx.nd.full(s, (comm.rank + 1) * factor, context, precision) for s in shapes]
         for bucket, part in enumerate((grads[:half], grads[half:])):
             comm.average_gradients(part, bucket)
-        expected = mean * (number % 3 + 1)
-        far.append(
-            max(float(np.abs(g.asnumpy().astype(np.float64) / expected - 1).max()) for g in grads)
-        )
+        expected = (comm.world_size + 1) / 2 * factor
+        ratios = [g.asnumpy().astype(np.float64) / expected for g in grads]
+        far.append(max(float(np.abs(r - 1).max()) for r in ratios))
     return far
 
 
@@ -70,32 +67,18 @@ def main(out: str, device: str, ranks_per_device: str) -> None:
     device_id = device_id_of(config, comm)
     context = device_context(device_id)
     with context:  # the default for new arrays
-        results = {
-            'device': device_id,
-            'collectives': collectives(comm),
-            **{
-                f'large means, {p}': large_means(comm, context, p, 6)
-                for p in ('float32', 'float16')
-            },
-        }
+        results = {'device': device_id, 'collectives': collectives(comm)}
+        for precision in ('float32', 'float16'):
+            results[f'large means, {precision}'] = large_means(comm, context, precision, 6)
     Path(out, f'{comm.rank}.json').write_text(json.dumps(results))
 
 
 def test_sums_of_all_ranks(ranks_per_device, num_ranks, tmp_path, figure):
     n, device = num_ranks, 'cpu' if IS_DRY else 'gpu'
-    worker = [
-        'env',
-        f'PYTHONPATH={ROOT}/tests',
-        sys.executable,
-        __file__,
-        tmp_path,
-        device,
-        ranks_per_device,
-    ]
-    done = run(
-        under_ranks(n, worker),
-        env={**os.environ, 'MLPERF_RN50_RANKS_PER_DEVICE': str(ranks_per_device)},
-    )
+    path = f'PYTHONPATH={ROOT}/tests'
+    worker = ['env', path, sys.executable, __file__, tmp_path, device, ranks_per_device]
+    sharing = {'MLPERF_RN50_RANKS_PER_DEVICE': str(ranks_per_device)}
+    done = run(under_ranks(n, worker), env={**os.environ, **sharing})
     assert done.returncode == 0, done.stderr[-3000:]
     results = [json.loads((tmp_path / f'{r}.json').read_text()) for r in range(n)]
     if not IS_DRY:
@@ -110,10 +93,8 @@ def test_sums_of_all_ranks(ranks_per_device, num_ranks, tmp_path, figure):
             'counts': [sum(range(n)), n * 2**40, 1],
         }
         assert {key: got['collectives'][key] for key in expected} == expected
-        assert (
-            max(got['large means, float32']) < 1e-6
-            and max(got['large means, float16']) < n * 2**-10
-        )
+        assert max(got['large means, float32']) < 1e-6
+        assert max(got['large means, float16']) < n * 2**-10
     figure(f'exchange of {n} ranks, {ranks_per_device} on a GPU: wrong sums', 0, 'sums')
 
 

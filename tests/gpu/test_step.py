@@ -59,13 +59,9 @@ def test_training_step_of_large_batch_in_chosen_layout(device_id):
     cuDNN's BatchNorm."""
     only_on_a_gpu('the batch is too large for a CPU')
     small = step_config('resnet50', None, 'float16', 'lars', device='gpu')
-    config = with_layout(
-        replace(
-            small,
-            data=replace(small.data, num_train=208, image_size=224, resize_shorter=224),
-            train=replace(small.train, local_batch_size=208),
-        )
-    )
+    data = replace(small.data, num_train=208, image_size=224, resize_shorter=224)
+    steps = replace(small.train, local_batch_size=208)
+    config = with_layout(replace(small, data=data, train=steps))
     trainer, shard = make_trainer(config, device_id), make_plan(config, 1).train_shard()
     loss = trainer.read(trainer.step(synthetic_batches(config, shard, device_id), 0, 0.05))[0]
     assert np.isfinite(loss)
@@ -86,12 +82,11 @@ def test_overflow_changes_no_bit_and_halves_the_scale(device_id):
         else:
             pending = trainer.step(iter([make_batch(config, 'float16', device_id)]), 0, 0.05)
         trainer.read(pending)
-        is_same = all(
-            (a.asnumpy() == before[n]).all() for n, a in trainer.optimizer.owners().items()
-        )
-        assert (is_same, trainer.loss_scale.value) == (
-            (False, 128) if scale == 128 else (True, scale / 2)
-        )
+        now = trainer.optimizer.owners()
+        is_same = all((a.asnumpy() == before[n]).all() for n, a in now.items())
+        is_finite = scale == 128
+        assert is_same != is_finite
+        assert trainer.loss_scale.value == (scale if is_finite else scale / 2)
     assert trainer.find_non_finite() is None
 
 
@@ -117,11 +112,9 @@ def test_evaluation_network_matches_cpu(precision, layout, device_id, check_dist
         set_weights(trainer, weights_of(config), config.model.layout)
         with trainer.evaluating() as net:
             outputs.append(net(make_batch(config, precision, device).images).asnumpy())
-    check_distances(
-        f'evaluation, {precision}, {layout}',
-        {'logits': distance(outputs[1], outputs[0])},
-        STEP_TOLERANCE[precision]['statistics'],
-    )
+    far = {'logits': distance(outputs[1], outputs[0])}
+    tolerance = STEP_TOLERANCE[precision]['statistics']
+    check_distances(f'evaluation, {precision}, {layout}', far, tolerance)
 
 
 def test_evaluation_of_large_batch_in_nhwc(context):
