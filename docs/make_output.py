@@ -89,11 +89,9 @@ def render_keys(section):
     found = keys_at(value, section['path']) | {'format', 'version'}
     if described != found:
         raise SystemExit(f'output_keys.yaml: {section["title"]}: {sorted(described ^ found)}')
-    lines = [f'| {", ".join(f"`{k}`" for k in keys)} | {text} |' for keys, text in rows.items()]
+    lines = [f'- {", ".join(f"`{k}`" for k in keys)}: {text}' for keys, text in rows.items()]
     intro = [section['text'], ''] if 'text' in section else []
-    return '\n'.join(
-        [f'## {section["title"]}', '', *intro, '| key | contents |', '|---|---|', *lines, '']
-    )
+    return '\n'.join([f'## {section["title"]}', '', *intro, *lines, ''])
 
 
 def render_csv():
@@ -108,7 +106,7 @@ def render_csv():
 
 
 def render_record(node, lines):
-    """Return the table of a record's fields that have a comment, from its source."""
+    """Return a list of a record's fields that have a comment, from its source."""
     rows = []
     for field in (n for n in node.body if isinstance(n, ast.AnnAssign)):
         before, number = [], field.lineno - 2
@@ -118,10 +116,10 @@ def render_record(node, lines):
         comment = ' '.join(before) or lines[field.end_lineno - 1].partition('  # ')[2]
         if comment:
             text = comment.replace('**', '^')
-            rows.append(f'| `{field.target.id}` | {text.rstrip(".")} |')
+            rows.append(f'- `{field.target.id}`: {text.rstrip(".")}')
     summary = re.sub(r'\s+', ' ', ast.get_docstring(node))
     title = f'### {SHOWN_RECORDS[node.name]}'
-    return '\n'.join([title, '', summary, '', '| key | contents |', '|---|---|', *rows, ''])
+    return '\n'.join([title, '', summary, '', *rows, ''])
 
 
 def render_records():

@@ -6,6 +6,7 @@ Usage: python docs/make_reference.py > docs/configuration.md
 
 import dataclasses
 import html
+import re
 from typing import Any
 
 from mlperf_rn50.config import SECTIONS, render_value
@@ -26,9 +27,10 @@ schedule` the keys of a group. Files are plain YAML without tags, aliases and me
 are decimal, such as 64, 0.4 or 1e-3. Paths may begin with `~`; variables such as `$HOME` are
 refused in them.
 
-Keys without an entry under "takes" are switches (`true` or `false`) or text. Where `null` is the
-default, it is also a value. `python docs/make_reference.py` writes this page from the options of
-`config.py`, `data`, `model` and `train`."""
+Each line has a key with its default, its unit and bounds in brackets, and its meaning. Keys without
+brackets are switches (`true` or `false`) or text. Where `null` is the default, it is also a value.
+`python docs/make_reference.py` writes this page from the options of `config.py`, `data`, `model`
+and `train`."""
 
 
 def takes(field: dataclasses.Field) -> str:
@@ -55,24 +57,18 @@ def default_text(value: Any) -> str:
 
 
 def render_section(name: str, section: type) -> str:
-    """Render heading, subject and a row per key of a section."""
+    """Render heading, subject and a line per key of a section."""
     meanings = meanings_of(section)
-    rows = [
-        f'| `{f.name}` | `{default_text(f.default)}` | {takes(f)} | '
-        f'{html.escape(meanings[f.name].rstrip("."), quote=False)} |'
-        for f in dataclasses.fields(section)
-    ]
-    return '\n'.join(
-        [
-            f'## {name}',
-            '',
-            summary_of(section),
-            '',
-            '| key | default | takes | meaning |',
-            '|---|---|---|---|',
-            *rows,
-        ]
-    )
+    lines = []
+    for field in dataclasses.fields(section):
+        meaning = html.escape(meanings[field.name].rstrip('.'), quote=False)
+        taken = takes(field)
+        words = set(re.findall(r'\w+', f'{meaning} {taken}'))
+        if words == set(re.findall(r'\w+', meaning)) | {'or'}:  # the meaning names the valid texts
+            taken = ''
+        taken = f' ({taken})' if taken else ''
+        lines.append(f'- `{field.name}: {default_text(field.default)}`{taken}: {meaning}')
+    return '\n'.join([f'## {name}', '', summary_of(section), '', *lines])
 
 
 def render_reference() -> str:

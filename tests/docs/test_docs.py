@@ -213,5 +213,5 @@ def test_every_option_and_key_is_described():
     bare = [e for e in entries if not re.match(r'  \S.*?(  +|\n +)\S.{6}', e)]
     assert len(entries) > 100 and bare == []
     page = (ROOT / 'docs/configuration.md').read_text()
-    rows = re.findall(r'^\| `(\w+)` \|.*\| .{8,} \|$', page, re.MULTILINE)
-    assert rows == [key.partition('.')[2] for key in KEYS]
+    described = re.findall(r'^- `(\w+): .*?`.*: .{8,}$', page, re.MULTILINE)
+    assert described == [key.partition('.')[2] for key in KEYS]
