@@ -101,7 +101,7 @@ def make_parts(is_nvidias: bool, num_gpus: int, work: Path) -> list[Part]:
     return [
         cli('doctor', 'doctor', f'--run.dir={work}/doctor', needs_kernels=False),
         tests('binding and NVML', 'train', 'bound_near or nvml', needs_kernels=False),
-        tests('step', 'step', f'(two_steps and {step}) or two_fused or large_batch_in_chosen'),
+        tests('step', 'step', f'(two_steps and {step}) or two_fused'),
         tests('overflow', 'step', 'overflow'),
         tests('digests', 'step', 'digests'),
         tests('exchange of one rank', 'exchange', 'one_rank'),

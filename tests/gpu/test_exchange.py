@@ -18,9 +18,8 @@ from parallel.workers import collectives
 
 from mlperf_rn50.config import Config, RunConfig
 from mlperf_rn50.data.batches import device_context
-from mlperf_rn50.system.launcher_env import launched_size
 from mlperf_rn50.train.comm.device import device_id_of
-from mlperf_rn50.train.comm.horovod import Comm, HorovodComm, open_comm
+from mlperf_rn50.train.comm.horovod import Comm, open_comm
 from mlperf_rn50.train.comm.sharing import sharing_of
 from mlperf_rn50.train.options import TrainConfig
 
@@ -28,42 +27,41 @@ from mlperf_rn50.train.options import TrainConfig
 SHAPES = [(64,), (1000,), (2048, 1000), (512, 512, 3, 3), *[(256, 1024)] * 20, *[(2048, 512)] * 15]
 
 
+def average(comm: Comm, grads: list[mx.nd.NDArray]) -> None:
+    """Average in two concurrent buckets. One rank exchanges with itself, which Comm omits, so that
+    NCCL runs on a single GPU."""
+    if comm.world_size > 1:
+        half = len(grads) // 2
+        comm.average_gradients(grads[:half], 0)
+        comm.average_gradients(grads[half:], 1)
+        return
+    import horovod.mxnet as hvd
+
+    hvd.init()
+    for grad in grads:  # so that Horovod also scales, by half
+        grad *= 2
+    hvd.grouped_allreduce_(grads, op=hvd.Sum, name=str(grads[0].dtype), prescale_factor=0.5)
+
+
 def large_means(comm: Comm, context: mx.Context, precision: str, num_rounds: int) -> list[float]:
-    """Return the largest relative error of each exchange; an exchange has two concurrent
-    buckets."""
+    """Return the largest relative error of each exchange."""
     shapes = SHAPES if context.device_type == 'gpu' else SHAPES[:2]
-    half = len(shapes) // 2
     far = []
     for number in range(num_rounds):
         factor = number % 3 + 1
         grads = [mx.nd.full(s, (comm.rank + 1) * factor, context, precision) for s in shapes]
-        for bucket, part in enumerate((grads[:half], grads[half:])):
-            comm.average_gradients(part, bucket)
+        average(comm, grads)
         expected = (comm.world_size + 1) / 2 * factor
         ratios = [g.asnumpy().astype(np.float64) / expected for g in grads]
         far.append(max(float(np.abs(r - 1).max()) for r in ratios))
     return far
 
 
-class LoneComm(HorovodComm):
-    """One rank that exchanges with itself, which HorovodComm omits, so that NCCL runs on a single
-    card."""
-
-    def _sum(self, arrays, name, factor=1.0):
-        for array in arrays:  # so that Horovod also scales, by half
-            array *= 2
-        self._hvd.grouped_allreduce_(
-            arrays, op=self._hvd.Sum, process_set=self._all, name=name, prescale_factor=factor / 2
-        )
-
-
 def main(out: str, device: str, ranks_per_device: str) -> None:
     """Run all exchanges on a rank; rank r writes r.json."""
-    config = Config(
-        train=TrainConfig(device=device, local_batch_size=1),
-        run=RunConfig(ranks_per_device=int(ranks_per_device)),
-    )
-    comm = LoneComm() if launched_size() == 1 else open_comm('none', num_sharing=sharing_of(config))
+    steps = TrainConfig(device=device, local_batch_size=1)
+    config = Config(train=steps, run=RunConfig(ranks_per_device=int(ranks_per_device)))
+    comm = open_comm('none', num_sharing=sharing_of(config))
     device_id = device_id_of(config, comm)
     context = device_context(device_id)
     with context:  # the default for new arrays

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 from pathlib import Path
 
 import msgspec
@@ -75,25 +74,11 @@ def test_digits_on_all_gpus(digits, tmp_path, num_gpus, device_options, figure):
         assert len({re.search(r'GPU (\d+)', line)[1] for line in bound}) == num_ranks
 
 
-def cifar10_folder(out: Path) -> Path | str:
-    """Return a CIFAR-10 folder (MLPERF_RN50_CIFAR10, data/cifar10, or fetched with npm), or a
-    reason to skip."""
-    for folder in (Path(os.environ.get('MLPERF_RN50_CIFAR10') or 'none'), ROOT / 'data/cifar10'):
-        if (folder / 'manifest.json').is_file():
-            return folder
-    if not shutil.which('npm'):
-        return 'CIFAR-10 is not prepared: mlperf-rn50 prepare cifar10 --out data/cifar10'
-    done = run([*CLI, 'prepare', 'cifar10', '--out', out])
-    if done.returncode:
-        return f'CIFAR-10 cannot be fetched: {done.stderr[-200:]}'
-    return out
-
-
 def test_cifar10_on_all_gpus(tmp_path, num_gpus, device_options, figure):
     only_on_a_gpu('it takes half an hour on a CPU')
-    folder = cifar10_folder(tmp_path / 'cifar10')
-    if isinstance(folder, str):
-        pytest.skip(folder)
+    folder = Path(os.environ.get('MLPERF_RN50_CIFAR10') or ROOT / 'data/cifar10')
+    if not (folder / 'manifest.json').is_file():
+        pytest.skip('CIFAR-10 is not prepared: mlperf-rn50 prepare cifar10 --out data/cifar10')
     # The 5 epochs of the recipe are for one rank with 128 images.
     options, num_ranks = [*device_options, '--schedule.decay_epochs=8'], min(num_gpus, 8)
     train(figure, 'CIFAR-10', 'cifar10_cpu', folder, tmp_path / 'run', num_ranks, 128, *options)
