@@ -78,16 +78,12 @@ def make_report_pictures(browser: Browser, folder: Path) -> None:
     with tempfile.TemporaryDirectory() as out:
         if main(['report', _STUDY, '--out', out, '--format', 'html']):
             raise SystemExit(1)
-        for name, (screen, height) in {'report': _DESK, 'report_phone': _PHONE}.items():
-            for scheme in ('light', 'dark'):
-                _shoot(
-                    browser,
-                    Path(out) / 'report.html',
-                    folder / f'{name}{"_dark" if scheme == "dark" else ""}.png',
-                    screen,
-                    height,
-                    scheme,
-                )
+        for name, screen, scheme in (
+            ('report', _DESK, 'light'),
+            ('report_dark', _DESK, 'dark'),
+            ('report_phone', _PHONE, 'light'),
+        ):
+            _shoot(browser, Path(out) / 'report.html', folder / f'{name}.png', *screen, scheme)
 
 
 def make_watch_pictures(browser: Browser, folder: Path) -> None:
