@@ -47,8 +47,8 @@ def distance(got: np.ndarray, expected: np.ndarray) -> float:
 
 def distances(got: Arrays, expected: Arrays) -> dict[str, float]:
     """Return the distance of each array by name; inf for an array missing on one side."""
-    common = {n: distance(got[n], expected[n]) for n in got if n in expected}
-    return dict.fromkeys([*expected, *got], float('inf')) | common
+    none = np.empty(0)
+    return {n: distance(got.get(n, none), expected.get(n, none)) for n in {**expected, **got}}
 
 
 def to_layout(array: np.ndarray, layout: str, source: int = 1, target: int = -1) -> np.ndarray:

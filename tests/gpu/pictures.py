@@ -4,11 +4,11 @@ symmetries.
 python tests/gpu/pictures.py FOLDER NUMBER prepares a data set.
 """
 
-import io
 import sys
 from pathlib import Path
 
 import numpy as np
+from numbered import encoded
 from PIL import Image
 
 from mlperf_rn50.config import Config
@@ -29,11 +29,8 @@ def picture(number: int) -> bytes:
         Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC), np.int16
     )
     noise = random.integers(-12, 13, (height, width, 1), np.int16)
-    buffer = io.BytesIO()
-    Image.fromarray(np.clip(shades + noise, 0, 255).astype(np.uint8)).save(
-        buffer, 'JPEG', quality=92
-    )
-    return buffer.getvalue()
+    image = Image.fromarray(np.clip(shades + noise, 0, 255).astype(np.uint8))
+    return encoded('JPEG', image, quality=92)
 
 
 def pack_pictures(out: Path, number: int) -> Path:
