@@ -61,6 +61,7 @@ class LogEvent:
     time_s: float  # since 1970
     value: Any = None  # any JSON value
     metadata: dict[str, Any] = field(default_factory=dict)  # in v0.5: file, lineno and benchmark
+    line: int = field(default=0, compare=False)  # number of the line in its file
 
 
 def _object(value: Any, name: str) -> dict:

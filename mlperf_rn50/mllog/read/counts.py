@@ -102,7 +102,7 @@ class CountReader:
         if _MIN_KEPT * whole < lines.number <= whole != total.number:
             lines = Count(whole, lines.source)
         elif (
-            self._log.format == 'MLPv0.5.0'
+            self._log.is_v05
             or _MIN_KEPT * total.number < lines.number < total.number
             or lines.number % total.number == 0
             or lines.number in (nodes.number, cleared and cleared.number)
@@ -116,8 +116,8 @@ class CountReader:
         log, known = self._log, [v for v in values if v]
         if log.resumed:
             key = {'num_nodes': events.NUM_NODES, 'num_ranks': events.NUM_RANKS}.get(name, name)
-            mark, event = log.resumed[-1]
-            source = FactSource('logged', events.RUN_RESUMED, mark.line)
+            event = log.resumed[-1]
+            source = FactSource('logged', events.RUN_RESUMED, event.line)
             last = make_count(integer(event.metadata.get(key), 1), source)
             known = [last] if last else known[:1]
         if not known:

@@ -18,7 +18,7 @@ from mlperf_rn50.mllog import events, keys
 from mlperf_rn50.mllog.events import LineFormat, LogEvent, decode_events
 from mlperf_rn50.mllog.findings import Findings
 from mlperf_rn50.mllog.read.description import find_description
-from mlperf_rn50.mllog.read.raw_log import LinePosition, RawLog
+from mlperf_rn50.mllog.read.raw_log import RawLog
 from mlperf_rn50.mllog.read.resolve import RunResolver
 from mlperf_rn50.mllog.run import Run
 
@@ -55,6 +55,8 @@ def read_events(path: Path) -> Iterator[tuple[int, LogEvent | ValueError]]:
         for line_number, line in numbered_lines(path):
             if b':::ML' in line:
                 for event in decode_events(line.decode('utf-8', 'replace')):
+                    if isinstance(event, LogEvent):
+                        event.line = line_number
                     yield line_number, event
     except OSError as e:
         raise UserError(f'{path}: cannot read the log: {e.strerror}') from e
@@ -109,7 +111,7 @@ def read_run(path: Path, now_s: float | None = None) -> Run:
     _check_form(path)
     logs: dict[LineFormat, RawLog] = {}
     torn, last_line, undecoded, quoted = Findings(), 0, '', 0
-    torn_resumes: list[tuple[LinePosition, LogEvent]] = []
+    torn_resumes: list[LogEvent] = []
     for last_line, event in read_events(path):
         if isinstance(event, ValueError):
             reason, text = event.args
@@ -118,9 +120,7 @@ def read_run(path: Path, now_s: float | None = None) -> Run:
             # time and status depend on each such line
             vital = re.search(r'run_st\w*|run_res\w*|eval_acc\w*', text)
             if vital and vital[0] == events.RUN_RESUMED:
-                torn_resumes.append(
-                    (LinePosition(0.0, last_line), LogEvent('MLLOG', events.RUN_RESUMED, 0.0))
-                )
+                torn_resumes.append(LogEvent('MLLOG', events.RUN_RESUMED, 0.0, line=last_line))
             torn.flag(
                 'event_torn' if vital else 'line_torn', last_line, reason, vital and vital[0][:40]
             )
@@ -141,7 +141,7 @@ def read_run(path: Path, now_s: float | None = None) -> Run:
         if (log := logs.get(event.line_format)) is None:
             log = logs[event.line_format] = RawLog(event.line_format)
         try:
-            log.add(last_line, event)
+            log.add(event)
         except ValueError as e:
             raise UserError(f'{path}: {e}') from e
     if quoted and not logs.keys() & {'MLLOG', 'MLL'}:

@@ -134,7 +134,7 @@ class RunResolver:
         )
         is_size_of_imagenet = num_train in (None, IMAGENET_TRAIN)
         if events.DATASET in log.single:
-            event = log.single[events.DATASET][1]
+            event = log.single[events.DATASET]
             is_imagenet = event.metadata.get('is_imagenet') is True
             if is_imagenet and not is_size_of_imagenet:
                 log.flag('imagenet_of_other_size', log.line(keys.TRAIN_SAMPLES), num_train)
@@ -149,16 +149,9 @@ class RunResolver:
     def _is_sound(self) -> bool:
         """Return whether the log's times give a valid time to train; add findings about
         inconsistent times."""
-        ends = [
-            e.time_to_train_s for _, e in read_lines(run_of(self.path).metrics, EndRecord, b'"end"')
-        ]
-        contradictions = [
-            *clock.contradictions(self.log),
-            *clock.check_duration(self.log, ends[-1] if ends else None),
-        ]
-        for finding in [*contradictions, *clock.misplaced(self.log)]:
-            self.log.findings.add(finding)
-        return not contradictions
+        ends = read_lines(run_of(self.path).metrics, EndRecord, b'"end"')
+        measured_s = [end.time_to_train_s for _, end in ends]
+        return clock.check_times(self.log, measured_s[-1] if measured_s else None)
 
     def _status(self, target: float | None, time_s: float | None, is_sound: bool) -> RunStatus:
         """Return the status of the run; the evaluations must confirm a success."""
@@ -170,36 +163,25 @@ class RunResolver:
                 return 'running'
             log.flag('no_run_stop', self.last_line)
             return 'failed'
-        mark, stop = log.single[keys.RUN_STOP]
-        reason, is_v05 = stop.metadata.get('reason'), log.format == 'MLPv0.5.0'
+        stop = log.single[keys.RUN_STOP]
         last = self.evaluations[-1].accuracy if self.evaluations else 0.0
         if not log.is_success(stop):
-            if (
-                not is_v05
-                and 'status' not in stop.metadata
-                and target is not None
-                and last >= target
-            ):
-                log.flag('status_missing', mark.line, last, target)
+            has_status = log.is_v05 or 'status' in stop.metadata
+            if not has_status and target is not None and last >= target:
+                log.flag('status_missing', stop.line, last, target)
                 return 'failed'
-            return (
-                'failed'
-                if log.has_other_end
-                else reason
-                if reason in ('interrupted', 'failed')
-                else 'aborted'
-            )
+            if log.has_other_end:
+                return 'failed'
+            reason = stop.metadata.get('reason')
+            return reason if reason in ('interrupted', 'failed') else 'aborted'
         if not self.evaluations or is_sound and (time_s is None or time_s <= 0):
-            log.flag(
-                'success_without_time' if self.evaluations else 'success_without_evaluation',
-                mark.line,
-            )
+            what = 'time' if self.evaluations else 'evaluation'
+            log.flag(f'success_without_{what}', stop.line)
             return 'failed'
         if target is not None and last < target:
-            is_stated = not is_v05 or isinstance(stop.value, dict) and 'success' in stop.value
-            log.flag(
-                'success_below_target' if is_stated else 'target_missed', mark.line, last, target
-            )
+            is_stated = not log.is_v05 or isinstance(stop.value, dict) and 'success' in stop.value
+            kind = 'success_below_target' if is_stated else 'target_missed'
+            log.flag(kind, stop.line, last, target)
             return 'failed' if is_stated else 'aborted'
         return 'converged' if is_sound and not log.has_other_end else 'failed'
 
@@ -235,8 +217,8 @@ class RunResolver:
         if not evaluations:
             return
         last = evaluations[-1]
-        for mark, epoch in log.lost_evaluations(status == 'running'):
-            log.flag('accuracy_missing', mark.line, epoch)
+        for epoch, event in log.lost_evaluations(status == 'running'):
+            log.flag('accuracy_missing', event.line, epoch)
         early = [
             e
             for e in evaluations[:-1]
@@ -246,14 +228,8 @@ class RunResolver:
         ]
         if early:
             log.flag('trained_past_target', early[0].line, early[0].epoch, last.epoch)
-        trained = max(
-            (
-                k + count - 1
-                for starts in (log.epochs, log.blocks)
-                for k, (_, count) in starts.items()
-            ),
-            default=last.epoch,
-        )
+        starts = [*log.epochs.items(), *log.blocks.items()]
+        trained = max((k + start.value - 1 for k, start in starts), default=last.epoch)
         period = max((b.epoch - a.epoch for a, b in zip(evaluations, evaluations[1:])), default=1)
         # A slow evaluation may end while the next epoch is trained.
         if not trained - max(2, period) <= last.epoch <= trained:
@@ -288,31 +264,31 @@ class RunResolver:
     def _flag_resumes(self) -> None:
         log = self.log
         if log.resumed:
-            log.flag('resumed', log.resumed[0][0].line, plural(len(log.resumed), 'time'))
-        for mark, event in log.resumed:
+            log.flag('resumed', log.resumed[0].line, plural(len(log.resumed), 'time'))
+        for event in log.resumed:
             texts = [
                 f'{key[:60]} {str(before)[:40]} -> {str(now)[:40]}'
                 for key, (before, now) in list(changes(event).items())[:_MAX_CHANGES]
             ]
             if texts:
-                log.flag('resumed_with_changes', mark.line, ', '.join(texts))
+                log.flag('resumed_with_changes', event.line, ', '.join(texts))
 
     def _init_s(self) -> float | None:
         stop, start = self.log.single.get(keys.INIT_STOP), self.log.first_init
         if not stop or not start:
             return None
-        seconds = stop[0].time_s - start.time_s
+        seconds = stop.time_s - start.time_s
         if seconds < -clock.SKEW_S:
-            self.log.flag('init_stop_early', stop[0].line, -seconds, start.line)
+            self.log.flag('init_stop_early', stop.line, -seconds, start.line)
             return None
         return max(seconds, 0.0)
 
     def _times(self, is_sound: bool) -> dict[str, Any]:
         """Return the fields of a Run that depend on its clock."""
-        log, stop = self.log, self.log.single.get(keys.RUN_STOP)
-        time_s = log.clock_s(stop[0]) if stop else None
+        log = self.log
+        time_s = log.clock_s(log.single.get(keys.RUN_STOP))
         segments = clock.train_segments(log, time_s)
-        pairs = [(log.clock_s(mark), number(rate, 0, 1e9)) for mark, rate in log.rates]
+        pairs = [(log.clock_s(event), number(event.value, 0, 1e9)) for event in log.rates]
         rates = tuple(sorted((t, rate) for t, rate in pairs if t is not None and rate is not None))
         for finding in clock.check_gap(log, self.evaluations, segments) if is_sound else []:
             log.findings.add(finding)
@@ -355,8 +331,11 @@ class RunResolver:
         if target is not None and target < rule and division == keys.CLOSED and is_imagenet:
             log.flag('target_low', log.line(events.TARGET_ACCURACY), target, rule, round_name)
         if log.seed:
-            self.sources['seed'] = FactSource('logged', keys.SEED, log.seed[0])
-        single = [*log.single.items(), *((events.RUN_RESUMED, first) for first in log.resumed[:1])]
+            self.sources['seed'] = FactSource('logged', keys.SEED, log.seed.line)
+        start = log.single.get(keys.RUN_START)
+        lines = {key: event.line for key, event in log.single.items()}
+        if log.resumed:
+            lines[events.RUN_RESUMED] = log.resumed[0].line
         return Run(
             self.path,
             round_name,
@@ -376,17 +355,17 @@ class RunResolver:
             node_gbit_s=description.node_gbit_s,
             opt_name=_text(optimizer.get(keys.OPT_NAME)),
             optimizer=optimizer,
-            seed=integer(log.seed[1].value, -(2**63), 2**64) if log.seed else None,
+            seed=integer(log.seed.value, -(2**63), 2**64) if log.seed else None,
             target_accuracy=target,
             train_samples=num_train,
             eval_samples=num_val,
             epochs_to_converge=self.evaluations[-1].epoch if status == 'converged' else None,
             is_from_0=self.is_from_0,
             last_s=log.last_s,
-            start_s=log.single[keys.RUN_START][0].time_s if keys.RUN_START in log.single else None,
+            start_s=start.time_s if start else None,
             age_s=age_s(self.path, self.now_s) if status == 'running' else None,
             sources=self.sources,
-            lines={key: mark.line for key, (mark, _) in single},
+            lines=lines,
             findings=log.findings.in_file(self.path),
             **times,
         )
