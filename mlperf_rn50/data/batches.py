@@ -217,7 +217,9 @@ def train_batches(
 
     def build(side: int, num: int | None) -> NextBatches:
         feed = islice(inputs, num)
-        return _Feed(opened, feed, shard, with_size(config, side), True, device_id).batches
+        return _Feed(
+            opened, feed, shard, with_size(config, side), is_training=True, device_id=device_id
+        ).batches
 
     return _in_turn(build, runs, num_valid)
 
@@ -267,7 +269,9 @@ def eval_batches(
         # during training.
         opened, requests = find_split(config.data, split), eval_requests(shard)
         inputs = _read_ahead(opened, config.data, requests, config.data.prefetch_depth)
-        batches = _Feed(opened, inputs, shard, config, False, device_id).batches
+        batches = _Feed(
+            opened, inputs, shard, config, is_training=False, device_id=device_id
+        ).batches
     return lambda: batches(num_valid)
 
 

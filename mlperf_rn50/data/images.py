@@ -30,20 +30,15 @@ _backend: Any = dali_backend
 _DALI_HAS_ORIENTATION = (
     'adjust_orientation' in _backend.GetSchema('decoders__Image').GetArgumentNames()
 )
-_TURNS = dict(
-    enumerate(
-        (
-            Transpose.FLIP_LEFT_RIGHT,
-            Transpose.ROTATE_180,
-            Transpose.FLIP_TOP_BOTTOM,
-            Transpose.TRANSPOSE,
-            Transpose.ROTATE_270,
-            Transpose.TRANSVERSE,
-            Transpose.ROTATE_90,
-        ),
-        start=2,
-    )
-)  # by EXIF orientation
+_TURNS = {  # by EXIF orientation
+    2: Transpose.FLIP_LEFT_RIGHT,
+    3: Transpose.ROTATE_180,
+    4: Transpose.FLIP_TOP_BOTTOM,
+    5: Transpose.TRANSPOSE,
+    6: Transpose.ROTATE_270,
+    7: Transpose.TRANSVERSE,
+    8: Transpose.ROTATE_90,
+}
 JPEG_QUALITY = 95
 # Each epoch decodes every stored image. This is the number from which Pillow warns of a
 # decompression bomb; published recipes preallocate 5,980 x 6,430 pixels for the largest images of

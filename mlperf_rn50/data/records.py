@@ -391,7 +391,9 @@ def find_split(data: DataConfig, split: str) -> Callable[[], RecordFile]:
     _check_value(data, 'num_classes', len(manifest['classes']))
     _check_value(data, 'num_train' if split == 'train' else 'num_val', num_images)
     path = folder / f'{split}.rec'
-    paths = [path, existing_index(path), *[path.with_suffix(CHECKSUMS)] * ('crc_sha256' in entry)]
+    paths = [path, existing_index(path)]
+    if 'crc_sha256' in entry:  # missing in older folders
+        paths.append(path.with_suffix(CHECKSUMS))
     try:
         size = [p.stat().st_size for p in paths][0]
     except OSError as e:

@@ -37,8 +37,10 @@ from mlperf_rn50.text import plural, printable, thin
 
 _MAX_SIZED = 200  # number of images whose sizes are read for a configuration
 _HEADER = """# {}
-# A cautious start, not tuned. Numbers of images and classes are those of manifest.json, beside this file.
-# Raise target_accuracy to train longer. Set mirror_probability to 0 if left and right matter, as in text.
+# A cautious start, not tuned. Numbers of images and classes are those of manifest.json, beside \
+this file.
+# Raise target_accuracy to train longer. Set mirror_probability to 0 if left and right matter, \
+as in text.
 # On GPUs, add device: gpu and precision: float16 to train. All keys: docs/configuration.md
 """
 
@@ -63,7 +65,7 @@ def prepare(options: Namespace) -> int:
             _check_same(manifest, options, name, num_workers)
             _print(f'{out}: {name} is already prepared; to prepare it again, use another --out')
         else:
-            _prepare_new(options, out, name, is_own, num_workers)
+            _prepare_new(options, name, num_workers)
         if is_own and name != IMAGENET:
             _print(f'next: {_write_train_yaml(out, name)}')
     except OSError as e:
@@ -187,14 +189,19 @@ def _check_same(manifest: dict, options: Namespace, name: str, num_workers: int)
             )
 
 
-def _prepare_new(options: Namespace, out: Path, name: str, is_own: bool, num_workers: int) -> None:
-    state = _find_state(options)
+def _prepare_new(options: Namespace, name: str, num_workers: int) -> None:
+    out, state = Path(options.out), _find_state(options)
     found = _find_dataset(options, name)
     _print(*found.notes)
     with folder_lock(out, '--out', OUTPUT_LOCK):
-        claim(out, found, is_own)
+        claim(out, found, has_config=options.dataset in ('folder', 'im2rec'))
         manifest = pack(
-            found, out, num_workers, options.resize_shorter, options.skip_corrupt, state
+            found,
+            out,
+            num_workers=num_workers,
+            resize_shorter=options.resize_shorter,
+            skip_damaged=options.skip_corrupt,
+            state=state,
         )
     for split, entry in manifest['splits'].items():
         _print(

@@ -62,7 +62,8 @@ def scan(folder: Path) -> tuple[list[str], list[Sample], Counter[str]]:
         if not (stat.S_ISREG(status.st_mode) and os.access(entry.path, os.R_OK)):
             open_regular(entry.path).close()  # raises the reason
         if ending in ENDINGS:
-            images.append(Sample(-1, f'{prefix}/{entry.name}', None, entry.path, 0, status.st_size))
+            name = f'{prefix}/{entry.name}'
+            images.append(Sample(-1, name, path=entry.path, size=status.st_size))
         else:
             others[ending or 'without ending'] += 1
     return folders, images, others
@@ -83,8 +84,7 @@ def by_role(paths: list[Path]) -> dict[str, Path]:
         if len({*map(os.path.realpath, named)}) > 1:
             raise DataError(
                 f'--source: got {" and ".join(apart(named))}, expected one for {role}; {_JOIN}, '
-                'or move '
-                'those of other data sets'
+                'or move those of other data sets'
             )
     return {role: min(named, key=Path.is_symlink) for role, named in found.items() if named}
 
@@ -261,15 +261,13 @@ def _record_samples(rec: Path) -> tuple[list[Sample], list[str]]:
             where = f'{rec.name}, record {position}'
             record = parse_record(os.pread(f.fileno(), length, start), f'{rec.parent}/{where}')
             name = names.get(record.sample_id, where)
-            samples.append(
-                Sample(record.label, name, None, str(rec), start, length, is_record=True)
-            )
+            place = {'path': str(rec), 'offset': start, 'size': length}
+            samples.append(Sample(record.label, name, **place, is_record=True))
             found.add(record.sample_id)
     if lst.exists() and (unlisted := found - names.keys()):
         raise DataError(
             f'--source: {lst}: got no line for number {min(unlisted)}, which is in {rec.name}, '
-            'expected '
-            'one per image; restore the lines, or remove this file'
+            'expected one per image; restore the lines, or remove this file'
         )
     lost = len(names.keys() - found)
     notes = [f'{lst}: {lost:,} of its {len(names):,} images are not in {rec.name}'] if lost else []
@@ -285,8 +283,7 @@ def im2rec(source: Path, name: str) -> Dataset:
     if not (train and val):
         raise DataError(
             f'--source: {source}: got {some([p.name for p in files], 5) or contents(source)}, '
-            'expected '
-            f'train.rec and val.rec, each with its .idx; {_JOIN}'
+            f'expected train.rec and val.rec, each with its .idx; {_JOIN}'
         )
     recs = {'train': train, 'validation': val}
     samples, lines = {}, list[str]()

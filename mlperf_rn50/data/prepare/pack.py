@@ -172,11 +172,11 @@ def _publish(path: Path, out: Path) -> None:
         path.rename(out / path.name)
 
 
-def claim(out: Path, dataset: Dataset, is_own: bool) -> None:
+def claim(out: Path, dataset: Dataset, has_config: bool) -> None:
     """Remove what a stopped preparation has published. Raise ConfigError for a file that prepare
     did not write.
 
-    is_own: whether train.yaml is written too.
+    has_config: whether train.yaml is to be written too.
     """
     parts = out / PARTS
     foreign = [parts]
@@ -189,7 +189,7 @@ def claim(out: Path, dataset: Dataset, is_own: bool) -> None:
         if path.is_file() and not path.is_symlink() and path.samefile(part):
             path.unlink()
     links = _links(dataset, out)
-    paths = [out / name for name in OUTPUTS if is_own or name != TRAIN_YAML]
+    paths = [out / name for name in OUTPUTS if has_config or name != TRAIN_YAML]
     refuse_existing(p for p in paths if not (p in links and p.exists() and p.samefile(links[p])))
 
 
@@ -215,17 +215,36 @@ def digest_of_sources(
     return hashlib.sha256(repr((dataset.classes, resize_shorter, images)).encode()).hexdigest()
 
 
-def _refuse_damaged(damaged: list[tuple[str, str]], folder: Path, out: Path, is_own: bool) -> None:
-    """Publish a list of the damaged images and raise DataError. is_own: whether the records are
-    those of im2rec."""
+def _refuse_damaged(damaged: list[tuple[str, str]], folder: Path, out: Path, advice: str) -> None:
+    """Publish a list of the damaged images, and raise DataError."""
     listed = folder / _DAMAGED
     write_atomically(listed, ''.join(f'{name}\t{why}\n' for name, why in damaged))
     _publish(listed, out)
     first = some([f'{name} ({why})' for name, why in damaged], 5)
-    advice = f'replace those listed in {out / _DAMAGED} or skip them with --skip-corrupt'
-    if is_own:
-        advice = f'run im2rec again without those listed in {out / _DAMAGED}'
+    advice = advice.format(f'those listed in {out / _DAMAGED}')
     raise DataError(f'{plural(len(damaged), "image")} cannot be decoded: {first}; {advice}')
+
+
+def _describe_split(part: _Part, made: Path, rec: Path | None) -> dict:
+    """Write the files beside `made`, a .rec of the parts; rec: that of im2rec, which has an .idx.
+    Return the manifest entry of the split."""
+    if rec is None:
+        starts = [0, *accumulate(part.sizes)][:-1]
+        lines = ''.join(f'{key}\t{start}\n' for key, start in enumerate(starts))
+        write_atomically(made.with_suffix('.idx'), lines)
+    return describe_records(rec or made, made, part.names, part.checksums)
+
+
+def _publish_all(folder: Path, out: Path, links: dict[Path, Path]) -> None:
+    """Add links and all files of the data to --out, the manifest last."""
+    for link, target in links.items():
+        (folder / link.name).unlink(missing_ok=True)  # an empty .rec
+        if not os.path.lexists(link):
+            link.symlink_to(os.path.relpath(target.resolve(), out.resolve()))
+    for path in (folder / name for name in _DATA):
+        if path.exists():
+            _publish(path, out)
+    shutil.rmtree(folder.parent)
 
 
 def pack(
@@ -239,7 +258,7 @@ def pack(
     """Pack a data set. Return the manifest, written last. Raise DataError for damaged images unless
     skip_damaged.
 
-    state: of the files of the source, as find_state returns it.
+    state: of the files of the source, for the manifest.
     """
     from mlperf_rn50.data.images import MAX_STORED_PIXELS, DecoderTest, encode_image
 
@@ -267,18 +286,12 @@ def pack(
             parts[name] = _write_parts(folder / f'{name}.rec', of_split, encode, num_workers)
     damaged = [image for part in parts.values() for image in part.damaged]
     if damaged and not skip_damaged:
-        _refuse_damaged(damaged, folder, out, bool(dataset.recs))
+        advice = 'replace {} or skip them with --skip-corrupt'
+        if dataset.recs:
+            advice = 'run im2rec again without {}'
+        _refuse_damaged(damaged, folder, out, advice)
 
-    # Describe the records.
-    splits = {}
-    for name, part in parts.items():
-        made = folder / f'{name}.rec'
-        if not dataset.recs:
-            starts = [0, *accumulate(part.sizes)][:-1]
-            lines = ''.join(f'{key}\t{start}\n' for key, start in enumerate(starts))
-            write_atomically(made.with_suffix('.idx'), lines)
-        rec = dataset.recs.get(name, made)
-        splits[name] = describe_records(rec, made, part.names, part.checksums)
+    # Describe and publish them.
     sources = chain.from_iterable(part.sources for part in parts.values())
     manifest = {
         'format': MANIFEST_FORMAT,
@@ -286,21 +299,15 @@ def pack(
         'source': dataset.source,
         'resize_shorter': resize_shorter,
         'classes': dataset.classes,
-        'splits': splits,
+        'splits': {
+            name: _describe_split(part, folder / f'{name}.rec', dataset.recs.get(name))
+            for name, part in parts.items()
+        },
         'skipped': [name for name, _ in damaged],
         'notes': dataset.notes,
         'source_state': state,
         'source_sha256': digest_of_sources(dataset, resize_shorter, sources),
     }
     dump_manifest(folder, manifest)
-
-    # Publish the files, the manifest last.
-    for link, target in _links(dataset, out).items():
-        (folder / link.name).unlink(missing_ok=True)  # an empty .rec
-        if not os.path.lexists(link):
-            link.symlink_to(os.path.relpath(target.resolve(), out.resolve()))
-    for path in (folder / name for name in _DATA):
-        if path.exists():
-            _publish(path, out)
-    shutil.rmtree(folder.parent)
+    _publish_all(folder, out, _links(dataset, out))
     return manifest

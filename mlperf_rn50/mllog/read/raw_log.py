@@ -216,7 +216,7 @@ class RawLog:
         if last_s > resumed_s + elapsed.SKEW_S:
             self.early_resumes.append(make_finding('resume_early', event.line, last_s - resumed_s))
 
-        # The checkpoint covers the epochs before its own; the evaluation of an epoch may come later.
+        # An evaluation may come after the checkpoint of its epoch.
         epoch = integer(event.metadata.get('epoch_num'), 1) or 0
         kept = enumerate((self.epochs, self.epoch_stops, self.accuracies))
         covered = [e for i, by_epoch in kept for k, e in by_epoch.items() if k + i <= epoch]

@@ -8,9 +8,10 @@ from typing import Any
 
 from mlperf_rn50.mllog import events, keys
 from mlperf_rn50.mllog.events import LineFormat
+from mlperf_rn50.mllog.findings import Grade
 from mlperf_rn50.mllog.read import clock
 from mlperf_rn50.mllog.read.counts import CountReader, describe_in_log
-from mlperf_rn50.mllog.read.description import SystemDescription, org_of_folder, round_of
+from mlperf_rn50.mllog.read.description import find_description, org_of_folder, round_of
 from mlperf_rn50.mllog.read.raw_log import RawLog
 from mlperf_rn50.mllog.read.values import changes, integer
 from mlperf_rn50.mllog.rulesets import LATER
@@ -84,13 +85,11 @@ class RunResolver:
     """Combines the content of a log, in its most complete line format, and a system description
     into a Run."""
 
-    def __init__(
-        self, path: Path, log: RawLog, description: SystemDescription, last_line: int, now_s: float
-    ):
+    def __init__(self, path: Path, log: RawLog, last_line: int, now_s: float):
         self.path, self.log, self.last_line, self.now_s = path, log, last_line, now_s
         in_log = vars(describe_in_log(log))
         self.description = replace(
-            description, **{name: fact for name, fact in in_log.items() if fact is not None}
+            find_description(path), **{k: fact for k, fact in in_log.items() if fact is not None}
         )
         self.sources: dict[str, FactSource] = {}
         clock.join_blocks(log)
@@ -109,9 +108,8 @@ class RunResolver:
         self.sources['org'] = source
         name, logged_name = _normalized(org), _normalized(logged or org)
         if not name.startswith(logged_name) and not logged_name.startswith(name):
-            self.log.flag(
-                'submitter_differs', self.log.line(keys.SUBMISSION_ORG), logged, org, source.text
-            )
+            line = self.log.line(keys.SUBMISSION_ORG)
+            self.log.flag('submitter_differs', line, logged, org, source.text)
         return org
 
     def _target(self, round_name: str, division: str | None) -> float | None:
@@ -128,10 +126,8 @@ class RunResolver:
         """Return the name of the data set, whether it is ImageNet, and numbers of training and
         evaluation images."""
         log = self.log
-        num_train, num_val = (
-            integer(log.value(keys.TRAIN_SAMPLES), 1),
-            integer(log.value(keys.EVAL_SAMPLES), 1),
-        )
+        num_train = integer(log.value(keys.TRAIN_SAMPLES), 1)
+        num_val = integer(log.value(keys.EVAL_SAMPLES), 1)
         is_size_of_imagenet = num_train in (None, IMAGENET_TRAIN)
         if events.DATASET in log.single:
             event = log.single[events.DATASET]
@@ -188,13 +184,13 @@ class RunResolver:
     def _is_written(self) -> bool:
         """Return whether a log without run_stop is still being written."""
         run = run_of(self.path)
-        if (
-            self.path in (run.result, run.result_v06)
-            and (is_held := is_locked(run.lock)) is not None
-        ):
-            return is_held
+        if self.path in (run.result, run.result_v06):
+            is_held = is_locked(run.lock)
+            if is_held is not None:
+                return is_held
         limit_s = max(QUIET_S, _QUIET_GAPS * min(self.log.longest_gap_s, _DAY_S))
-        age, since_event_s = age_s(self.path, self.now_s), self.now_s - (self.log.last_s or 0.0)
+        age = age_s(self.path, self.now_s)
+        since_event_s = self.now_s - (self.log.last_s or 0.0)
         return age is not None and age < limit_s and since_event_s < max(limit_s, _DAY_S)
 
     def _round(self) -> str:
@@ -219,13 +215,9 @@ class RunResolver:
         last = evaluations[-1]
         for epoch, event in log.lost_evaluations(status == 'running'):
             log.flag('accuracy_missing', event.line, epoch)
-        early = [
-            e
-            for e in evaluations[:-1]
-            if target is not None
-            and e.accuracy >= target
-            and e.line > (log.line(events.TARGET_ACCURACY) or 0)
-        ]
+        target_line = log.line(events.TARGET_ACCURACY) or 0
+        reached = [e for e in evaluations if target is not None and e.accuracy >= target]
+        early = [e for e in reached if e is not last and e.line > target_line]
         if early:
             log.flag('trained_past_target', early[0].line, early[0].epoch, last.epoch)
         starts = [*log.epochs.items(), *log.blocks.items()]
@@ -235,31 +227,27 @@ class RunResolver:
         if not trained - max(2, period) <= last.epoch <= trained:
             # Some v0.5 logs have a line for the first epoch only, so that the number of trained
             # epochs is unknown.
-            is_doubtful = status == 'converged' and len(log.epochs) + len(log.blocks) > 1
-            log.flag(
-                'evaluation_not_last',
-                last.line,
-                last.epoch,
-                trained,
-                grade='warning' if is_doubtful else 'note',
-            )
-        misfits = [e for e in evaluations if num_val and not _totals(e.accuracy, [num_val])]
-        if misfits and num_val:
-            fits = (
-                [*range(num_val - num_val // 20, num_val + num_val // 10)]
-                if len(evaluations) <= 100
-                else []
-            )
-            for e in evaluations:
-                fits = _totals(e.accuracy, fits)
-            log.flag(
-                'accuracies_uneven',
-                misfits[0].line,
-                len(misfits),
-                len(evaluations),
-                num_val,
-                f', but all are multiples of 1/{fits[0]}' if len(fits) == 1 else '',
-            )
+            is_doubtful = status == 'converged' and len(starts) > 1
+            grade: Grade = 'warning' if is_doubtful else 'note'
+            log.flag('evaluation_not_last', last.line, last.epoch, trained, grade=grade)
+        if num_val:
+            self._flag_uneven(num_val)
+
+    def _flag_uneven(self, num_val: int) -> None:
+        """Flag accuracies that are no multiples of 1/num_val, with the number of images that they
+        fit."""
+        accuracies = [e.accuracy for e in self.evaluations]
+        misfits = [e for e in self.evaluations if not _totals(e.accuracy, [num_val])]
+        if not misfits:
+            return
+        fits = [*range(num_val - num_val // 20, num_val + num_val // 10)]
+        if len(accuracies) > 100:
+            fits = []
+        for accuracy in accuracies:
+            fits = _totals(accuracy, fits)
+        hint = f', but all are multiples of 1/{fits[0]}' if len(fits) == 1 else ''
+        counts = len(misfits), len(accuracies), num_val
+        self.log.flag('accuracies_uneven', misfits[0].line, *counts, hint)
 
     def _flag_resumes(self) -> None:
         log = self.log
@@ -305,18 +293,15 @@ class RunResolver:
 
     def run(self) -> Run:
         log, description = self.log, self.description
-        round_name, counts, is_sound = (
-            self._round(),
-            CountReader(log, description, self.sources),
-            self._is_sound(),
-        )
-        # a readable description could change counts that the log does not state
+        round_name = self._round()
+        counts = CountReader(log, description, self.sources)
+        is_sound = self._is_sound()
         if description.fault:
+            # a readable description could change counts that the log does not state
             stated = {name for name, source in self.sources.items() if source.basis != 'implied'}
             is_harmless = stated >= {'num_nodes', 'num_accelerators'}
-            log.findings.add(
-                description.fault._replace(grade='note') if is_harmless else description.fault
-            )
+            grade: Grade = 'note' if is_harmless else description.fault.grade
+            log.findings.add(description.fault._replace(grade=grade))
         times = self._times(is_sound)
         division = log.value(keys.SUBMISSION_DIVISION)
         division = division if division in (keys.OPEN, keys.CLOSED) else None
