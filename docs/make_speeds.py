@@ -10,7 +10,7 @@ from pathlib import Path
 from mlperf_rn50.analysis.sets.published import load_published, load_table
 from mlperf_rn50.analysis.sets.rcp import official_score_minutes
 from mlperf_rn50.analysis.sets.run_set import generation_of
-from mlperf_rn50.mllog.run import TARGET
+from mlperf_rn50.mllog.logged_run import TARGET
 from mlperf_rn50.text import grouped
 
 PAGE = Path(__file__).parent / 'gpu.md'

@@ -9,7 +9,7 @@ from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Study, make_studies
 from mlperf_rn50.analysis.sets.time_parts import RunTimes
-from mlperf_rn50.mllog.run import Evaluation, Run
+from mlperf_rn50.mllog.logged_run import Evaluation, Run
 
 
 def studies_of(*paths: Path, baseline: str | None = None) -> list[Study]:

@@ -25,9 +25,9 @@ from mlperf_rn50.analysis.sets.findings import set_findings
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.findings import Findings
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.read.description import _count, load_object
 from mlperf_rn50.mllog.read.reader import read_run
-from mlperf_rn50.mllog.run import Run
 
 LOGS = Path(__file__).parents[1] / 'logs'
 BASE = json.loads((LOGS / 'base.json').read_text())

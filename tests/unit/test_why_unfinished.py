@@ -8,7 +8,7 @@ from mlperf_rn50.analysis.why.load import WhyRun
 from mlperf_rn50.analysis.why.unfinished import unfinished_sentence
 from mlperf_rn50.cli import why
 from mlperf_rn50.config import Config, RunConfig
-from mlperf_rn50.mllog.run import Evaluation, Run
+from mlperf_rn50.mllog.logged_run import Evaluation, Run
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import CourseRecord, EndRecord, TrainRecord
 from mlperf_rn50.train.options import ScheduleConfig, TrainConfig

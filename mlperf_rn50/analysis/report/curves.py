@@ -28,7 +28,7 @@ from mlperf_rn50.analysis.report.scene import (
     explain_colours,
     explain_marks,
 )
-from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.sidecar.metrics import read_learning_rates
 from mlperf_rn50.mllog.sidecar.telemetry import NodeTelemetry, read_telemetry
 from mlperf_rn50.runfolder.names import find_telemetry

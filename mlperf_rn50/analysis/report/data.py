@@ -18,8 +18,8 @@ from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of
 from mlperf_rn50.analysis.sets.scaling import Comparison, Study
 from mlperf_rn50.mllog.elapsed import render_parts
 from mlperf_rn50.mllog.findings import Finding
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.rulesets import ROUND_OF
-from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.text import printable
 
 FORMAT = 'mlperf-rn50 report 1'

@@ -9,9 +9,9 @@ from typing import Any
 from mlperf_rn50.mllog import events, keys
 from mlperf_rn50.mllog.check.official import check_official, find_long_lines
 from mlperf_rn50.mllog.events import LogEvent
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.read import reader
 from mlperf_rn50.mllog.rulesets import DIVISIONS, RULESETS, V05
-from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.runfolder.jsonl import number
 
 _BY_FORMAT = {'MLPv0.5.0': RULESETS[:1], 'MLL': RULESETS[1:2], 'MLLOG': RULESETS[2:]}

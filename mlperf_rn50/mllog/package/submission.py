@@ -24,6 +24,7 @@ from mlperf_rn50.mllog.check.official import (
     TreeVerdict,
     judge_tree,
 )
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.package import system_desc
 from mlperf_rn50.mllog.package.code import (
     copy_code,
@@ -34,7 +35,6 @@ from mlperf_rn50.mllog.package.code import (
 )
 from mlperf_rn50.mllog.read.description import load_env
 from mlperf_rn50.mllog.rulesets import ROUND_OF, ROUNDS, V05
-from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.runfolder.locks import OUTPUT_LOCK, folder_lock
 from mlperf_rn50.text import printable
 

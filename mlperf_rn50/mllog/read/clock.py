@@ -10,8 +10,8 @@ from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.elapsed import SKEW_S, gaps_of, outside_s
 from mlperf_rn50.mllog.events import LogEvent
 from mlperf_rn50.mllog.findings import Finding, make_finding
+from mlperf_rn50.mllog.logged_run import Evaluation, TrainSegment
 from mlperf_rn50.mllog.read.raw_log import RUN_FINAL, ByEpoch, RawLog
-from mlperf_rn50.mllog.run import Evaluation, TrainSegment
 from mlperf_rn50.runfolder.jsonl import number
 
 STEP_S = 1.0  # tolerated difference between the wall clock and the monotonic clock over a run

@@ -6,10 +6,10 @@ from dataclasses import replace
 from itertools import zip_longest
 
 from mlperf_rn50.mllog import events, keys
+from mlperf_rn50.mllog.logged_run import FactSource
 from mlperf_rn50.mllog.read.description import Count, SystemDescription, describe_entry, make_count
 from mlperf_rn50.mllog.read.raw_log import INPUT_BATCH_SIZE, RawLog
 from mlperf_rn50.mllog.read.values import integer
-from mlperf_rn50.mllog.run import FactSource
 
 # In v0.5 logs, input_batch_size is per accelerator or, in some, global. No accelerator can hold
 # this many images.

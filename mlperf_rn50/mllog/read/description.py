@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from mlperf_rn50.files import parse_json, read_text
 from mlperf_rn50.mllog.findings import Finding, make_finding
+from mlperf_rn50.mllog.logged_run import FactSource
 from mlperf_rn50.mllog.read.values import integer
-from mlperf_rn50.mllog.run import FactSource
 from mlperf_rn50.runfolder.names import run_of
 
 JsonObject = dict[str, Any]

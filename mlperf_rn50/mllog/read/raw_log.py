@@ -9,6 +9,7 @@ from typing import Any
 from mlperf_rn50.mllog import elapsed, events, keys
 from mlperf_rn50.mllog.events import LineFormat, LogEvent
 from mlperf_rn50.mllog.findings import Finding, Findings, make_finding
+from mlperf_rn50.mllog.logged_run import FactSource
 from mlperf_rn50.mllog.read.values import (
     MAX_EPOCH,
     V05_KEYS,
@@ -17,7 +18,6 @@ from mlperf_rn50.mllog.read.values import (
     epoch_of,
     integer,
 )
-from mlperf_rn50.mllog.run import FactSource
 from mlperf_rn50.runfolder.jsonl import number
 
 # maximum number of evaluations, epochs and so on; a real log has about a hundred

@@ -17,9 +17,9 @@ from mlperf_rn50.files import numbered_lines, open_regular, walk
 from mlperf_rn50.mllog import events, keys
 from mlperf_rn50.mllog.events import LineFormat, LogEvent, decode_events
 from mlperf_rn50.mllog.findings import Findings
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.read.raw_log import RawLog
 from mlperf_rn50.mllog.read.resolve import RunResolver
-from mlperf_rn50.mllog.run import Run
 
 _FORMS = {  # by the first bytes of a file
     rb'\xff\xfe|\xfe\xff': 'UTF-16; convert it to UTF-8',  # as written by some shells

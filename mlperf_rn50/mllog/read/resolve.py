@@ -9,13 +9,7 @@ from typing import Any
 from mlperf_rn50.mllog import events, keys
 from mlperf_rn50.mllog.events import LineFormat
 from mlperf_rn50.mllog.findings import Grade
-from mlperf_rn50.mllog.read import clock
-from mlperf_rn50.mllog.read.counts import CountReader, describe_in_log
-from mlperf_rn50.mllog.read.description import find_description, org_of_folder, round_of
-from mlperf_rn50.mllog.read.raw_log import RawLog
-from mlperf_rn50.mllog.read.values import changes, integer
-from mlperf_rn50.mllog.rulesets import LATER
-from mlperf_rn50.mllog.run import (
+from mlperf_rn50.mllog.logged_run import (
     IMAGENET_TRAIN,
     IMAGENET_VAL,
     TARGET,
@@ -24,6 +18,12 @@ from mlperf_rn50.mllog.run import (
     Run,
     RunStatus,
 )
+from mlperf_rn50.mllog.read import clock
+from mlperf_rn50.mllog.read.counts import CountReader, describe_in_log
+from mlperf_rn50.mllog.read.description import find_description, org_of_folder, round_of
+from mlperf_rn50.mllog.read.raw_log import RawLog
+from mlperf_rn50.mllog.read.values import changes, integer
+from mlperf_rn50.mllog.rulesets import LATER
 from mlperf_rn50.runfolder.jsonl import number, read_lines
 from mlperf_rn50.runfolder.locks import is_locked
 from mlperf_rn50.runfolder.names import run_of
