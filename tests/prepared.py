@@ -19,8 +19,11 @@ def bitmap(grey, size=(4, 4)) -> bytes:
 def fill(root, files):
     """Write files from a dict of paths to contents, or JPEGs at the given paths; return root."""
     for path in files:
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_bytes(files[path] if isinstance(files, dict) else encoded('JPEG'))
+        place = root / path
+        folder = place if path.endswith('/') else place.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        if folder != place:
+            place.write_bytes(files[path] if isinstance(files, dict) else encoded('JPEG'))
     return root
 
 
