@@ -3,7 +3,6 @@ what is refused."""
 
 import hashlib
 import os
-import random
 import re
 
 import numpy as np
@@ -201,16 +200,6 @@ def test_fraction_of_each_class_is_for_validation_and_stated(tmp_path, inside):
     stated = f'{len(held)} of these images are for validation: 0.25 of each class'
     assert stated in data.notes[1]
     assert any('not used: test/' in note for note in data.notes) == bool(inside)
-
-
-def test_added_images_leave_others_in_their_splits(tmp_path):
-    names = [f'{c}/{i}.jpg' for c in 'ab' for i in range(40)]
-    random.Random(0).shuffle(names)
-    before: set[str] = set()
-    for count in (30, 50, 80):
-        held = {s.name for s in folder(fill(tmp_path, names[:count]), 'x', 0.3).validation}
-        assert before <= held and len(held - before) < count / 2
-        before = held
 
 
 @pytest.mark.parametrize('fraction', [1e-9, 0.99])

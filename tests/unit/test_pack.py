@@ -10,15 +10,14 @@ from contextlib import redirect_stdout, suppress
 
 import pytest
 from helpers import call
-from numbered import encoded, tar_of
+from numbered import encoded
 from PIL import Image, ImageFile
 from prepared import bitmap, fill, greys, prepare, shown, stored
 
 from mlperf_rn50.config_file import load_yaml
-from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.data.prepare import pack, samples
 from mlperf_rn50.data.prepare.samples import Sample
-from mlperf_rn50.data.records import RecordFile, data_digest, load_manifest
+from mlperf_rn50.data.records import RecordFile, load_manifest
 from mlperf_rn50.data.verify import dump_manifest, verify
 from mlperf_rn50.errors import DataError, UserError
 from mlperf_rn50.runfolder.locks import OUTPUT_LOCK, folder_lock
@@ -341,25 +340,6 @@ def test_other_size_of_images_without_a_source_is_not_already_prepared(out):
         prepare('digits', '--out', out, '--resize-shorter', 4)
 
 
-def test_replaced_images_in_a_tar_of_equal_size_are_noticed(tmp_path, out):
-    def write_tars(grey):
-        images = {f'n{k}_{i}.JPEG': bitmap(grey + 10 * k + i) for k in range(2) for i in range(3)}
-        classes = {
-            f'n{k}.tar': tar_of({n: images[n] for n in images if n[1] == str(k)}) for k in range(2)
-        }
-        val = tar_of({'v.JPEG': bitmap(9)})
-        files = {'train.tar': tar_of(classes), 'val.tar': val}
-        fill(tmp_path / 'tars', {f'ILSVRC2012_img_{name}': files[name] for name in files})
-
-    write_tars(0)
-    truth = fill(tmp_path, {'truth.txt': b'n1\n'}) / 'truth.txt'
-    words = ('imagenet', '--source', tmp_path / 'tars', '--out', out, '--ground-truth', truth)
-    assert prepare(*words, '--allow-partial') == prepare(*words, '--allow-partial') == 0
-    write_tars(100)
-    with pytest.raises(DataError, match='--source: got other images'):
-        prepare(*words, '--allow-partial')
-
-
 def test_images_are_read_again_only_if_a_file_has_changed(words, source, tmp_path, monkeypatch):
     assert prepare(*words) == 0
     read, names = Sample.read, []
@@ -410,15 +390,6 @@ def test_names_do_not_control_the_terminal(words, source):
         done = call('prepare', *words, '--name', 'x\x1b[1m')
         assert done.returncode == 0 and word in done.stdout
         assert not {'\x1b', '\x07', '\x9b'} & {*done.stdout, *done.stderr}
-
-
-def test_copies_of_a_source_give_the_same_data(words, source, out, tmp_path):
-    """The doctor compares the data of hosts, each of which may have prepared its own copy."""
-    copy = shutil.copytree(source, tmp_path / 'copy/source')
-    other = tmp_path / 'other'
-    assert prepare(*words) == prepare('folder', '--source', copy, '--out', other) == 0
-    assert len({data_digest(DataConfig(dir=str(folder))) for folder in (out, other)}) == 1
-    assert len({(folder / 'manifest.json').read_bytes() for folder in (out, other)}) == 2
 
 
 def test_folder_with_data_and_its_source_is_not_recommended_for_removal(source, capsys):

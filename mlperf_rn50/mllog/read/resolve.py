@@ -171,8 +171,8 @@ class RunResolver:
             reason = stop.metadata.get('reason')
             return reason if reason in ('interrupted', 'failed') else 'aborted'
         if not self.evaluations or is_sound and (time_s is None or time_s <= 0):
-            what = 'time' if self.evaluations else 'evaluation'
-            log.flag(f'success_without_{what}', stop.line)
+            kind = 'success_without_time' if self.evaluations else 'success_without_evaluation'
+            log.flag(kind, stop.line)
             return 'failed'
         if target is not None and last < target:
             is_stated = not log.is_v05 or isinstance(stop.value, dict) and 'success' in stop.value
