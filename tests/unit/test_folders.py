@@ -116,7 +116,7 @@ ADVICE = 'with a folder per class; to split class folders, add --validation 0.1'
         (folder, ['train/n01.tar', 'train/x.tar', 'val/x'], 'got .tar (2), expected a folder per'),
         (folder, ['train/n01.tar', 'val/a/1.jpg'], 'per class; unpack each archive of a synset'),
         (folder, ['train/x.tar', 'val/a/1.jpg'], 'per class; put the images of each class into'),
-        (folder, ['data/t.parquet', 'README.md'], 'got data/ with .parquet (1), .md (1), expected'),
+        (folder, ['b/1.jpg', 'b/x.md', 'd/t.md', 'x.md'], 'got b/, d/ with .md (1), .md (1), exp'),
         (partial_imagenet, ['x.tar.gz'], 'got .gz (1), expected ILSVRC2012_img_train.tar'),
         (partial_imagenet, ['train/a/1.jpg'], 'got train/, expected ILSVRC2012_img_val.tar or val'),
         (
