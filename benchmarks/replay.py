@@ -21,7 +21,7 @@ from mlperf_rn50.analysis.recipe.reference import Reference, find_published, typ
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.analysis.sets.run_set import RunSet
-from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.mllog.logged_run import Run
 
 FAULT_AT = 1 / 3  # fraction of the schedule
 FAULTS = ('stuck', '3 points low', '2 points low')

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.analysis.sets.run_set import generation_of
-from mlperf_rn50.mllog.run import TARGET
+from mlperf_rn50.mllog.logged_run import TARGET
 from mlperf_rn50.text import grouped
 
 PAGE = Path(__file__).parent / 'gpu.md'

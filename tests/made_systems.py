@@ -15,7 +15,7 @@ from mlperf_rn50.analysis.sets.settings import Recipe
 from mlperf_rn50.analysis.sets.time_parts import RunTimes
 from mlperf_rn50.analysis.show.page import render_html
 from mlperf_rn50.answer import Answer
-from mlperf_rn50.mllog.run import Evaluation, Run
+from mlperf_rn50.mllog.logged_run import Evaluation, Run
 
 
 def studies_of(*paths: Path, baseline: str | None = None) -> list[Study]:

@@ -12,8 +12,8 @@ import msgspec
 from mlperf_rn50.config import Config, check_values
 from mlperf_rn50.config_file import load_tree, override
 from mlperf_rn50.errors import ConfigError, UserError
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.read.reader import read_run
-from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import MetricsRecord, ResumedRecord, read_records
 

@@ -13,7 +13,7 @@ from mlperf_rn50.analysis.why.accuracy import Cause, explain_accuracy, judge_cou
 from mlperf_rn50.config import Config, render_yaml, to_tree
 from mlperf_rn50.config_file import override
 from mlperf_rn50.data.options import DataConfig
-from mlperf_rn50.mllog.run import Evaluation, Run
+from mlperf_rn50.mllog.logged_run import Evaluation, Run
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import CourseRecord, LossScaleRecord, TrainRecord
 from mlperf_rn50.train.options import ScheduleConfig, TrainConfig

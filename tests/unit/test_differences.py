@@ -9,7 +9,7 @@ from mlperf_rn50.analysis.recipe import differences
 from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.cli.parsers import config_parser
 from mlperf_rn50.config_file import resolve_config
-from mlperf_rn50.mllog.run import IMAGENET_TRAIN
+from mlperf_rn50.mllog.logged_run import IMAGENET_TRAIN
 from mlperf_rn50.text import span
 
 DGX1 = resolve_config(ROOT / 'launch/configs/dgx1_v05.yaml', [], config_parser('train'))

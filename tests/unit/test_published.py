@@ -16,7 +16,7 @@ from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.published import load_published, load_table, sets_under
 from mlperf_rn50.analysis.sets.settings import Recipe, eval_grid, make_recipe
 from mlperf_rn50.analysis.sets.time_parts import RunTimes, make_times
-from mlperf_rn50.mllog.run import IMAGENET_TRAIN
+from mlperf_rn50.mllog.logged_run import IMAGENET_TRAIN
 
 sys.path.insert(0, str(ROOT / 'docs'))
 import make_published  # noqa: E402

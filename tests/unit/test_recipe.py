@@ -17,8 +17,8 @@ from mlperf_rn50.analysis.recipe.differences import find_deviations, find_follow
 from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.cli.parsers import config_parser
 from mlperf_rn50.config_file import resolve_config
-from mlperf_rn50.data.pictures import JPEG_QUALITY
-from mlperf_rn50.mllog.run import Evaluation
+from mlperf_rn50.data.images import JPEG_QUALITY
+from mlperf_rn50.mllog.logged_run import Evaluation
 from mlperf_rn50.train.plan import config_world_size
 
 SETS = {s.name: s for s in load_published('open')}

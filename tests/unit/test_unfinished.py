@@ -6,7 +6,7 @@ from helpers import call
 from mlperf_rn50.analysis.run_data import RunData
 from mlperf_rn50.analysis.why.unfinished import unfinished_sentence
 from mlperf_rn50.config import Config, RunConfig
-from mlperf_rn50.mllog.run import Evaluation, Run
+from mlperf_rn50.mllog.logged_run import Evaluation, Run
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import CourseRecord, EndRecord, TrainRecord
 from mlperf_rn50.train.options import ScheduleConfig, TrainConfig

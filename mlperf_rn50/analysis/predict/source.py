@@ -23,7 +23,7 @@ from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of
 from mlperf_rn50.analysis.sets.settings import Recipe
 from mlperf_rn50.errors import ConfigError, UserError, nearest
 from mlperf_rn50.files import read_text
-from mlperf_rn50.mllog.run import IMAGENET_TRAIN, IMAGENET_VAL
+from mlperf_rn50.mllog.logged_run import IMAGENET_TRAIN, IMAGENET_VAL
 from mlperf_rn50.text import printable, some
 
 _IMAGENET_PIXELS = 224

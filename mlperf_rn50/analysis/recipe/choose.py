@@ -15,7 +15,7 @@ from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.settings import Recipe
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.text import grouped, plural, printable
 
 # Largest ratio of batches that count as equal. Published sets have the same learning rate, warm-up

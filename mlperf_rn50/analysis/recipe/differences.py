@@ -19,7 +19,7 @@ from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.analysis.sets.run_set import generation_of, ratio
 from mlperf_rn50.config import Config, render_value
 from mlperf_rn50.data.options import IMAGENET
-from mlperf_rn50.mllog.run import IMAGENET_TRAIN, IMAGENET_VAL
+from mlperf_rn50.mllog.logged_run import IMAGENET_TRAIN, IMAGENET_VAL
 from mlperf_rn50.text import grouped, plural, span
 
 # Largest ratio of similar batches, from the published recipe with the widest range (batches 1,632

@@ -16,7 +16,7 @@ from mlperf_rn50.analysis.sets.settings import Recipe
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import IMAGENET
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.text import plural, printable, some
 
 MIN_RUNS = 2  # minimum number of runs to compute a spread

@@ -29,7 +29,7 @@ from mlperf_rn50.analysis.show.figure import (
     legend,
     scale_up,
 )
-from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.sidecar.metrics import read_learning_rates
 from mlperf_rn50.mllog.sidecar.node_telemetry import NodeTelemetry, read_telemetry
 from mlperf_rn50.runfolder.names import find_telemetry

@@ -24,8 +24,8 @@ from mlperf_rn50.answer import (
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.events import RUN_RESUMED
 from mlperf_rn50.mllog.findings import Finding, make_finding
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.rulesets import ROUND_OF
-from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.mllog.sidecar.energy import KINDS, NO_COUNTERS, NO_TELEMETRY
 from mlperf_rn50.mllog.sidecar.metrics import read_node_reads
 from mlperf_rn50.text import data_name, duration, minutes, plural

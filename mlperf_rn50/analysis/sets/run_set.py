@@ -23,7 +23,7 @@ from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.check.judge import CheckedLog, Judgement
 from mlperf_rn50.mllog.duplicates import Duplicate, find_duplicates
 from mlperf_rn50.mllog.findings import Finding
-from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.sidecar.energy import KINDS, Energy, read_energy
 from mlperf_rn50.runfolder.names import find_telemetry
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlperf_rn50.mllog import events
-from mlperf_rn50.mllog.run import IMAGENET_TRAIN
+from mlperf_rn50.mllog.logged_run import IMAGENET_TRAIN
 from mlperf_rn50.runfolder.jsonl import number
 
 _MAX_EPOCHS = 200  # an ImageNet schedule logged as longer than this is counted in steps

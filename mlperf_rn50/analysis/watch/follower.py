@@ -31,9 +31,9 @@ from mlperf_rn50.analysis.why.time_answer import bottleneck_sentence
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import regular_file
 from mlperf_rn50.mllog import keys
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.read.reader import OtherBenchmark, read_run
 from mlperf_rn50.mllog.read.resolve import QUIET_S, age_s
-from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.mllog.sidecar.energy import read_energy
 from mlperf_rn50.runfolder.jsonl import Tail, decode
 from mlperf_rn50.runfolder.locks import LAUNCHER_LOCK, is_locked

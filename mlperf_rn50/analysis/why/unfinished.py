@@ -2,7 +2,7 @@
 
 from mlperf_rn50.analysis.run_data import RunData
 from mlperf_rn50.config import Config
-from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.runfolder.names import newest_step
 from mlperf_rn50.runfolder.records import CourseRecord, EndRecord, TrainRecord
 from mlperf_rn50.text import duration

@@ -14,9 +14,9 @@ from mlperf_rn50.config_file import load_tree
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import dump_json
 from mlperf_rn50.git import git
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.package.system_desc import data_note
 from mlperf_rn50.mllog.read.description import load_env, system_path, value_at
-from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.runfolder.names import run_of
 from mlperf_rn50.text import printable
 

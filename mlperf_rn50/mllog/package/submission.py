@@ -17,8 +17,14 @@ from mlperf_rn50.answer import Answer, Cell, Table
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, UserError
 from mlperf_rn50.files import dump_json, refuse_existing, writing_folder
 from mlperf_rn50.mllog.check.judge import Judgement
-from mlperf_rn50.mllog.check.official import NEEDED, CheckResult, NotInstalled, judge_tree
+from mlperf_rn50.mllog.check.official import (
+    NEEDED,
+    CheckResult,
+    NotInstalled,
+    judge_tree,
+)
 from mlperf_rn50.mllog.findings import Finding
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.package import system_desc
 from mlperf_rn50.mllog.package.code import (
     copy_code,
@@ -29,7 +35,6 @@ from mlperf_rn50.mllog.package.code import (
 )
 from mlperf_rn50.mllog.read.description import load_env
 from mlperf_rn50.mllog.rulesets import ROUND_OF, ROUNDS, V05
-from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.runfolder.locks import OUTPUT_LOCK, folder_lock
 
 _MAX_WARNINGS = 3  # maximum number of warnings shown per log; `report` shows all

@@ -7,6 +7,7 @@ from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.read.description import (
     JsonObject,
     framework_of,
@@ -16,7 +17,6 @@ from mlperf_rn50.mllog.read.description import (
     system_path,
     value_at,
 )
-from mlperf_rn50.mllog.run import Run
 
 _STATUS_OF_4 = {
     'cloud': 'Available cloud',

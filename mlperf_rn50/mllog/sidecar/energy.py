@@ -11,7 +11,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.sidecar.node_telemetry import TelemetryFiles, files_of
 from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import host_of

@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 from mlperf_rn50.mllog.findings import Finding, make_finding
-from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.runfolder.names import run_of
 from mlperf_rn50.runfolder.records import (
     EpochRecord,

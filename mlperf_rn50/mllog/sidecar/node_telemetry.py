@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import find_telemetry, host_of, run_number
 from mlperf_rn50.runfolder.records import TelemetryRecord

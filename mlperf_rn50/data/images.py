@@ -30,20 +30,15 @@ _backend: Any = dali_backend
 _DALI_HAS_ORIENTATION = (
     'adjust_orientation' in _backend.GetSchema('decoders__Image').GetArgumentNames()
 )
-_TURNS = dict(
-    enumerate(
-        (
-            Transpose.FLIP_LEFT_RIGHT,
-            Transpose.ROTATE_180,
-            Transpose.FLIP_TOP_BOTTOM,
-            Transpose.TRANSPOSE,
-            Transpose.ROTATE_270,
-            Transpose.TRANSVERSE,
-            Transpose.ROTATE_90,
-        ),
-        start=2,
-    )
-)  # by EXIF orientation
+_TURNS = {  # by EXIF orientation
+    2: Transpose.FLIP_LEFT_RIGHT,
+    3: Transpose.ROTATE_180,
+    4: Transpose.FLIP_TOP_BOTTOM,
+    5: Transpose.TRANSPOSE,
+    6: Transpose.ROTATE_270,
+    7: Transpose.TRANSVERSE,
+    8: Transpose.ROTATE_90,
+}
 JPEG_QUALITY = 95
 # Each epoch decodes every stored image. This is the number from which Pillow warns of a
 # decompression bomb; published recipes preallocate 5,980 x 6,430 pixels for the largest images of
@@ -115,7 +110,7 @@ def _upright_rgb(image: Image.Image, turn: Transpose | None) -> Image.Image:
     return image.convert('RGB')
 
 
-def encode_picture(path: Path) -> bytes:
+def encode_file(path: Path) -> bytes:
     """Return an image file as encode_image does. Raise DataError if it is not an image."""
     try:
         with warnings.catch_warnings():
@@ -128,8 +123,8 @@ def encode_picture(path: Path) -> bytes:
         raise DataError(f'{path}: {reason}; expected an image such as a JPEG or PNG') from e
 
 
-def transform_picture(encoded: bytes, config: Config) -> mx.nd.NDArray:
-    """Return an image of encode_picture as a network input: float32, (1, 3, side, side)."""
+def network_input(encoded: bytes, config: Config) -> mx.nd.NDArray:
+    """Return an image of encode_file as a network input: float32, (1, 3, side, side)."""
     # endless, because DALI reads ahead
     source = repeat(whole_images([np.frombuffer(encoded, np.uint8)]))
     images, _ = run_pipeline(build_pipeline(source, 1, config, False, None))
