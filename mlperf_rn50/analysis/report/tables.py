@@ -6,20 +6,24 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from mlperf_rn50.analysis.report import detail_tables as details
-from mlperf_rn50.analysis.report.refs import (
-    evaluation_refs,
-    fact_refs,
+from mlperf_rn50.analysis.report.headings import (
     has_other_epochs,
     labels_of,
     mean_text,
     mixes_divisions,
-    time_refs,
-    training_refs,
     unit_name,
 )
 from mlperf_rn50.analysis.sets import rcp
 from mlperf_rn50.analysis.sets.defects import render_finding, set_findings
-from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of, kwh
+from mlperf_rn50.analysis.sets.run_set import (
+    RunSet,
+    evaluation_refs,
+    fact_refs,
+    generation_of,
+    kwh,
+    time_refs,
+    training_refs,
+)
 from mlperf_rn50.analysis.sets.scaling import MAX_NAMES, Series, Study, has_other_units
 from mlperf_rn50.answer import Cell, Ref, Table, columns, figures_cell, number_cell, percent_cell
 from mlperf_rn50.mllog.findings import Finding, most_severe
