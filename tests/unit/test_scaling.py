@@ -41,10 +41,6 @@ def test_study_1_epochs_and_speedups(tmp_path):
     assert [
         (s.epochs_mean, round(c.speedup, 3)) for s, c in zip(study.run_sets, study.comparisons)
     ] == [*STUDY_1.values()]
-    assert all(
-        c.throughput_gain * c.epoch_ratio * c.share_ratio == pytest.approx(c.speedup)
-        for c in study.comparisons
-    )
     # 8 nodes are 4.9 times as fast. A quarter is lost because of 81 instead of 61 epochs, the rest
     # to hardware.
     last = study.comparisons[-1]

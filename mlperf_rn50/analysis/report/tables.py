@@ -38,7 +38,7 @@ _ENERGY = ('CPU kWh', 'GPU kWh', 'images/J')
 _OPTIONAL = (*_FACTORS, 'relative to', 'cost', 'node-hours', *_ENERGY, 'accelerator', 'framework')
 
 
-def _listed(values: Sequence[str]) -> str:
+def _epochs_text(values: Sequence[str]) -> str:
     """Join values with commas. Three or more equal values become, for example, '63 x5'."""
     if len(values) > 2 and len(set(values)) == 1:
         return f'{values[0]} x{len(values)}'
@@ -77,7 +77,7 @@ def _system_cells(run_set: RunSet, unit: str) -> dict[str, Cell]:
         'batch': number_cell(run_set.global_batch_size, refs=fact_refs(runs, 'global_batch_size')),
         'converged': Cell(f'{len(done)} / {counted}{still}', len(done) / max(1, counted)),
         'epochs to converge': Cell(
-            _listed([str(e) for e in run_set.epochs]), run_set.epochs_mean, epoch_refs
+            _epochs_text([str(e) for e in run_set.epochs]), run_set.epochs_mean, epoch_refs
         ),
         'mean epochs': number_cell(run_set.epochs_mean, ',.1f', epoch_refs),
         'time, min': Cell(minutes(run_set.time_s) + spread, run_set.time_s, time_refs(run_set)),
