@@ -10,7 +10,6 @@ from mlperf_rn50.analysis.report.data import report_data
 from mlperf_rn50.analysis.report.sections import make_report
 from mlperf_rn50.analysis.report.tables import answer_table, series_table
 from mlperf_rn50.analysis.sets import scaling
-from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.scaling import find_series
 from mlperf_rn50.analysis.sets.settings import Recipe
 from mlperf_rn50.analysis.show.data import render_json
@@ -42,10 +41,6 @@ def test_study_1_epochs_and_speedups(tmp_path):
     assert [
         (s.epochs_mean, round(c.speedup, 3)) for s, c in zip(study.run_sets, study.comparisons)
     ] == [*STUDY_1.values()]
-    assert all(
-        c.throughput_gain * c.epoch_ratio * c.share_ratio == pytest.approx(c.speedup)
-        for c in study.comparisons
-    )
     # 8 nodes are 4.9 times as fast. A quarter is lost because of 81 instead of 61 epochs, the rest
     # to hardware.
     last = study.comparisons[-1]
@@ -146,22 +141,6 @@ def test_efficiency_of_unknown_accelerators_has_a_warning(tmp_path, names, is_al
     assert study.findings[study.baseline] == [
         *([] if is_alike else [make_finding('accelerator_unknown', None, '1n, 2n')]),
         *([make_finding('platform_equal', None, 'box')] if has_note else []),
-    ]
-
-
-def test_number_of_accelerators_in_the_platform_is_no_number_of_nodes(tmp_path):
-    folder = write_set(tmp_path / 'v1.0/us/results/box/resnet', 1, platform='8xA100', ranks=8)
-    (tmp_path / 'v1.0/us/systems').mkdir()
-    description = tmp_path / 'v1.0/us/systems/box.json'
-    warnings = []
-    for per_node in (8, 4):
-        description.write_text(
-            json.dumps({'number_of_nodes': 1, 'accelerators_per_node': per_node})
-        )
-        found = load_run_sets([folder])[0].runs[0].findings
-        warnings += [f.text for f in found if f.kind == 'counts_differ' and ' nodes ' in f.text]
-    assert warnings == [
-        make_finding('counts_differ', None, 8, 'nodes', 'submission_platform', 1, 'box.json').text
     ]
 
 

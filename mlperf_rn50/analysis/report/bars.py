@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
-from mlperf_rn50.analysis.report.refs import labels_of, report_heading, study_heading
+from mlperf_rn50.analysis.report.headings import labels_of, report_heading, study_heading
 from mlperf_rn50.analysis.report.scene import MAX_NAME, Scene, by_mark, explain_marks
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Series, Study

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from mlperf_rn50.analysis.report.refs import study_heading
+from mlperf_rn50.analysis.report.headings import study_heading
 from mlperf_rn50.analysis.report.scene import (
     MAX_NAME,
     Scene,

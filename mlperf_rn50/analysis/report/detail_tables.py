@@ -1,16 +1,18 @@
 """Detail tables of a study: node splits, phases, energy, reads, reference convergence points,
 runs."""
 
-from mlperf_rn50.analysis.report.refs import (
+from mlperf_rn50.analysis.report.headings import unit_name
+from mlperf_rn50.analysis.sets import rcp
+from mlperf_rn50.analysis.sets.run_set import (
+    RunSet,
     clock_refs,
     evaluation_refs,
+    kwh,
     line_refs,
+    ratio,
     time_refs,
     training_refs,
-    unit_name,
 )
-from mlperf_rn50.analysis.sets import rcp
-from mlperf_rn50.analysis.sets.run_set import RunSet, kwh, ratio
 from mlperf_rn50.analysis.sets.scaling import Study
 from mlperf_rn50.answer import (
     Cell,
