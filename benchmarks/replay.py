@@ -132,10 +132,8 @@ def main() -> int:
         sets = [with_recipe(s) for s in systems if s.has_recipe and s.is_imagenet]
     print(
         '| compared with | sets | runs | false alarms | stuck found | 3 points low | 2 points low '
-        '| latest, of the '
-        'schedule |'
+        '| latest, of the schedule |\n|---|---|---|---|---|---|---|---|'
     )
-    print('|---|---|---|---|---|---|---|---|')
     for how, t in sorted(replay(sets).items(), key=lambda pair: list(NAMES).index(pair[0])):
         shares = [f'{t.flagged[f]} ({t.flagged[f] / t.runs:.0%})' for f in ('good', *FAULTS)]
         latest = ', '.join(f'{t.latest[f]:.2f}' for f in FAULTS)
