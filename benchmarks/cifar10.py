@@ -24,7 +24,7 @@ from pathlib import Path
 from compare import ROOT, load_recipe, local_command, top1_of_epochs
 
 from mlperf_rn50.data.prepare.cifar10 import cifar10
-from mlperf_rn50.data.prepare.command import pack
+from mlperf_rn50.data.prepare.pack import pack
 
 CONFIGS, RUNS = Path('launch/configs'), Path('logs/run')
 SIDES = ('cifar10_cpu', 'cifar10_open')

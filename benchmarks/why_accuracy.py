@@ -30,7 +30,7 @@ from tabulate import tabulate
 
 from mlperf_rn50.cli import main as run_command
 from mlperf_rn50.data.prepare.cifar10 import cifar10
-from mlperf_rn50.data.prepare.command import pack
+from mlperf_rn50.data.prepare.pack import pack
 from mlperf_rn50.data.prepare.samples import Dataset, Sample, digits, from_pixels
 from mlperf_rn50.data.records import MANIFEST_NAME, RecordFile, load_manifest
 

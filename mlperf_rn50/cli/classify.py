@@ -57,7 +57,7 @@ def run(argv: Sequence[str]) -> int:
     options = make_parser().parse_args(argv)
     import mxnet  # noqa: F401 (a missing package is reported before missing weights)
 
-    from mlperf_rn50.data.pictures import encode_picture, transform_picture
+    from mlperf_rn50.data.images import encode_file, network_input
     from mlperf_rn50.text import printable
 
     weights = load_saved(options.path, options.which)
@@ -65,7 +65,7 @@ def run(argv: Sequence[str]) -> int:
     answers: dict[str, list[Guess] | DataError] = {}
     for name in (file for given in options.images for file in _files_of(given)):
         try:
-            logits = net(transform_picture(encode_picture(Path(name)), config)).asnumpy()[0]
+            logits = net(network_input(encode_file(Path(name)), config)).asnumpy()[0]
             answers[name] = likeliest(logits, weights.description.classes)
         except DataError as e:
             answers[name] = e

@@ -19,8 +19,8 @@ from mlperf_rn50.cli.parsers import config_parser
 from mlperf_rn50.cli.weights import load_saved
 from mlperf_rn50.config_file import load_yaml, resolve_tree
 from mlperf_rn50.data.batches import eval_batches
-from mlperf_rn50.data.pictures import encode_picture, transform_picture
-from mlperf_rn50.data.prepare.command import pack
+from mlperf_rn50.data.images import encode_file, network_input
+from mlperf_rn50.data.prepare.pack import pack
 from mlperf_rn50.data.prepare.samples import Dataset, digits
 from mlperf_rn50.data.shards import Shard
 from mlperf_rn50.model import resnet
@@ -152,7 +152,7 @@ def test_classification_agrees_with_the_evaluation(kept, pictures):
     assert len(answers) == 5 and 'No such file' in last['error']
     for i, image in enumerate(answers):
         np.testing.assert_array_equal(
-            transform_picture(pictures[i].read_bytes(), config).asnumpy()[0],
+            network_input(pictures[i].read_bytes(), config).asnumpy()[0],
             batch.images[i].asnumpy(),
         )
         classes = image['classes']
@@ -307,8 +307,7 @@ def test_picture_becomes_the_input_of_its_pixels(kept, tmp_path, mode, name, key
     shown.save(tmp_path / name, **keys)
     expected.save(tmp_path / 'expected.png')
     got, right = (
-        transform_picture(encode_picture(tmp_path / n), config).asnumpy()
-        for n in (name, 'expected.png')
+        network_input(encode_file(tmp_path / n), config).asnumpy() for n in (name, 'expected.png')
     )
     assert got.shape == right.shape == (1, 3, 32, 32)
     assert np.abs(got - right).mean() < (0.05 if name.endswith('jpg') else 1e-6)

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 from helpers import CLI, under_ranks, wait_for
 
-from mlperf_rn50.data.prepare.command import pack
+from mlperf_rn50.data.prepare.pack import pack
 from mlperf_rn50.data.prepare.samples import Dataset, digits
 from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import newest_step

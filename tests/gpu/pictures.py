@@ -9,7 +9,7 @@ from PIL import Image
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import DataConfig
-from mlperf_rn50.data.prepare.command import pack
+from mlperf_rn50.data.prepare.pack import pack
 from mlperf_rn50.data.prepare.samples import Dataset, Sample
 from mlperf_rn50.data.records import load_manifest
 

@@ -11,7 +11,7 @@ from numbered import encoded, ramp, write_records
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.batches import eval_batches, train_batches
 from mlperf_rn50.data.options import DataConfig
-from mlperf_rn50.data.prepare import command
+from mlperf_rn50.data.prepare import pack
 from mlperf_rn50.data.prepare.samples import from_pixels
 from mlperf_rn50.data.records import RecordFile, load_manifest
 from mlperf_rn50.data.shards import Shard
@@ -73,7 +73,7 @@ def config_of(folder, **keys) -> Config:
 
 @pytest.mark.parametrize('place', ['out', 'source'])
 def test_records_are_described_but_neither_copied_nor_changed(source, tmp_path, place, monkeypatch):
-    monkeypatch.delattr(command, 'pack_record')  # no record is written
+    monkeypatch.delattr(pack, 'pack_record')  # no record is written
     before = {p: (p.stat().st_ino, p.read_bytes()) for p in source.iterdir()}
     done = adopt(source, tmp_path / place)
     assert done.returncode == 0, done.stderr
@@ -319,12 +319,10 @@ def older(tmp_path):
     """Return a function that prepares images without a test of DALI, as earlier versions did."""
 
     def make(images, labels, monkeypatch):
-        from mlperf_rn50.data import pictures
-
         write(tmp_path / 'source', 'train', images, labels)
         write(tmp_path / 'source', 'val', PNGS[:3], [0, 1, 0])
         with monkeypatch.context() as patch:
-            patch.setattr(pictures, 'encode_image', lambda content, **_: content)
+            patch.setattr('mlperf_rn50.data.images.encode_image', lambda content, **_: content)
             assert adopt(tmp_path / 'source', tmp_path / 'out').returncode == 0
         return tmp_path / 'out'
 

@@ -20,10 +20,9 @@ from PIL import Image, ImageFile
 from mlperf_rn50.cli.parsers import config_parser
 from mlperf_rn50.cli.prepare import make_parser
 from mlperf_rn50.config_file import load_yaml, resolve_config
-from mlperf_rn50.data.prepare import command as packing
-from mlperf_rn50.data.prepare import samples
+from mlperf_rn50.data.prepare import command, pack, samples
 from mlperf_rn50.data.prepare.cifar10 import cifar10
-from mlperf_rn50.data.prepare.train_yaml import make_tree
+from mlperf_rn50.data.prepare.command import make_tree
 from mlperf_rn50.data.records import RecordFile, load_manifest
 from mlperf_rn50.data.verify import verify
 from mlperf_rn50.errors import DataError
@@ -38,7 +37,7 @@ def picture(seed) -> bytes:
 
 
 def prepare(*arguments) -> int:
-    return packing.prepare(make_parser().parse_args([*map(str, arguments)]))
+    return command.prepare(make_parser().parse_args([*map(str, arguments)]))
 
 
 def contents(folder, split):
@@ -121,8 +120,8 @@ def test_interrupted_preparation_resumes_unless_options_changed(
     pictures, tmp_path, monkeypatch, other, is_damaged, num_kept
 ):
     arguments = ('folder', '--source', pictures, '--out', tmp_path / 'out', '--workers', '1')
-    monkeypatch.setattr(packing, 'PART_SIZE', 2)
-    names, make_record = [], packing.make_record
+    monkeypatch.setattr(pack, 'PART_SIZE', 2)
+    names, make_record = [], pack.make_record
 
     def stop_at_fifth(sample, *rest):
         names.append(sample.name)
@@ -130,7 +129,7 @@ def test_interrupted_preparation_resumes_unless_options_changed(
             raise KeyboardInterrupt
         return make_record(sample, *rest)
 
-    monkeypatch.setattr(packing, 'make_record', stop_at_fifth)
+    monkeypatch.setattr(pack, 'make_record', stop_at_fifth)
     with pytest.raises(KeyboardInterrupt):
         prepare(*arguments)
     assert not (tmp_path / 'out/manifest.json').exists()
@@ -152,7 +151,7 @@ def test_interrupted_preparation_resumes_unless_options_changed(
 def test_failed_write_in_any_file_is_one_line_and_the_next_attempt_completes_the_data(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(packing, 'PART_SIZE', 3)
+    monkeypatch.setattr(pack, 'PART_SIZE', 3)
     for split, num in (('train', 10), ('val', 2)):
         write_files(
             tmp_path / 'source' / split / 'cat',
@@ -235,7 +234,7 @@ def test_folder_called_imagenet_does_not_count_as_imagenet(pictures, tmp_path):
 
 
 def test_parallel_workers_write_the_same_file(pictures, tmp_path, monkeypatch):
-    monkeypatch.setattr(packing, 'PART_SIZE', 4)
+    monkeypatch.setattr(pack, 'PART_SIZE', 4)
     for workers in (1, 2):
         prepare(
             'folder', '--source', pictures, '--out', tmp_path / str(workers), '--workers', workers

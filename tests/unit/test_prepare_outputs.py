@@ -15,7 +15,7 @@ from PIL import Image
 
 from mlperf_rn50.cli.prepare import make_parser
 from mlperf_rn50.data.options import DataConfig
-from mlperf_rn50.data.prepare import command as packing
+from mlperf_rn50.data.prepare import command, pack
 from mlperf_rn50.data.prepare.samples import Sample
 from mlperf_rn50.data.records import RecordFile, data_digest, load_manifest
 from mlperf_rn50.data.verify import verify
@@ -29,7 +29,7 @@ def bitmap(grey) -> bytes:
 
 
 def prepare(*arguments) -> int:
-    return packing.prepare(make_parser().parse_args([*map(str, arguments), '--workers', '1']))
+    return command.prepare(make_parser().parse_args([*map(str, arguments), '--workers', '1']))
 
 
 def greys(folder, split='train'):
@@ -62,8 +62,8 @@ def words(source, tmp_path):
 def interrupted(words, tmp_path, monkeypatch):
     """Interrupt a preparation after the first two of its parts of two images. Return a function
     that resumes it."""
-    monkeypatch.setattr(packing, 'PART_SIZE', 2)
-    make_record, calls = packing.make_record, []
+    monkeypatch.setattr(pack, 'PART_SIZE', 2)
+    make_record, calls = pack.make_record, []
 
     def stop_at_fifth(*arguments):
         calls.append(arguments)
@@ -73,7 +73,7 @@ def interrupted(words, tmp_path, monkeypatch):
 
     def start(*arguments):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(packing, 'make_record', stop_at_fifth)
+            patch.setattr(pack, 'make_record', stop_at_fifth)
             prepare(*(arguments or words))
         assert [*tmp_path.glob('out/.parts/*/train_00001.json')]
 
@@ -291,7 +291,7 @@ def test_manifest_of_an_earlier_version_is_compared_by_numbers(words, source, tm
     manifest = {
         k: v for k, v in load_manifest(tmp_path / 'out').items() if not k.startswith('source_')
     }
-    packing.dump_manifest(tmp_path / 'out', manifest)
+    pack.dump_manifest(tmp_path / 'out', manifest)
     change_image(source)
     assert prepare(*words) == 0
     (source / 'train/a/1.bmp').unlink()

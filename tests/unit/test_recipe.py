@@ -18,7 +18,7 @@ from mlperf_rn50.analysis.recipe.tables import render_config
 from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.cli.parsers import config_parser
 from mlperf_rn50.config_file import resolve_config
-from mlperf_rn50.data.pictures import JPEG_QUALITY
+from mlperf_rn50.data.images import JPEG_QUALITY
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.mllog.run import Evaluation
 from mlperf_rn50.train.plan import config_world_size

@@ -11,7 +11,7 @@ import pytest
 from numbered import make_config, ramp, write_records
 
 from mlperf_rn50.data.options import DataConfig
-from mlperf_rn50.data.prepare.command import is_prepared
+from mlperf_rn50.data.prepare.command import find_prepared
 from mlperf_rn50.data.records import (
     INDEX,
     MAGIC,
@@ -346,7 +346,7 @@ def test_damaged_manifest_is_a_one_line_error_in_every_reader(tmp_path, content,
         lambda: load_manifest(tmp_path),
         lambda: class_names(data),
         lambda: find_split(data, 'train')(),
-        lambda: is_prepared(tmp_path, 'd'),
+        lambda: find_prepared(tmp_path, 'd'),
     ):
         with pytest.raises(DataError) as e:
             read()

@@ -51,6 +51,10 @@ class Sample:
                 f'--source: {self.path}: {e.strerror}; repair it, and run prepare again'
             ) from e
 
+    def checksum(self) -> int:
+        """Return the CRC-32 of the image as read."""
+        return zlib.crc32(self.read())
+
 
 @dataclass(frozen=True)
 class Dataset:

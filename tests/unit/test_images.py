@@ -10,8 +10,8 @@ import pytest
 from numbered import RGB, encoded
 from PIL import Image, ImageOps
 
-from mlperf_rn50.data import pictures
-from mlperf_rn50.data.pictures import encode_image
+from mlperf_rn50.data import images
+from mlperf_rn50.data.images import encode_image
 from mlperf_rn50.data.pipeline import DecoderTest
 
 PIXELS = np.asarray(RGB)
@@ -47,7 +47,7 @@ def test_large_images_are_decoded_one_at_a_time(monkeypatch):
             active.pop()
             return True
 
-    monkeypatch.setattr(pictures, '_LARGE_PIXELS', 1)
+    monkeypatch.setattr(images, '_LARGE_PIXELS', 1)
     with ThreadPoolExecutor(4) as pool:
         assert set(pool.map(encode_image, [encoded('PNG')] * 8, [Slow()] * 8)) == {encoded('PNG')}
     assert most == [1] * 8
@@ -165,7 +165,7 @@ def test_damaged_image_is_refused(content, message):
 
 def test_turned_jpeg_is_unchanged_if_dali_turns_it():
     content = turned('JPEG')
-    assert (encode_image(content, TEST) == content) == pictures._DALI_HAS_ORIENTATION
+    assert (encode_image(content, TEST) == content) == images._DALI_HAS_ORIENTATION
 
 
 def test_resized_image_keeps_its_brightness_and_orientation():

@@ -115,7 +115,7 @@ def _upright_rgb(image: Image.Image, turn: Transpose | None) -> Image.Image:
     return image.convert('RGB')
 
 
-def encode_picture(path: Path) -> bytes:
+def encode_file(path: Path) -> bytes:
     """Return an image file as encode_image does. Raise DataError if it is not an image."""
     try:
         with warnings.catch_warnings():
@@ -128,8 +128,8 @@ def encode_picture(path: Path) -> bytes:
         raise DataError(f'{path}: {reason}; expected an image such as a JPEG or PNG') from e
 
 
-def transform_picture(encoded: bytes, config: Config) -> mx.nd.NDArray:
-    """Return an image of encode_picture as a network input: float32, (1, 3, side, side)."""
+def network_input(encoded: bytes, config: Config) -> mx.nd.NDArray:
+    """Return an image of encode_file as a network input: float32, (1, 3, side, side)."""
     # endless, because DALI reads ahead
     source = repeat(whole_images([np.frombuffer(encoded, np.uint8)]))
     images, _ = run_pipeline(build_pipeline(source, 1, config, False, None))
