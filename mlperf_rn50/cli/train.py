@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from mlperf_rn50.data.options import DataConfig
     from mlperf_rn50.runfolder.names import RunFolder
-    from mlperf_rn50.train.events import Ended
+    from mlperf_rn50.train.run_events import Ended
     from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
 

@@ -105,8 +105,7 @@ def make_plan(config: Config, world_size: int) -> Plan:
         raise ConfigError(
             f'run.num_nodes x run.ranks_per_node: got {r.num_nodes} x {r.ranks_per_node} = '
             f'{configured} ranks, expected {world_size} as started; start {configured}, or set '
-            'both to '
-            'null'
+            'both to null'
         )
     local = t.local_batch_size
     if local is None:
@@ -117,9 +116,8 @@ def make_plan(config: Config, world_size: int) -> Plan:
             fit = max(1, round(t.global_batch_size / passes)) * passes
             raise ConfigError(
                 f'train.global_batch_size: got {t.global_batch_size}, expected a multiple of '
-                f'{passes} '
-                f'({world_size} ranks x {t.gradient_accumulation_steps} accumulation steps), '
-                f'such as {fit}'
+                f'{passes} ({world_size} ranks x {t.gradient_accumulation_steps} accumulation '
+                f'steps), such as {fit}'
             )
     max_epochs = config.num_epochs
     if r.submission_division == 'closed' and max_epochs <= t.eval_offset:
@@ -214,8 +212,7 @@ def render_plan(plan: Plan) -> str:
             else f'a part of the images, another one every {c.data.node_rotation_epochs} epochs'
         ),
         f'padded, per epoch     {train.num_padded} training positions (weight '
-        f'{int(train.is_wrapped)}), '
-        f'{val.num_padded} validation positions (not counted)',
+        f'{int(train.is_wrapped)}), {val.num_padded} validation positions (not counted)',
         f'last step             learning rate x {plan.fraction(plan.steps_per_epoch - 1):.4g}, '
         'its filled part',
         f'target                Top-1 >= {c.train.target_accuracy} on {c.data.dataset}',

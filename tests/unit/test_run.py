@@ -254,8 +254,7 @@ def test_changed_configuration_is_refused_unless_allowed(tmp_path):
         resume(before, other, 4, allowed=['data.crop'])
     assert str(e.value).endswith(
         'the configuration differs from the earlier one: schedule.base_lr 0.4 -> 0.5; restore it, '
-        'or accept these '
-        'changes with --allow-changed data.crop,schedule.base_lr'
+        'or accept these changes with --allow-changed data.crop,schedule.base_lr'
     )
     plan, progress = resume(before, other, 4, allowed=['schedule.base_lr', 'data.crop'])
     assert progress.config == to_tree(plan.config) and progress.config['schedule']['base_lr'] == 0.5

@@ -93,7 +93,6 @@ def check_unfinished(run: RunFolder) -> None:
             if list_checkpoints(r.checkpoints) and not _has_converged(r)
         )
         raise UserError(
-            f'--resume: {run.result} is the log of a run that reached its target; there is '
-            'nothing to '
-            f'resume{next(others, "")}'
+            f'--resume: {run.result} is the log of a run that reached its target; there is nothing '
+            f'to resume{next(others, "")}'
         )

@@ -76,7 +76,6 @@ def device_id_of(config: Config, comm: Comm) -> int | None:
     if not any(v.uuids for v in views):
         raise ConfigError(
             'train.device: got gpu, but MXNet finds no GPU; install a GPU build (launch/setup.sh '
-            'with '
-            'MLPERF_RN50_VARIANT) and the driver, or set train.device=cpu'
+            'with MLPERF_RN50_VARIANT) and the driver, or set train.device=cpu'
         )
     return choose_gpus(views, config.run.ranks_per_device)[comm.rank]

@@ -130,14 +130,12 @@ def check_controller(env: Mapping[str, str], has_mpi: bool, has_gloo: bool) -> N
     if found and not any(_SET_WITH[name] in env for name in found):
         raise ConfigError(
             f'{found[0]}: got {env[found[0]]!r} in the environment without a launcher; unset it, '
-            'or '
-            'start the ranks with launch/local.sh'
+            'or start the ranks with launch/local.sh'
         )
     if env.get('HOROVOD_CONTROLLER') == 'gloo' and not has_gloo:
         raise ConfigError(
             'HOROVOD_CONTROLLER: got gloo from the launcher, but Horovod was built without Gloo; '
-            'start '
-            'the ranks with launch/mpirun.sh'
+            'start the ranks with launch/mpirun.sh'
         )
     if 'OMPI_COMM_WORLD_SIZE' in env and not has_mpi:
         raise ConfigError(
@@ -362,6 +360,5 @@ def open_comm(
             return Comm()
         raise ConfigError(
             f'horovod: got {" ".join(str(e).split())}, expected Horovod built with MXNet for '
-            f'{size} '
-            'ranks; start one rank, or run launch/setup.sh (for GPUs with nvcc in PATH)'
+            f'{size} ranks; start one rank, or run launch/setup.sh (for GPUs with nvcc in PATH)'
         ) from e
