@@ -4,11 +4,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from mlperf_rn50.analysis.report.sections import make_page, page_texts
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Study, make_studies
 from mlperf_rn50.analysis.sets.time_parts import RunTimes
+from mlperf_rn50.analysis.show.page import render_html
+from mlperf_rn50.answer import Answer
 from mlperf_rn50.mllog.run import Evaluation, Run
 
 
@@ -21,6 +24,19 @@ def study_of(*paths: Path, baseline: str | None = None) -> Study:
     """Return the only study of the logs under some paths."""
     (study,) = studies_of(*paths, baseline=baseline)
     return study
+
+
+def _without_plots(answer: Answer) -> Answer:
+    parts = [_without_plots(part) for part in answer.parts]
+    return replace(answer, figures=tuple, parts=parts)
+
+
+def page_of(studies: Sequence[Study], folder: Path = Path('.'), has_plots: bool = False) -> str:
+    """Return the page of studies for a folder. Plots take the longest to draw."""
+    page = make_page(studies)
+    return render_html(
+        page if has_plots else _without_plots(page), folder=folder, **page_texts(studies)
+    )
 
 
 def made_set(

@@ -70,8 +70,7 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.analysis.why.load import load_run, run_folder_at
     from mlperf_rn50.analysis.why.text import compare_times, explain_time
     from mlperf_rn50.analysis.why.unfinished import unfinished_sentence
-    from mlperf_rn50.table import wrap_line
-    from mlperf_rn50.text import printable
+    from mlperf_rn50.text import printable, wrap_line
 
     first, *others = (load_run(run_folder_at(Path(path))) for path in options.runs)
     answer = None

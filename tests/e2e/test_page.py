@@ -5,11 +5,10 @@ from helpers import call, shipped_logs
 from lines import write_set
 from made_systems import changed, refused
 
-from mlperf_rn50.analysis.report import tables
-from mlperf_rn50.analysis.report.page import render_html
-from mlperf_rn50.analysis.report.plots import draw_report
+from mlperf_rn50.analysis.report.sections import make_page, page_texts
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.scaling import make_studies
+from mlperf_rn50.analysis.show.page import render_html
 
 pytestmark = pytest.mark.browser
 DESK = {'viewport': {'width': 1400, 'height': 900}}
@@ -17,7 +16,7 @@ PHONE = {'viewport': {'width': 400, 'height': 860}, 'has_touch': True, 'is_mobil
 SCREENS = pytest.mark.parametrize('screen', [DESK, PHONE], ids=['desk', 'phone'])
 
 
-def write_rounds(folder):
+def write_rounds(folder, most):
     """Write a page of two studies with two accelerator models, a refused system, and one that did
     not converge."""
     for name, nodes, accuracy in [
@@ -55,7 +54,9 @@ def write_rounds(folder):
     ]
     studies = make_studies([refused(s, 'seeds are lost') if s.name == 'd' else s for s in systems])
     path = folder / 'report.html'
-    path.write_text(render_html(studies, list(draw_report(studies)), folder))
+    page = make_page(studies, most=most)
+    linked = folder if most > 1 else None
+    path.write_text(render_html(page, folder=linked, **page_texts(studies)))
     return path
 
 
@@ -65,14 +66,11 @@ def paths(tmp_path_factory):
     out = tmp_path_factory.mktemp('report')
     done = call('report', shipped_logs() / 'digits_sweep', '--out', out, '--format', 'html')
     assert (done.returncode, done.stdout) == (0, ''), done.stderr
-    rounds = write_rounds(tmp_path_factory.mktemp('rounds'))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tables, 'LARGE_TREE', 1)
-        return {
-            'sweep': out / 'report.html',
-            'rounds': rounds,
-            'tree': write_rounds(tmp_path_factory.mktemp('tree')),
-        }
+    return {
+        'sweep': out / 'report.html',
+        'rounds': write_rounds(tmp_path_factory.mktemp('rounds'), most=8),
+        'tree': write_rounds(tmp_path_factory.mktemp('tree'), most=1),
+    }
 
 
 @pytest.fixture

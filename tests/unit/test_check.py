@@ -16,7 +16,8 @@ from mlperf_logging.compliance_checker import mlp_parser
 from sample_log import LARS, SGD, closed, shift_clock, write_run
 
 from mlperf_rn50.analysis.sets.load import Rules, load_run_sets
-from mlperf_rn50.analysis.sets.verdict import make_verdicts, render_verdicts
+from mlperf_rn50.analysis.sets.verdict import make_check
+from mlperf_rn50.analysis.show.text import render_text
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.mllog.check import judge
 from mlperf_rn50.mllog.check.official import (
@@ -181,7 +182,7 @@ def test_violations_of_a_changed_log(good, change, ruleset, message):
 
 
 def verdict(*logs):
-    return render_verdicts(make_verdicts(load_run_sets(logs, Rules())))
+    return render_text(make_check(load_run_sets(logs, Rules())))
 
 
 def test_resumed_run_on_digits_passes_the_format_and_cannot_be_submitted(tmp_path):
@@ -220,7 +221,7 @@ def test_scaled_last_step_of_a_closed_run_is_noted(tmp_path, config, batch, is_n
     path = write_run(tmp_path / 'result_0.txt', config, batch=batch)
     run_sets = load_run_sets([path], Rules(['4.0.0']))
     checked = run_sets[0].logs[0]
-    assert checked.passed and (NOTE in render_verdicts(make_verdicts(run_sets))) == is_noted
+    assert checked.passed and (NOTE in render_text(make_check(run_sets))) == is_noted
     facts = judge.logs_as_json([checked])['logs'][0]
     assert facts['last_step_lr_factor'] == 48 / batch
     path.write_text(

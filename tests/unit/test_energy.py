@@ -7,12 +7,14 @@ import re
 
 import pytest
 from lines import START_S, run_lines, write_lines
+from made_systems import page_of
 
-from mlperf_rn50.analysis.report.data import render_csv, render_json
-from mlperf_rn50.analysis.report.page import render_html
-from mlperf_rn50.analysis.report.text import render_table
+from mlperf_rn50.analysis.report.data import report_data, runs_csv
+from mlperf_rn50.analysis.report.sections import make_report
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.scaling import make_studies
+from mlperf_rn50.analysis.show.data import render_json
+from mlperf_rn50.analysis.show.text import render_text
 from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.mllog.sidecar import energy as energy_module
 from mlperf_rn50.mllog.sidecar.energy import NO_COUNTERS, NO_TELEMETRY, read_energy
@@ -213,7 +215,7 @@ def rows_of(text):
 
 
 def test_tables_have_columns_of_known_values(studies, tmp_path):
-    text = render_table(studies(3.5), has_all_findings=True)
+    text = render_text(make_report(studies(3.5), has_all_findings=True))
     heads = ['node-hours', 'cost', 'CPU kWh', 'GPU kWh', 'images/J']
     columns, _, first, second, *_ = rows_of(text[text.index('\n  nodes ') + 1 :])
     assert [dict(zip(columns, first))[h] for h in heads] == [
@@ -235,15 +237,17 @@ def test_tables_have_columns_of_known_values(studies, tmp_path):
         'CPUs and GPUs',
         '450',
     ]
-    page = render_html(studies(3.5), [[], []], tmp_path)
+    page = page_of(studies(3.5), tmp_path)
     assert '>0.0214<' in page and '>GPU kWh<' in page
     for path in tmp_path.rglob('telemetry*'):
         path.unlink()
-    assert [h for h in heads if h in render_table(studies(2))] == ['node-hours', 'cost']
+    assert [h for h in heads if h in render_text(make_report(studies(2)))] == ['node-hours', 'cost']
 
 
 def test_unmeasured_values_are_null_in_json_and_csv(studies):
-    first, second, third, fourth = json.loads(''.join(render_json(studies(3.6))))['systems']
+    first, second, third, fourth = json.loads(''.join(render_json(report_data(studies(3.6)))))[
+        'systems'
+    ]
     assert first['cost'] == pytest.approx(0.022) and first['node_hours'] == pytest.approx(22 / 3600)
     assert first['cpu_kwh'] == pytest.approx(3300 / 3.6e6) and first['energy_not_measured'] == {}
     assert first['images_per_joule'] == pytest.approx(2 * 1_281_167 / 9900)
@@ -262,7 +266,7 @@ def test_unmeasured_values_are_null_in_json_and_csv(studies):
         None,
     )
     assert fourth['energy_not_measured'] == {'cpu': NO_COUNTERS, 'gpu': NO_COUNTERS}
-    rows = list(csv.DictReader(render_csv(studies())))
+    rows = list(csv.DictReader(runs_csv(studies())))
     assert [r['cpu_joules'][:4] for r in rows] == ['2200', '4400', '4400', *[''] * 5]
     assert rows[0]['cost'] == '' and rows[5]['cpu_kwh'] == '' and 'energy_of_nodes' not in rows[0]
 

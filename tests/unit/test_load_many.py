@@ -9,10 +9,11 @@ from made_systems import studies_of
 
 from mlperf_rn50.analysis.report import detail_tables, tables
 from mlperf_rn50.analysis.report.detail_tables import runs_table
+from mlperf_rn50.analysis.report.sections import make_report
 from mlperf_rn50.analysis.report.tables import finding_lines
-from mlperf_rn50.analysis.report.text import render_table
 from mlperf_rn50.analysis.sets import load
 from mlperf_rn50.analysis.sets.load import load_run_sets
+from mlperf_rn50.analysis.show.text import render_text
 from mlperf_rn50.runfolder.names import find_telemetry
 
 
@@ -80,7 +81,7 @@ def test_truncated_run_table_keeps_unconverged_runs_and_has_a_note(studies, monk
         ('1x4', 'result_2.txt'),
     ]
     note = '2 of 5 runs; converged runs are omitted first, and the JSON and CSV reports have all.'
-    assert table.note == note and note in render_table(studies)
+    assert table.note == note and note in render_text(make_report(studies))
 
 
 def test_findings_beyond_the_limit_are_counted(studies, monkeypatch):

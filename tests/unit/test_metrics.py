@@ -4,11 +4,11 @@ import json
 
 import pytest
 from lines import mllog, run_lines, write_lines
-from made_systems import studies_of, study_of
+from made_systems import page_of, studies_of, study_of
 
 from mlperf_rn50.analysis.report.detail_tables import reads_table
-from mlperf_rn50.analysis.report.page import render_html
-from mlperf_rn50.analysis.report.text import render_table
+from mlperf_rn50.analysis.report.sections import make_report
+from mlperf_rn50.analysis.show.text import render_text
 from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.mllog.sidecar.metrics import read_learning_rates, read_node_reads, read_stragglers
 
@@ -105,7 +105,9 @@ def test_learning_rates_come_from_the_metrics_or_else_the_log(run_of):
 def test_report_shows_the_reads_of_each_node(run_of, tmp_path):
     run_of('[]')
     study = study_of(tmp_path)
-    assert not reads_table(study).rows and 'Training records' not in render_table([study])
+    assert not reads_table(study).rows and 'Training records' not in render_text(
+        make_report([study])
+    )
     run_of(
         epoch(1, {'n1': 2_000_000, 'n<2': 3_000_000}, **{'n1': 2_000_000, 'n<2': 3_000_000}),
         epoch(2, {'n1': 500_000}, **{'n1': 2_000_000, 'n<2': 3_000_000}),
@@ -114,8 +116,8 @@ def test_report_shows_the_reads_of_each_node(run_of, tmp_path):
         ['n1', '2.00', '100.0 %', '2.00', '25.0 %'],
         ['n<2', '3.00', '100.0 %', '3.00', '-'],
     ]
-    assert 'Training records read by each node per epoch' in render_table([study])
-    page = render_html([study], [[], []], tmp_path)
+    assert 'Training records read by each node per epoch' in render_text(make_report([study]))
+    page = page_of([study], tmp_path)
     assert 'n&lt;2' in page and 'metrics.jsonl' in page  # numbers link to the metrics
 
 
@@ -134,6 +136,6 @@ def test_stragglers_are_listed_once_with_their_frequency(run_of):
         'rank 1 on h2 is slow: 8 ms (at 2 of 3 evaluations)',
         'rank 0 on h1 is slow (at 1 of 3 evaluations)',
     ]
-    assert 'result_0.txt: rank 1 on h2 is slow: 8 ms (at 2 of 3' in render_table(
-        studies_of(run.path)
+    assert 'result_0.txt: rank 1 on h2 is slow: 8 ms (at 2 of 3' in render_text(
+        make_report(studies_of(run.path))
     )

@@ -10,8 +10,8 @@ from lines import run_lines, write_lines, write_set
 from made_systems import study_of
 
 from mlperf_rn50.analysis.report import bars, curves, scene
-from mlperf_rn50.analysis.report.picture import COLOURS, GRID, render_svg
 from mlperf_rn50.analysis.report.plots import draw_study
+from mlperf_rn50.analysis.show.figure import COLOURS, GRID, render_svg
 
 SVG = '{http://www.w3.org/2000/svg}'
 

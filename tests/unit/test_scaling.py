@@ -6,10 +6,12 @@ import pytest
 from lines import write_lines, write_set
 from made_systems import studies_of, study_of
 
-from mlperf_rn50.analysis.report.data import render_json
-from mlperf_rn50.analysis.report.text import render_table
+from mlperf_rn50.analysis.report.data import report_data
+from mlperf_rn50.analysis.report.sections import make_report
 from mlperf_rn50.analysis.sets import scaling
 from mlperf_rn50.analysis.sets.load import load_run_sets
+from mlperf_rn50.analysis.show.data import render_json
+from mlperf_rn50.analysis.show.text import render_text
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.findings import make_finding
 
@@ -61,7 +63,7 @@ def test_node_splits_of_the_same_accelerators(tmp_path):
     ]
     first = study.splits[0]
     assert (first.difference, first.time_difference) == pytest.approx((0.085, 0.085))
-    assert '8.5 %' in render_table([study])
+    assert '8.5 %' in render_text(make_report([study]))
 
 
 def test_difference_below_the_evaluation_period_is_weak(tmp_path):
@@ -116,7 +118,7 @@ def test_system_without_a_log_is_shown_with_its_study(tmp_path):
     assert {(s['baseline'], s['speedup'], s['efficiency']) for s in systems_of(study).values()} == {
         (None, None, None)
     }
-    text = render_table([study])
+    text = render_text(make_report([study]))
     assert '2x4: error: 1 of 1 logs cannot be read and count as not converged' in text
     assert 'speed-up' not in next(line for line in text.splitlines() if line.startswith('system'))
 
@@ -189,7 +191,9 @@ def test_only_widest_of_many_splits_is_shown_with_a_note(tmp_path):
 
 def systems_of(*studies):
     """Return the systems of the JSON report by name."""
-    return {s['system']: s for s in json.loads(''.join(render_json(studies)))['systems']}
+    return {
+        s['system']: s for s in json.loads(''.join(render_json(report_data(studies))))['systems']
+    }
 
 
 def submission(home, models, **keys):

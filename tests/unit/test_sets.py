@@ -13,11 +13,12 @@ from helpers import PUBLISHED, call, deny, shipped_logs
 from lines import START_S, mllog, run_lines, v05, write_lines, write_set
 from made_systems import study_of
 
-from mlperf_rn50.analysis.report.text import render_table
+from mlperf_rn50.analysis.report.sections import make_report
 from mlperf_rn50.analysis.sets.findings import render_finding, set_findings
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.run_set import RunSet, score_minutes
 from mlperf_rn50.analysis.sets.time_parts import Parts
+from mlperf_rn50.analysis.show.text import render_text
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.duplicates import find_duplicates
 from mlperf_rn50.mllog.findings import make_finding
@@ -384,7 +385,7 @@ def test_refused_set_is_not_compared(tree):
     ):
         study_of(tree, baseline='2n')
     alone = study_of(tree / 'study/2n')
-    text = render_table([alone])
+    text = render_text(make_report([alone]))
     assert (
         alone.comparisons == (None,)
         and 'Speed-up and efficiency are' not in text
@@ -611,7 +612,7 @@ def test_duplicates_of_other_system_are_reported(tmp_path):
     study = study_of(tmp_path)
     doubt = make_finding('duplicates_elsewhere', None, 'all', 5, 'a')
     assert {s.name: s.findings for s in study.run_sets} == {'a': (), 'b': (doubt,), 'c': ()}
-    assert f'- b: warning: {doubt.text}' in render_table([study])
+    assert f'- b: warning: {doubt.text}' in render_text(make_report([study]))
     # a ratio is meaningless
     assert {s.name for s, c in zip(study.run_sets, study.comparisons) if c} == {'a', 'c'}
 

@@ -12,8 +12,8 @@ from helpers import wait_for, write_files
 from lines import run_lines, write_lines
 from made_systems import study_of
 
-from mlperf_rn50.analysis.report.picture import render_svg
 from mlperf_rn50.analysis.report.plots import draw_study
+from mlperf_rn50.analysis.show.figure import render_svg
 from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.mllog.sidecar import telemetry as telemetry_files
 from mlperf_rn50.mllog.sidecar.telemetry import read_node, read_telemetry

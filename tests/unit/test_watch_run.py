@@ -191,22 +191,17 @@ def test_page_shows_curve_speed_and_ranks_and_refreshes_until_the_end(run):
     assert 'Written 2026-01-02 03:04:05 UTC' in page
     over = render_page(replace(run, status='converged', has_end=True), WRITTEN, 4.2)
     assert (
-        'http-equiv="refresh"' not in over and '<script' not in over and 'The run is over' in over
+        'http-equiv="refresh"' not in over and 'reload()' not in over and 'The run is over' in over
     )
-    assert page.count('<figure>') == 3 and page.count('<title>rank ') == 6
+    assert page.count('<figure ') == 3 and page.count('<title>rank ') == 6
     assert (
         '<title>30.00 % at epoch 2</title>' in page
         and 'band of 5 reference runs; dashed line: their mean' in page
     )
     assert len(re.findall('stroke-dasharray: [1-9]', page)) == 2  # the mean and the target
     assert '<title>rank 1 on n2: compute 150.0 ms per step</title>' in page
-    assert re.search(
-        '>'.join(
-            rf'<td class="number">{cell}</td'
-            for cell in ('3', '45.00 %', '50.00 %', '45.00 to 55.00')
-        ),
-        page,
-    )
+    cells = re.findall('<td class="number[^>]*><span>(.*?)</span>', page)
+    assert cells[:4] == ['3', '45.00 %', '50.00 %', '45.00 to 55.00']
 
 
 def test_json_output(folder):

@@ -1,4 +1,4 @@
-"""Picture of a run's time: choice of ranks, parts of the clock, order and widths of blocks."""
+"""Plot of a run's time: choice of ranks, parts of the clock, order and widths of blocks."""
 
 import re
 from xml.etree import ElementTree
@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 from made_traces import dump, step
 
-from mlperf_rn50.analysis.report.picture import COLOURS, dump_picture, figure_of
+from mlperf_rn50.analysis.show.figure import COLOURS, dump_plot, figure_of
 from mlperf_rn50.analysis.why.picture import bar_of, choose_ranks, draw_times
 from mlperf_rn50.analysis.why.trace import PHASES, align
 from mlperf_rn50.runfolder.names import RunFolder
@@ -165,7 +165,7 @@ def test_hostile_names_and_times_are_drawn_as_text(run):
         )
     ]
     dump(run, 0, [step(10**12, start_s=0.0, updated_s=1e9, buckets=[(0.0, 1e9)])])
-    dump_picture(
+    dump_plot(
         draw_times(run, records, {**NOTHING, 'forward and backward': 1e9}, '<b>$\\frac'),
         run.dir,
         'why',

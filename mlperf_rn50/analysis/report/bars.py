@@ -8,12 +8,12 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
-from mlperf_rn50.analysis.report import picture as drawing
 from mlperf_rn50.analysis.report.refs import labels_of, report_heading, study_heading
 from mlperf_rn50.analysis.report.scene import MAX_NAME, Scene, by_mark, explain_marks
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Study
 from mlperf_rn50.analysis.sets.series import Series
+from mlperf_rn50.analysis.show import figure as drawing
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.text import cut_names, plural, printable, short
 
@@ -54,7 +54,7 @@ def draw_values(
     unit: str,
     system_value: Callable[[RunSet], float | None],
     run_value: Callable[[Run], float | None],
-) -> drawing.Picture | None:
+) -> drawing.Plot | None:
     """Draw a bar for the value of each system and a point for the value of each run; None if there
     are no values."""
     picture, axes = scene.rows(name, title)
@@ -101,7 +101,7 @@ def draw_values(
 
 
 def _draw_panel(
-    picture: drawing.Picture,
+    picture: drawing.Plot,
     axes: Axes,
     rows: Sequence[tuple[RunSet, float | None]],
     style: str,
@@ -135,14 +135,14 @@ def _draw_ideal_efficiency(axes: Axes, efficiencies: Sequence[float]) -> None:
     axes.set_ylim(0, 1.1 * max([1.0, *efficiencies]))
 
 
-def draw_series(scene: Scene, series: Series) -> drawing.Picture:
+def draw_series(scene: Scene, series: Series) -> drawing.Plot:
     """Draw time, efficiency and epochs of a series over its nodes, with the ideal time and
     efficiency."""
     figure = Figure(figsize=(drawing.WIDTH_IN, 4.2))
     panels = figure.subplot_mosaic([['time', 'time'], ['efficiency', 'epochs']])
     time, efficiency, epochs = panels['time'], panels['efficiency'], panels['epochs']
     name = drawing.file_stem(scene.study.name, series.baseline.name)
-    picture = drawing.Picture(name, series.title, study_heading(scene.study), figure)
+    picture = drawing.Plot(name, series.title, study_heading(scene.study), figure)
     pairs = [(s, c) for s in series.run_sets if (c := scene.study.comparison_of.get(s))]
     nodes = sorted({s.num_nodes or 0 for s in series.run_sets})
     ideal = [
@@ -182,7 +182,7 @@ def draw_series(scene: Scene, series: Series) -> drawing.Picture:
     return picture
 
 
-def draw_all_series(studies: Sequence[Study]) -> list[drawing.Picture]:
+def draw_all_series(studies: Sequence[Study]) -> list[drawing.Plot]:
     """Draw the efficiency of two or more series over nodes, those with the largest ratio of nodes
     in colour."""
     names = labels_of([x.baseline for study in studies for x in study.series])
@@ -201,7 +201,7 @@ def draw_all_series(studies: Sequence[Study]) -> list[drawing.Picture]:
     curves = sorted((c for c in curves if len(c[1]) > 1), key=lambda c: -c[1][-1][0] / c[1][0][0])
     if len(curves) < 2:
         return []
-    picture, axes = drawing.make_picture(
+    picture, axes = drawing.make_plot(
         'series', 'Efficiency of all series', report_heading(studies), 3.4, ()
     )
     _draw_ideal_efficiency(axes, [value for _, points in curves for _, value in points])
@@ -227,7 +227,7 @@ def draw_all_series(studies: Sequence[Study]) -> list[drawing.Picture]:
     return [picture]
 
 
-def draw_time_parts(scene: Scene) -> drawing.Picture | None:
+def draw_time_parts(scene: Scene) -> drawing.Plot | None:
     if not any(s.run_set.parts for s in scene.shown):
         return None
     picture, axes = scene.rows('time_parts', 'Time by phase')

@@ -10,15 +10,6 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from mlperf_rn50.analysis.report.picture import (
-    GRID,
-    INK,
-    WIDTH_IN,
-    Picture,
-    differ_tenfold,
-    legend,
-    scale_up,
-)
 from mlperf_rn50.analysis.report.refs import study_heading
 from mlperf_rn50.analysis.report.scene import (
     MAX_NAME,
@@ -27,6 +18,15 @@ from mlperf_rn50.analysis.report.scene import (
     by_mark,
     explain_colours,
     explain_marks,
+)
+from mlperf_rn50.analysis.show.figure import (
+    GRID,
+    INK,
+    WIDTH_IN,
+    Plot,
+    differ_tenfold,
+    legend,
+    scale_up,
 )
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.mllog.sidecar.metrics import read_learning_rates
@@ -45,7 +45,7 @@ _Points = Sequence[tuple[float, float, str]]  # (x, y, tooltip text)
 
 
 def _draw_system(
-    picture: Picture,
+    picture: Plot,
     axes: Axes,
     shown: SystemStyle,
     curves: Sequence[tuple[Run, _Points]],
@@ -90,7 +90,7 @@ def _draw_target(scene: Scene, axes: Axes) -> list[Line2D]:
 
 def _draw_curves(
     scene: Scene,
-    picture: Picture,
+    picture: Plot,
     axes: Axes,
     points_of: Callable[[Run], _Points],
     x_name: str,
@@ -173,7 +173,7 @@ def _learning_rates(run: Run) -> _Points:
     )
 
 
-def draw_accuracy_over_time(scene: Scene) -> Picture | None:
+def draw_accuracy_over_time(scene: Scene) -> Plot | None:
     picture, axes = scene.picture('accuracy_time', 'Accuracy against time', 3.4)
     curves = _draw_curves(
         scene, picture, axes, _accuracies_at_minutes, _MINUTES, _draw_target(scene, axes)
@@ -181,7 +181,7 @@ def draw_accuracy_over_time(scene: Scene) -> Picture | None:
     return picture if curves else None
 
 
-def draw_accuracy_over_epochs(scene: Scene) -> Picture | None:
+def draw_accuracy_over_epochs(scene: Scene) -> Plot | None:
     picture, axes = scene.picture('accuracy_epochs', 'Accuracy against epochs', 3.4)
     curves = _draw_curves(
         scene, picture, axes, _accuracies_at_epochs, 'epochs', _draw_target(scene, axes)
@@ -190,7 +190,7 @@ def draw_accuracy_over_epochs(scene: Scene) -> Picture | None:
     return picture if curves else None
 
 
-def draw_learning_rate(scene: Scene) -> Picture | None:
+def draw_learning_rate(scene: Scene) -> Plot | None:
     """Draw the learning rate over time. Return None if it was not logged."""
     picture, axes = scene.picture('learning_rate', 'Applied learning rate', 3.0)
     curves = _draw_curves(scene, picture, axes, _learning_rates, _MINUTES)
@@ -203,7 +203,7 @@ def draw_learning_rate(scene: Scene) -> Picture | None:
     return picture if peaks else None
 
 
-def _draw_node(picture: Picture, axes: Axes, run: Run, node: NodeTelemetry) -> None:
+def _draw_node(picture: Plot, axes: Axes, run: Run, node: NodeTelemetry) -> None:
     """Draw a node's disk and network rates during a run, and mark its epochs and evaluations."""
     times = thin(node.times_s, _MAX_SAMPLES)
     for (colour, style, width), (label, rates) in zip(_DEVICES, node.rates.items()):
@@ -237,7 +237,7 @@ def _draw_node(picture: Picture, axes: Axes, run: Run, node: NodeTelemetry) -> N
     axes.set_ylim(bottom=0)
 
 
-def draw_telemetry(scene: Scene, shown: SystemStyle) -> Picture | None:
+def draw_telemetry(scene: Scene, shown: SystemStyle) -> Plot | None:
     """Draw disk and network rates of the first run with telemetry, one panel per node. Return None
     if there is none."""
     files = find_telemetry(shown.run_set.folder)
@@ -247,7 +247,7 @@ def draw_telemetry(scene: Scene, shown: SystemStyle) -> Picture | None:
         return None
     drawn = nodes[:_MAX_NODES]
     figure = Figure(figsize=(WIDTH_IN, 1.2 + 1.7 * len(drawn)))
-    picture = Picture(
+    picture = Plot(
         f'telemetry_{shown.place}',
         f'Disk and network of every node, {shown.run_name(run)}',
         study_heading(scene.study),
@@ -273,7 +273,7 @@ def draw_telemetry(scene: Scene, shown: SystemStyle) -> Picture | None:
     return picture
 
 
-def draw_all_telemetry(scene: Scene) -> list[Picture]:
+def draw_all_telemetry(scene: Scene) -> list[Plot]:
     """Draw the telemetry of the first _MAX_TELEMETRY systems that have any."""
     drawn = list(
         islice(

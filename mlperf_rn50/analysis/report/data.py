@@ -1,13 +1,6 @@
-"""Machine-readable report: complete JSON, or CSV with a row per run or per evaluation.
+"""Machine-readable report: complete JSON, or CSV with a row per run, system or evaluation."""
 
-Text is yielded in parts, because that of 10,000 runs takes more memory than the runs.
-"""
-
-import csv
-import io
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import mlperf_rn50
@@ -16,11 +9,11 @@ from mlperf_rn50.analysis.sets import rcp
 from mlperf_rn50.analysis.sets.cost import kwh
 from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of
 from mlperf_rn50.analysis.sets.scaling import Comparison, Study
+from mlperf_rn50.analysis.show.data import render_csv
 from mlperf_rn50.mllog.elapsed import render_parts
 from mlperf_rn50.mllog.findings import Finding
 from mlperf_rn50.mllog.rulesets import ROUND_OF
 from mlperf_rn50.mllog.run import Run
-from mlperf_rn50.text import printable
 
 FORMAT = 'mlperf-rn50 report 1'
 # Keys whose value is an object or null.
@@ -161,104 +154,69 @@ def _systems(studies: Sequence[Study]) -> Iterator[tuple[RunSet, dict[str, Any]]
             yield run_set, _system_object(study, run_set, comparison)
 
 
-def _encode(value: Any, depth: int) -> str:
-    return json.dumps(value, indent=1, allow_nan=False).replace('\n', '\n' + ' ' * depth)
-
-
-def _encode_with_list(
-    values: Mapping[str, Any], name: str, items: Iterable[Iterable[str]], depth: int
-) -> Iterator[str]:
-    """Yield the parts of an object of depth `depth` as JSON. Its last key is a list of items of
-    depth + 2, in parts."""
-    line = '\n' + ' ' * (depth + 1)
-    yield f'{_encode(values, depth).removesuffix(f"{line[:-1]}}}")},{line}"{name}": ['
-    for number, item in enumerate(items):
-        yield f'{"," * (number > 0)}{line} '
-        yield from item
-    yield f'{line}]{line[:-1]}}}'
-
-
-def render_json(studies: Sequence[Study]) -> Iterator[str]:
-    """Yield the parts of the JSON report, one per run, whose keys are described in
-    docs/results.md."""
-    systems = (
-        _encode_with_list(entry, 'runs', ((_encode(_run_object(s, r), 4),) for r in s.runs), 2)
-        for s, entry in _systems(studies)
-    )
-    yield from _encode_with_list(
-        {'format': FORMAT, 'version': mlperf_rn50.__version__}, 'systems', systems, 0
-    )
-    yield '\n'
-
-
-def _spreadsheet(value: Any) -> Any:
-    """Return a value for CSV. A leading apostrophe keeps spreadsheets from running text as a
-    formula."""
-    if not isinstance(value, str):
-        return '' if value is None else value
-    return f"'{printable(value)}" if value[:1] in ('=', '+', '-', '@') else printable(value)
-
-
-def _render_rows(rows: Iterable[Iterable[Any]]) -> Iterator[str]:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator='\n')
-    for row in rows:
-        writer.writerow(map(_spreadsheet, row))
-        yield out.getvalue()
-        out.seek(out.truncate(0))
+def report_data(studies: Sequence[Study]) -> dict[str, Any]:
+    """Return the object of the JSON report, whose keys are described in docs/results.md."""
+    return {
+        'format': FORMAT,
+        'version': mlperf_rn50.__version__,
+        'systems': (
+            {**entry, 'runs': (_run_object(run_set, run) for run in run_set.runs)}
+            for run_set, entry in _systems(studies)
+        ),
+    }
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that fit in a cell, without lists and objects."""
     return {
-        k: v
-        for k, v in values.items()
-        if not isinstance(v, (list, tuple, dict)) and k not in _TABLES
+        name: value
+        for name, value in values.items()
+        if not isinstance(value, (list, tuple, dict)) and name not in _TABLES
     }
 
 
-def render_csv(studies: Sequence[Study]) -> Iterator[str]:
+def _render_objects(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    return render_csv(list(dict.fromkeys(name for row in rows for name in row)), rows)
+
+
+def runs_csv(studies: Sequence[Study]) -> Iterator[str]:
     """Yield CSV with a row per run: the plain values of its system, then those of the run."""
-    rows = [
-        {
-            **_plain(entry),
-            **_plain(_run_object(run_set, run)),
-            'num_evaluations': len(run.evaluations),
-            'num_warnings': run.num_warnings,
-        }
-        for run_set, entry in _systems(studies)
-        for run in run_set.runs
-    ]
-    return _render_objects(rows)
+    return _render_objects(
+        [
+            {
+                **_plain(entry),
+                **_plain(_run_object(run_set, run)),
+                'num_evaluations': len(run.evaluations),
+                'num_warnings': run.num_warnings,
+            }
+            for run_set, entry in _systems(studies)
+            for run in run_set.runs
+        ]
+    )
 
 
-def render_systems_csv(studies: Sequence[Study]) -> Iterator[str]:
+def systems_csv(studies: Sequence[Study]) -> Iterator[str]:
     """Yield CSV with a row per system."""
     return _render_objects([_plain(entry) for _, entry in _systems(studies)])
 
 
-def _render_objects(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    head = list(dict.fromkeys(k for row in rows for k in row))
-    return _render_rows(chain([head], ([row.get(k) for k in head] for row in rows)))
-
-
-def render_evaluations_csv(studies: Sequence[Study]) -> Iterator[str]:
+def evaluations_csv(studies: Sequence[Study]) -> Iterator[str]:
     """Yield CSV with a row per evaluation: values of its system and run, then those of the
     evaluation."""
     head = ('study', 'system', *_EVALUATION_FACTS, 'file', 'status', 'seed', *_EVALUATION)
     rows = (
-        (
-            study.name,
-            s.name,
-            *(getattr(s, name) for name in _EVALUATION_FACTS),
-            str(run.path),
-            run.status,
-            run.seed,
-            *(getattr(e, name) for name in _EVALUATION),
-        )
+        {
+            'study': study.name,
+            'system': run_set.name,
+            **{name: getattr(run_set, name) for name in _EVALUATION_FACTS},
+            'file': str(run.path),
+            'status': run.status,
+            'seed': run.seed,
+            **{name: getattr(evaluation, name) for name in _EVALUATION},
+        }
         for study in studies
-        for s in study.run_sets
-        for run in s.runs
-        for e in run.evaluations
+        for run_set in study.run_sets
+        for run in run_set.runs
+        for evaluation in run.evaluations
     )
-    return _render_rows(chain([head], rows))
+    return render_csv(head, rows)

@@ -13,6 +13,7 @@ from mlperf_rn50.analysis.sets import rcp
 from mlperf_rn50.analysis.sets.cost import kwh
 from mlperf_rn50.analysis.sets.run_set import RunSet, ratio
 from mlperf_rn50.analysis.sets.scaling import Study
+from mlperf_rn50.answer import Cell, Table, figures_cell, number_cell, percent_cell, status_cell
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.events import RUN_RESUMED
 from mlperf_rn50.mllog.findings import Finding, make_finding
@@ -20,7 +21,6 @@ from mlperf_rn50.mllog.rulesets import ROUND_OF
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.mllog.sidecar.energy import KINDS, NO_COUNTERS, NO_TELEMETRY
 from mlperf_rn50.mllog.sidecar.metrics import read_node_reads
-from mlperf_rn50.table import Cell, Table, figures_cell, number_cell, percent_cell
 from mlperf_rn50.text import data_name, duration, minutes, plural
 
 _MAX_RUNS = 500  # maximum rows of the table of runs
@@ -50,7 +50,7 @@ def runs_table(study: Study) -> Table:
         (
             Cell(s.name),
             Cell(r.path.name),
-            Cell(_status(r)),
+            status_cell(_status(r)),
             number_cell(r.epochs_to_converge, refs=evaluation_refs(r)),
             Cell(minutes(r.time_to_train_s), r.time_to_train_s, clock_refs(r)),
             percent_cell(r.final_accuracy, '.2f', evaluation_refs(r)),

@@ -7,9 +7,9 @@ from itertools import islice
 
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Study
+from mlperf_rn50.answer import Ref
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.run import Run
-from mlperf_rn50.table import Ref
 from mlperf_rn50.text import data_name
 
 

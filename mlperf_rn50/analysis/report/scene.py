@@ -7,10 +7,10 @@ from math import inf
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from mlperf_rn50.analysis.report.picture import COLOURS, INK, Picture, make_picture, mark_of
 from mlperf_rn50.analysis.report.refs import labels_of, study_heading
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Study
+from mlperf_rn50.analysis.show.figure import COLOURS, INK, Plot, make_plot, mark_of
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.text import cut_names, plural, printable, short, some, thin
 
@@ -43,10 +43,10 @@ class Scene:
     shown: tuple[SystemStyle, ...]
     notes: tuple[str, ...]
 
-    def picture(self, name: str, title: str, height_in: float) -> tuple[Picture, Axes]:
-        return make_picture(name, title, study_heading(self.study), height_in, self.notes)
+    def picture(self, name: str, title: str, height_in: float) -> tuple[Plot, Axes]:
+        return make_plot(name, title, study_heading(self.study), height_in, self.notes)
 
-    def rows(self, name: str, title: str) -> tuple[Picture, Axes]:
+    def rows(self, name: str, title: str) -> tuple[Plot, Axes]:
         """Return a plot with a labelled row for each system."""
         picture, axes = self.picture(name, title, _ROW_IN * len(self.shown) + 0.9)
         for row, s in enumerate(self.shown):
@@ -63,7 +63,7 @@ class Scene:
         axes.spines['left'].set_visible(False)  # the names would interrupt it
         return picture, axes
 
-    def sample_runs(self, picture: Picture, most: int) -> list[Sequence[Run]]:
+    def sample_runs(self, picture: Plot, most: int) -> list[Sequence[Run]]:
         """Return the runs to draw for each system, at most `most` in total. Add a note if any are
         omitted."""
         each = max(most // max(len(self.shown), 1), 2)

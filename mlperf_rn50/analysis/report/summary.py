@@ -13,9 +13,9 @@ from mlperf_rn50.analysis.report.refs import (
 )
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Comparison, Study
+from mlperf_rn50.answer import Cell, number_cell, percent_cell
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.rulesets import ROUND_OF
-from mlperf_rn50.table import Cell, number_cell, percent_cell
 from mlperf_rn50.text import data_name, grouped, minutes, money, percent, plural, short
 
 _MAX_NAMES, _MAX_REASON = 3, 90  # maximum systems listed in a sentence, and characters of a reason

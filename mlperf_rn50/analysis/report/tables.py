@@ -22,14 +22,13 @@ from mlperf_rn50.analysis.sets.findings import render_finding, set_findings
 from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of
 from mlperf_rn50.analysis.sets.scaling import MAX_NAMES, Study, has_other_units
 from mlperf_rn50.analysis.sets.series import Series
+from mlperf_rn50.answer import Cell, Ref, Table, figures_cell, number_cell, percent_cell
 from mlperf_rn50.mllog.findings import Finding, most_severe
 from mlperf_rn50.mllog.sidecar.metrics import read_stragglers
-from mlperf_rn50.table import Cell, Ref, Table, figures_cell, number_cell, percent_cell
 from mlperf_rn50.text import data_name, minutes, money, percent, some
 
 MAX_SHOWN = 3  # maximum errors and warnings shown per system, unless all findings are requested
 MAX_FINDINGS = 200  # maximum findings shown per study
-LARGE_TREE = 8  # a report on more studies is brief
 _FACTORS = ('speed-up', 'efficiency', 'hardware', 'statistics', 'rest')
 _ENERGY = ('CPU kWh', 'GPU kWh', 'images/J')
 # shown if not empty
@@ -257,7 +256,8 @@ def series_table(study: Study, series: Series) -> Table:
     title = series.title + ', open division' * (
         labels_of(study.run_sets)[series.baseline] != series.baseline.name
     )
-    return _study_table(study, title, series.run_sets, order, ('batch', *order[7:]), left_out)
+    table = _study_table(study, title, series.run_sets, order, ('batch', *order[7:]), left_out)
+    return replace(table, is_whole=True)
 
 
 def answer_table(study: Study) -> Table:
@@ -281,10 +281,6 @@ def answer_table(study: Study) -> Table:
         ),
         ('epochs', 'minutes', 'relative to'),
     )
-
-
-def is_large(studies: Sequence[Study]) -> bool:
-    return len(studies) > LARGE_TREE
 
 
 def series_matrix(studies: Sequence[Study]) -> Table | None:
@@ -325,6 +321,7 @@ def series_matrix(studies: Sequence[Study]) -> Table | None:
             tuple(rows),
             'Small numbers: efficiency relative to the first system of the series, or to '
             '--baseline.',
+            is_whole=True,
         )
         if len(rows) > 1
         else None

@@ -13,7 +13,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from mlperf_rn50.analysis.progress import track
 from mlperf_rn50.analysis.sets.judgement import (
     find_differences,
     find_parts,
@@ -22,6 +21,7 @@ from mlperf_rn50.analysis.sets.judgement import (
 )
 from mlperf_rn50.analysis.sets.published import sets_under
 from mlperf_rn50.analysis.sets.run_set import RunSet
+from mlperf_rn50.analysis.show.bar import track
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.check.judge import CheckedLog, check_log

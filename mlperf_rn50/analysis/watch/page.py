@@ -8,29 +8,29 @@ import matplotlib
 from matplotlib.ticker import PercentFormatter
 
 import mlperf_rn50
-from mlperf_rn50.analysis.page import page_template
-from mlperf_rn50.analysis.report.picture import (
+from mlperf_rn50.analysis.show.figure import (
     COLOURS,
     GRID,
     INK,
     STYLE,
-    Picture,
-    figure_of,
-    make_picture,
+    Plot,
+    make_plot,
 )
-from mlperf_rn50.analysis.watch.facts import STATUS_LEVELS, facts_of, run_heading, status_word
+from mlperf_rn50.analysis.show.page import render_html
+from mlperf_rn50.analysis.watch.facts import facts_of, run_heading, status_word
 from mlperf_rn50.analysis.watch.run_state import BandPoint, LiveRun
+from mlperf_rn50.answer import Answer, Cell, Table, number_cell, percent_cell
 from mlperf_rn50.files import read_bytes, refuse_existing, write_atomically
 from mlperf_rn50.text import percent, thin
 
 NAME = 'watch.html'
-_MARK = b' - mlperf-rn50 watch</title>'  # in page.html
+_MARK = b' - mlperf-rn50 watch</title>'  # in show/page.html
 _MAX_MARKS, _MAX_BARS, _MAX_ROWS, _BAR_IN, _HEIGHT_IN = 200, 16, 400, 0.21, 2.9
 # phases of a step and colours of their bars
 _PARTS = (('data', '#a67c00'), ('compute', COLOURS[0]), ('wait', GRID))
 
 
-def _draw_accuracy(run: LiveRun) -> Picture | None:
+def _draw_accuracy(run: LiveRun) -> Plot | None:
     """Draw Top-1 with the reference band and the target."""
     right = max([run.max_epochs or 0] + [e.epoch for e in run.evaluations]) or 1
     band = [
@@ -45,7 +45,7 @@ def _draw_accuracy(run: LiveRun) -> Picture | None:
         if band
         else []
     )
-    picture, axes = make_picture('accuracy', 'Top-1', '', _HEIGHT_IN, notes)
+    picture, axes = make_plot('accuracy', 'Top-1', '', _HEIGHT_IN, notes)
     if band:
         axes.fill_between(*zip(*band), color=GRID, alpha=0.3, linewidth=0)  # type: ignore[arg-type]
     if means := [(b.epoch, b.mean) for b in run.band if b.mean is not None and b.epoch <= right]:
@@ -75,11 +75,11 @@ def _draw_accuracy(run: LiveRun) -> Picture | None:
     return picture
 
 
-def _draw_throughput(run: LiveRun) -> Picture | None:
+def _draw_throughput(run: LiveRun) -> Plot | None:
     if len(run.speeds) < 2:
         return None
     unit_s, unit = (3600.0, 'hours') if run.speeds[-1][0] >= 10_000 else (60.0, 'minutes')
-    picture, axes = make_picture(
+    picture, axes = make_plot(
         'throughput',
         'Throughput',
         '',
@@ -99,7 +99,7 @@ def _draw_throughput(run: LiveRun) -> Picture | None:
     return picture
 
 
-def _draw_ranks(run: LiveRun) -> Picture | None:
+def _draw_ranks(run: LiveRun) -> Plot | None:
     """Draw the time that the slowest ranks take for each phase of a step."""
     if len(run.ranks) < 2:
         return None
@@ -110,9 +110,7 @@ def _draw_ranks(run: LiveRun) -> Picture | None:
     ]
     if len(run.ranks) > len(slowest):
         notes.append(f'the {len(slowest)} slowest of {len(run.ranks)} ranks')
-    picture, axes = make_picture(
-        'ranks', 'Step time by rank', '', 0.8 + _BAR_IN * len(slowest), notes
-    )
+    picture, axes = make_plot('ranks', 'Step time by rank', '', 0.8 + _BAR_IN * len(slowest), notes)
     for row, rank in enumerate(slowest):
         left, name = 0.0, f'rank {rank.rank}{f" on {rank.host}" if rank.host else ""}'
         for part, colour in _PARTS:
@@ -125,46 +123,53 @@ def _draw_ranks(run: LiveRun) -> Picture | None:
     return picture
 
 
-def _rows(run: LiveRun) -> list[dict[str, str]]:
-    """Return the evaluations and the reference band as table rows, newest first."""
+def _evaluations_table(run: LiveRun) -> Table:
+    """Return the evaluations next to the reference band, newest first."""
     band = {b.epoch: b for b in run.band}
-    pairs = [
-        (e, band.get(e.epoch, BandPoint(e.epoch, None, None, None)))
-        for e in run.evaluations[-_MAX_ROWS:]
-    ]
-    return [
-        {
-            'epoch': str(e.epoch),
-            'accuracy': percent(e.accuracy),
-            'mean': '-' if b.mean is None else percent(b.mean),
-            'band': '-'
-            if b.low is None or b.high is None
-            else f'{100 * b.low:.2f} to {100 * b.high:.2f}',
-            'time': '-' if e.time_s is None else f'{e.time_s / 60:.1f}',
-        }
-        for e, b in reversed(pairs)
-    ]
+    rows = []
+    for e in reversed(run.evaluations[-_MAX_ROWS:]):
+        known = band.get(e.epoch, BandPoint(e.epoch, None, None, None))
+        row = [number_cell(e.epoch, 'g'), percent_cell(e.accuracy, '.2f')]
+        if run.band:
+            text = '-'
+            if known.low is not None and known.high is not None:
+                text = f'{100 * known.low:.2f} to {100 * known.high:.2f}'
+            row += [percent_cell(known.mean, '.2f'), Cell(text, known.low)]
+        row.append(number_cell(None if e.time_s is None else e.time_s / 60, '.1f'))
+        rows.append(tuple(row))
+    reference = ('reference', 'band, %') if run.band else ()
+    return Table('Evaluations', ('epoch', 'Top-1', *reference, 'time, min'), tuple(rows))
+
+
+def _draw_all(run: LiveRun) -> list[Plot]:
+    with matplotlib.rc_context(STYLE):
+        drawn = [draw(run) for draw in (_draw_accuracy, _draw_throughput, _draw_ranks)]
+    return [plot for plot in drawn if plot]
 
 
 def render_page(run: LiveRun, written: datetime, every_s: float, price: float | None = None) -> str:
-    with matplotlib.rc_context(STYLE):
-        figures = [
-            figure_of(picture, f'{picture.name}-')
-            for draw in (_draw_accuracy, _draw_throughput, _draw_ranks)
-            if (picture := draw(run))
-        ]
-    return page_template('watch/page.html').render(
-        title=run_heading(run),
-        word=status_word(run),
-        level=STATUS_LEVELS[run.status],
-        facts=facts_of(run, price),
-        warnings=run.warnings,
-        figures=figures,
-        rows=_rows(run),
-        has_band=bool(run.band),
-        reload_s=None if run.is_over else max(1, math.ceil(every_s)),
-        written=f'{written:%Y-%m-%d %H:%M:%S} UTC',
-        version=mlperf_rn50.__version__,
+    facts = tuple((Cell(f.name), Cell(f.text, level=f.level)) for f in facts_of(run, price))
+    reload_s = None if run.is_over else max(1, math.ceil(every_s))
+    rest = 'The run is over and this page is final.'
+    if reload_s:
+        rest = (
+            f'The page reloads every {reload_s} s and is updated while mlperf-rn50 watch --html '
+            'runs.'
+        )
+    return render_html(
+        Answer(
+            title=f'{run_heading(run)}: {status_word(run)}',
+            sentences=[(Cell(text, level='bad'),) for text in run.warnings],
+            tables=[Table('', (), facts)],
+            figures=lambda: _draw_all(run),
+            parts=[Answer(tables=[_evaluations_table(run)])],
+        ),
+        command='watch',
+        footer=(
+            f'Written {written:%Y-%m-%d %H:%M:%S} UTC by mlperf-rn50 {mlperf_rn50.__version__}. '
+            f'{rest}'
+        ),
+        reload_s=reload_s,
     )
 
 

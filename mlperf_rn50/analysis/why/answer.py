@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlperf_rn50.table import fit_columns, wrap_line
-from mlperf_rn50.text import printable
+from mlperf_rn50.analysis.show.text import fit_columns
+from mlperf_rn50.text import printable, wrap_line
 
 
 @dataclass(frozen=True)

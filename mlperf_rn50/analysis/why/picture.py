@@ -1,4 +1,4 @@
-"""Picture of where the time of a run goes: traced steps of its ranks above the whole run."""
+"""Plot of where the time of a run goes: traced steps of its ranks above the whole run."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -9,7 +9,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mlperf_rn50.analysis.report import picture as drawing
+from mlperf_rn50.analysis.show import figure as drawing
 from mlperf_rn50.analysis.why.limit import INPUT, OUTSIDE, times_of
 from mlperf_rn50.analysis.why.load import WhyRun
 from mlperf_rn50.analysis.why.text import explain_time
@@ -63,7 +63,7 @@ def choose_ranks(steps: Steps) -> Sequence[int]:
     )
 
 
-def _draw_steps(picture: drawing.Picture, axes: Axes, steps: Steps, hosts: dict[int, str]) -> None:
+def _draw_steps(picture: drawing.Plot, axes: Axes, steps: Steps, hosts: dict[int, str]) -> None:
     """Draw the last steps of a choice of ranks: a row of phases, and below it the exchanges of
     buckets."""
     ranks = choose_ranks(steps)
@@ -98,7 +98,7 @@ def _draw_steps(picture: drawing.Picture, axes: Axes, steps: Steps, hosts: dict[
 
 def draw_times(
     run: RunFolder, records: Sequence[RanksRecord], bar: Mapping[str, float], sentence: str
-) -> drawing.Picture:
+) -> drawing.Plot:
     """Draw the traced steps, if any, and the whole run. The sentence states what limits the run."""
     steps, error_s, note = read_traces(run)
     rows_in, left, total_s = 0.36 * min(len(steps), _MAX_ROWS) + 0.4, 0.0, sum(bar.values()) or 1.0
@@ -107,7 +107,7 @@ def draw_times(
         *above, below = figure.subplots(
             1 + bool(steps), height_ratios=[rows_in, 0.5][not steps :], squeeze=False
         )[:, 0]
-        picture = drawing.Picture(
+        picture = drawing.Plot(
             'why',
             sentence.rstrip('.'),
             f'{run.dir.name}/{run.result.name}',
@@ -145,6 +145,4 @@ def dump_times(run: WhyRun, folder: Path) -> None:
     """Write the picture of a run to a folder. Raise ConfigError as new_files does."""
     bar, sentence = bar_of(times_of(run).parts), explain_time(run).sentence
     with new_files(folder) as place:
-        drawing.dump_picture(
-            draw_times(run.folder, run.all(RanksRecord), bar, sentence), place, 'why'
-        )
+        drawing.dump_plot(draw_times(run.folder, run.all(RanksRecord), bar, sentence), place, 'why')

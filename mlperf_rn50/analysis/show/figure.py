@@ -64,7 +64,7 @@ _LINE_IN, _PER_IN, _MAX_LINES = 0.17, 12.7, 8
 
 
 @dataclass
-class Picture:
+class Plot:
     """A plot. Its files include heading and caption. On a page, it has only the caption."""
 
     name: str
@@ -118,12 +118,12 @@ class Picture:
         return '<g id="'.join(_add_titles(part, self.tips) for part in text.split('<g id="'))
 
 
-def make_picture(
+def make_plot(
     name: str, title: str, heading: str, height_in: float, notes: Sequence[str]
-) -> tuple[Picture, Axes]:
+) -> tuple[Plot, Axes]:
     """Return a plot with one pair of axes."""
     figure = Figure(figsize=(WIDTH_IN, height_in))
-    return Picture(name, title, heading, figure, list(notes)), figure.add_subplot()
+    return Plot(name, title, heading, figure, list(notes)), figure.add_subplot()
 
 
 def _add_titles(part: str, tips: dict[str, Sequence[str]]) -> str:
@@ -152,7 +152,7 @@ def _without(svg: str, gid: str) -> str:
     return svg
 
 
-def render_svg(picture: Picture) -> str:
+def render_svg(picture: Plot) -> str:
     """Return the SVG for a page, without heading, caption and background."""
     svg = _without(_without(picture.svg, 'title'), 'paper')
     top = picture.above_in * 72
@@ -167,7 +167,7 @@ def render_svg(picture: Picture) -> str:
     )
 
 
-def figure_of(picture: Picture, prefix: str) -> dict[str, Any]:
+def figure_of(picture: Plot, prefix: str) -> dict[str, Any]:
     """Return a plot for a page's template, with prefixed ids and the page's colours."""
     svg = render_svg(picture)
     svg = svg[svg.index('<svg') :]
@@ -194,7 +194,7 @@ def file_stem(*names: str) -> str:
     return re.sub(r'[^\w.+-]+', '_', '_'.join(names), flags=re.ASCII).strip('._-')[:100] or 'plot'
 
 
-def dump_picture(picture: Picture, folder: Path, stem: str) -> None:
+def dump_plot(picture: Plot, folder: Path, stem: str) -> None:
     png = io.BytesIO()
     # before the PNG, as the SVG sets the layout
     write_atomically(folder / f'{stem}.svg', picture.svg)
@@ -225,7 +225,7 @@ def scale_up(axis: Axis, name: str, values: Sequence[float]) -> None:
     axis.set_label_text(f'{name} (logarithmic)')
 
 
-def legend(picture: Picture, handles: Sequence[Line2D | Patch]) -> None:
+def legend(picture: Plot, handles: Sequence[Line2D | Patch]) -> None:
     if not handles:
         return
     width, height = picture.figure.get_size_inches()

@@ -1,4 +1,4 @@
-"""Tables that fit the width of a terminal."""
+"""Answers as text that fits the width of a terminal, Markdown, JSON and CSV."""
 
 import io
 
@@ -6,8 +6,8 @@ import pytest
 from helpers import Terminal, shipped_logs
 
 from mlperf_rn50 import cli
+from mlperf_rn50.analysis.show.text import fit_columns
 from mlperf_rn50.cli.terminal import width_of
-from mlperf_rn50.table import fit_columns
 from mlperf_rn50.text import cut_names
 
 HEAD, ROW = ('system', 'nodes', 'minutes', 'cost', 'seed'), ('box', '1', '2.50', '9.99', '7')
