@@ -42,10 +42,10 @@ from mlperf_rn50.train.sinks.mlperf_log import MlperfLog
 from mlperf_rn50.train.sinks.progress_lines import ProgressLines
 from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
-_LOCK_PERIOD_S = 0.5  # time between two attempts to take the lock
+LOCK_PERIOD_S = 0.5  # time between two attempts to take the lock
 # A run that is being killed may still write its checkpoint, for which watcher and launcher together
 # allow 35 s.
-_LOCK_LIMIT_S = 60.0
+LOCK_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -200,9 +200,9 @@ def hold_run(comm: Comm, run: RunFolder, heartbeat: Heartbeat) -> Iterator[None]
     program keeps the lock."""
     lock, attempts = FileLock(run.lock), count()
     try:
-        while not comm.from_rank_0(lambda: _take(lock, next(attempts) * _LOCK_PERIOD_S)):
+        while not comm.from_rank_0(lambda: _take(lock, next(attempts) * LOCK_PERIOD_S)):
             heartbeat.beat()
-            time.sleep(_LOCK_PERIOD_S)
+            time.sleep(LOCK_PERIOD_S)
         if lock.is_held:
             clear_run(run)
             clear_abandoned(run)
@@ -216,15 +216,15 @@ def _take(lock: FileLock, waited_s: float) -> bool:
     with writing(lock.path):
         if lock.take():
             return True
-    if waited_s > _LOCK_LIMIT_S:
+    if waited_s > LOCK_LIMIT_S:
         raise UserError(
             f'{lock.path}: {lock.holder()} writes this run and has not ended within '
-            f'{_LOCK_LIMIT_S:.0f} s; wait for it or stop it'
+            f'{LOCK_LIMIT_S:.0f} s; wait for it or stop it'
         )
     if not waited_s:
         print_stderr(
             f'mlperf-rn50: {lock.path}: another process still writes this run; waiting for it, at '
-            f'most {_LOCK_LIMIT_S:.0f} s'
+            f'most {LOCK_LIMIT_S:.0f} s'
         )
     return False
 
