@@ -210,7 +210,10 @@ def test_newest_intact_checkpoint_is_loaded(tmp_path):
     reasons = [reason for _, reason in loaded.damaged]
     assert 'state.json is missing' in reasons[0] and 'arrays.npz is missing' in reasons[1]
     (paths[0] / 'arrays.npz').write_bytes(b'x')
-    for folder, message in ((tmp_path, f'none of its 4 .* newest: {paths[3]}'), (Path('x'), 'no c')):
+    for folder, message in (
+        (tmp_path, f'none of its 4 .* newest: {paths[3]}'),
+        (Path('x'), 'no c'),
+    ):
         with pytest.raises(CheckpointError, match=message):
             load_newest(folder)
 
@@ -331,7 +334,9 @@ def test_full_disk_at_the_removal_of_an_old_checkpoint_is_one_line(tmp_path, mon
 
     monkeypatch.setattr(Path, 'rename', fail_aside)
     for step in (6, 5):  # the next checkpoint, and the same one again
-        with pytest.raises(StorageError, match='step_00000005: cannot write: No space left .* free'):
+        with pytest.raises(
+            StorageError, match='step_00000005: cannot write: No space left .* free'
+        ):
             save_all(tmp_path, step, keep=1)
     assert sorted(p.name for p in tmp_path.iterdir()) == ['step_00000005', 'step_00000006']
     assert [load(p)[0].step for p in list_checkpoints(tmp_path)] == [5, 6]

@@ -139,7 +139,10 @@ def test_requested_trace_and_change_of_the_loss_scale_are_reported_once(tmp_path
     ],
 )
 def test_checkpoint_is_saved_once_per_period_in_seconds(tmp_path, period_s, period_steps, expected):
-    with tiny_run(tmp_path, CONFIG, period_s=period_s, period_steps=period_steps) as (run, recorder):
+    with tiny_run(tmp_path, CONFIG, period_s=period_s, period_steps=period_steps) as (
+        run,
+        recorder,
+    ):
         run = replace(run, clock=StepClock(run.progress))
         assert not loop.train_epoch(run, 0, is_block_start=True)
         run.writer.finish()
