@@ -224,7 +224,7 @@ def times(comm, data_dir, micro):
             trainer.load_state(trainer.state())
             trainer.timer.start(first)
             trainer.timer.start_trace(2, first + 1)
-            start = trainer.timer._thread.last_end
+            start = trainer.timer.thread.last_end
             _run_steps(trainer, batches, 3)
             whole, rows = next(readings) - 1 - start, trainer.timer.take()
             traced = [s.buckets for s in trainer.timer.take_trace()]
