@@ -123,7 +123,7 @@ class EpochBar:
         self._is_plain = not sys.stderr.isatty()
         self._done, self._first = first_step, first_step
         self._start = self._last_line = time.monotonic()
-        self._bar = tqdm(
+        self.bar = tqdm(
             total=num_steps,
             initial=first_step,
             desc=self._name,
@@ -136,8 +136,8 @@ class EpochBar:
     def update(self, step: events.StepDone) -> None:
         self._done += 1
         rate, loss, lr = f'{step.images_per_s:.0f}', f'{step.loss:.3f}', f'{step.learning_rate:.4g}'
-        self._bar.set_postfix_str(f'{rate} img/s, loss {loss}, lr {lr}', refresh=False)
-        self._bar.update()
+        self.bar.set_postfix_str(f'{rate} img/s, loss {loss}, lr {lr}', refresh=False)
+        self.bar.update()
         now, num_left = time.monotonic(), self._num_steps - self._done
         if self._is_plain and num_left and now - self._last_line >= _PLAIN_PERIOD_S:
             self._last_line = now
@@ -148,4 +148,4 @@ class EpochBar:
             )
 
     def close(self) -> None:
-        self._bar.close()
+        self.bar.close()
