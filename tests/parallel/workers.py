@@ -154,7 +154,7 @@ def steps(comm, data_dir, optimizer, micro, first_step):
 def compressed_steps(comm, data_dir):
     """Return the result of steps with gradients compressed to 16 bits."""
     compressed = copy(comm)
-    compressed._compression = 'fp16'
+    compressed.compression = 'fp16'
     return steps(compressed, data_dir, 'sgd', 1, 0)
 
 

@@ -118,7 +118,7 @@ def test_rank_ends_if_the_thread_of_horovod_has_ended(body, last, code):
     program = f"""if True:
         import sys, threading, time
         from mlperf_rn50.train.comm import horovod
-        horovod._LOST_S = 0.1
+        horovod.LOST_S = 0.1
         thread = threading.Thread(target=lambda: {body}, daemon=True)
         thread.start()
         threading.Thread(target=horovod.end_without, args=(str(thread.native_id),), daemon=True).start()

@@ -42,7 +42,7 @@ _MAX_IN_BACKGROUND = 16
 _FP16_SCALE, _FP16_LIMIT = 2.0**12, 2.0**15
 # Period of looks at Horovod's thread; time for the loss of another rank to be reported, up to 8.5 s
 # after it by rank.
-_LOOK_S, _LOST_S = 1.0, 20.0
+_LOOK_S, LOST_S = 1.0, 20.0
 Exchange = Callable[[], AbstractContextManager[None]]
 T = TypeVar('T')
 
@@ -157,7 +157,7 @@ def end_without(thread: str) -> None:
     while thread in thread_ids():
         if is_ending.wait(_LOOK_S):
             return
-    if not is_ending.wait(_LOST_S) and threading.main_thread().is_alive():
+    if not is_ending.wait(LOST_S) and threading.main_thread().is_alive():
         print_stderr(
             f'mlperf-rn50: {rank_name()}: the thread of Horovod that exchanges gradients has ended'
         )
@@ -187,7 +187,7 @@ class HorovodComm(Comm):
         for thread in sorted(self.threads, key=int)[:1]:
             threading.Thread(target=end_without, args=(thread,), daemon=True).start()
         self._exchange = exchange
-        self._hvd, self._compression, self._num_sharing = hvd, compression, num_sharing
+        self._hvd, self.compression, self._num_sharing = hvd, compression, num_sharing
         self._sets = {**sets, range(size): hvd.global_process_set}
         self._turns = cycle(range(_MAX_IN_BACKGROUND))
         self._host_cache: dict[str, list[NDArray]] = {}
@@ -214,7 +214,7 @@ class HorovodComm(Comm):
         # overflowed in float16.
         name, factor = f'gradients/{bucket}', 1 / self.world_size
         # the loss scale suffices for float16
-        if self._compression == 'none' or grads[0].dtype == np.float16:
+        if self.compression == 'none' or grads[0].dtype == np.float16:
             self._sum(list(grads), name, factor)
             return
         small = [

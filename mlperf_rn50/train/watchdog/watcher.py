@@ -40,7 +40,7 @@ from mlperf_rn50.train.watchdog.heartbeat import PHASES, Heartbeat
 
 _GRACE_S = 15.0  # time for a checkpoint after the launcher has ended
 # time for other stalled ranks to write their reports; their last beat may be a step later
-_REPORTS_S = 10.0
+REPORTS_S = 10.0
 _RECORD_LIMIT_S = 15.0
 _READ_LIMIT_S = 5.0
 _POLL_S = 0.5
@@ -92,7 +92,7 @@ def assess(health: Health, now: float) -> tuple[Action, str]:
         return Action.END, f'stopped (SIGSTOP) for {silent_s:.0f} s'
     # Wait for the reports of other stalled ranks; the wait grows with the rank, so that the lowest
     # rank reports first.
-    if silent_s < health.limit_s + _REPORTS_S + min(health.rank, 10):
+    if silent_s < health.limit_s + REPORTS_S + min(health.rank, 10):
         return Action.WAIT, ''
     return Action.END_AND_EXPLAIN, f'no progress for {silent_s:.0f} s (comm.{PHASES[health.phase]})'
 
