@@ -1,4 +1,4 @@
-"""SGD and LARS against NumPy, grouped updates, overflows and loss scale."""
+"""SGD and LARS against NumPy, grouped updates, and overflows."""
 
 from unittest.mock import Mock
 
@@ -9,7 +9,6 @@ from helpers import address_of
 
 from mlperf_rn50.train.optimizer import Optimizer, cut_buckets
 from mlperf_rn50.train.options import OptimizerConfig
-from mlperf_rn50.train.schedule import GROWTH_STEPS, LossScale
 
 SHAPES = {
     'conv0_weight': (4, 3, 3, 3),
@@ -305,21 +304,3 @@ def test_overflow_check_passes_at_most_200_tensors_to_the_operator(monkeypatch):
         params[names[bad]].grad()[1] = np.inf
         assert optimizer.all_finite().asscalar() == 0, bad
         params[names[bad]].grad()[:] = 1
-
-
-def test_loss_scale_is_halved_once_for_all_steps_in_flight():
-    scale = LossScale(1024.0)
-    for used, is_finite in zip((1024, 1024, 1024, 1024, 512, 256), (1, 0, 0, 1, 0, 1)):
-        scale.read(used, is_finite)
-    assert scale == LossScale(256.0, 1)
-    scale.read(1024, False)  # from a step before the most recent changes
-    assert scale == LossScale(256.0, 1)
-
-
-def test_loss_scale_is_doubled_after_enough_steps_and_bounded():
-    scale, low, high = LossScale(1024.0), LossScale(1.0), LossScale(2.0**24, GROWTH_STEPS - 1)
-    for _ in range(GROWTH_STEPS):
-        scale.read(scale.value, True)
-    low.read(1.0, False)
-    high.read(high.value, True)
-    assert (scale, low.value, high.value) == (LossScale(2048.0, 0), 1.0, 2.0**24)
