@@ -1,15 +1,15 @@
 """Train ResNet-50 on CIFAR-10 with the recipes of benchmarks/cifar10.md, which shows the results.
 
 Usage: .venv/bin/python benchmarks/cifar10.py COMMAND    (run folders: logs/run/...; takes hours)
-  target [RUNS [FOLDER]]  train with cifar10_cpu.yaml and cifar10_open.yaml in turn, until FOLDER (default
-                          logs/run/cifar10_target) has RUNS complete runs of each (default 5); print
-                          both sides and the ratio of their median times. An interrupted comparison
-                          continues.
+  target [RUNS [FOLDER]]  train with cifar10_cpu.yaml and cifar10_open.yaml in turn, until FOLDER
+                          (default logs/run/cifar10_target) has RUNS complete runs of each (default
+                          5); print both sides and the ratio of their median times. An interrupted
+                          comparison continues.
   long SIDE EPOCHS [OPTIONS]
                           train with cifar10_cpu or cifar10_open, stretched to EPOCHS and evaluated
                           at the end; print Top-1 with and without mirror images
-  trial NAME [OPTIONS]    train on 45,000 of the training images with cifar10_open.yaml; print Top-1 of the others.
-                          It does not use the official validation images.
+  trial NAME [OPTIONS]    train on 45,000 of the training images with cifar10_open.yaml; print Top-1
+                          of the others. It does not use the official validation images.
 OPTIONS are those of mlperf-rn50 train.
 """
 

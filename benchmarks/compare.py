@@ -7,9 +7,10 @@ both evaluate after every epoch. The time of PyTorch excludes loading the arrays
 network, and compiling it in a trial step and evaluation. The time of mlperf-rn50 is from run_start
 to run_stop.
 
-Usage: .venv/bin/python benchmarks/compare.py step [OPTIONS]          images/s: ResNet-50, 224x224, batch 32
-       .venv/bin/python benchmarks/compare.py rate CONFIG [OPTIONS]   images/s of 12 training steps per round
-       .venv/bin/python benchmarks/compare.py target CONFIG [OPTIONS] complete runs: epochs, Top-1, seconds
+Usage: .venv/bin/python benchmarks/compare.py WHAT [CONFIG] [OPTIONS]
+    step              images/s: ResNet-50, 224x224, batch 32
+    rate CONFIG       images/s of 12 training steps per round
+    target CONFIG     complete runs: epochs, Top-1, seconds
 CONFIG: launch/configs/cifar10_cpu.yaml (takes hours) or launch/configs/digits_cpu.yaml. OPTIONS:
 see --help
 """

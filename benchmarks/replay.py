@@ -5,8 +5,10 @@ As in `train`, each run is compared with other systems of the same or a similar 
 spreads are from other rounds only. Faults start after a third of the schedule: the accuracy stops
 changing, or is 3 or 2 points too low.
 
-Usage: python benchmarks/replay.py [FOLDER]    (FOLDER is a tree of published logs to compare with the packaged table of
-published systems; without FOLDER, the runs in the table are compared with each other)
+Usage: python benchmarks/replay.py [FOLDER]
+
+FOLDER is a tree of published logs to compare with the packaged table of published systems; without
+FOLDER, the runs in the table are compared with each other.
 """
 
 import sys

@@ -36,7 +36,7 @@ from mlperf_rn50.train.compare import find_reference, open_comparison
 from mlperf_rn50.train.loop import OpenRun, RankPlace, run_to_end
 from mlperf_rn50.train.plan import Plan, make_plan
 from mlperf_rn50.train.resume import load_resumption, plan_resumed
-from mlperf_rn50.train.sinks.every_rank import Sampled, Traces, Watched
+from mlperf_rn50.train.sinks.every_rank import Sampled, TraceFile, Watched
 from mlperf_rn50.train.sinks.metrics_file import Metrics
 from mlperf_rn50.train.sinks.mlperf_log import MlperfLog
 from mlperf_rn50.train.sinks.progress_lines import ProgressLines
@@ -103,7 +103,7 @@ def open_run(job: Job) -> Iterator[OpenRun]:
             folder, path = job.resume
             cleanup.enter_context(hold_run(comm, folder, job.heartbeat))
             resumption = load_resumption(comm, folder, path)
-        digest = check_data(config, comm)
+        digest = data_of_all_hosts(config, comm)
         reference = comm.on_rank_0(lambda: find_reference(config, comm.world_size))
         cores = render_cpu_list(os.sched_getaffinity(0))
         own = [platform.node(), comm.local_rank, comm.local_size, cores]
@@ -141,7 +141,7 @@ def open_run(job: Job) -> Iterator[OpenRun]:
         yield run
 
 
-def check_data(config: Config, comm: Comm) -> str:
+def data_of_all_hosts(config: Config, comm: Comm) -> str:
     """Return the digest of the data; raise DataError if they do not fit, or differ between hosts,
     before rank 0 writes files."""
     for split in ('train', 'validation') if not config.data.synthetic else ():
@@ -234,7 +234,7 @@ def open_sinks(run: OpenRun) -> Iterator[events.Sink]:
     config, folder = run.plan.config, run.folder
     yield Watched(run.heartbeat)
     yield Sampled(open_telemetry(config, run.comm, folder))
-    yield Traces(folder.trace(run.comm.rank))
+    yield TraceFile(folder.trace(run.comm.rank))
     if run.comm.rank:
         return
     v06_path = folder.result_v06 if config.run.log_v06 else None

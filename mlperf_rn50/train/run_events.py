@@ -4,9 +4,9 @@ the run's clock.
 Outline of a run, with the events of each line in order. Warned and Noted may occur on any line.
 
     open the run and its sinks               run.py
-    build network and data, warm up          build.py  Opened, LossScaleChanged, Built (new run only)
+    build network and data, warm up          build.py  Opened, LossScaleChanged, Built (new runs)
     measure the device                                 NetworkMeasured
-    report the reference runs                          ReferenceFound, InitStopped (new run only)
+    report the reference runs                          ReferenceFound, InitStopped (new runs)
     start the clock                                    RunStarted or Resumed
     for each epoch:                          loop.py   EpochStarted
         for each step:                                 LossScaleChanged, StepDone, StepsTraced

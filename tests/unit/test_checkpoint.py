@@ -362,7 +362,8 @@ from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter
 saver, folder = BackgroundWriter(), Path(sys.argv[1])
 for step in range(1, 10**6):
     progress = Progress(step, 1, 1, 0.5, 1.0, 8, 8, 100, 0, [0])
-    saver.submit(partial(save, folder, progress, TrainerState({'a': np.full(500_000, step, np.float32)}), 2))
+    state = TrainerState({'a': np.full(500_000, step, np.float32)})
+    saver.submit(partial(save, folder, progress, state, 2))
     if step == 3:
         print('started', flush=True)
 """

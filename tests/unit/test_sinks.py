@@ -29,7 +29,7 @@ from mlperf_rn50.train import run_events as events
 from mlperf_rn50.train.checkpoint.changes import Change
 from mlperf_rn50.train.checkpoint.progress import Progress
 from mlperf_rn50.train.plan import make_plan
-from mlperf_rn50.train.sinks.every_rank import Sampled, Traces
+from mlperf_rn50.train.sinks.every_rank import Sampled, TraceFile
 from mlperf_rn50.train.sinks.metrics_file import Metrics
 from mlperf_rn50.train.sinks.mlperf_log import MlperfLog
 from mlperf_rn50.train.sinks.progress_lines import EpochBar, ProgressLines
@@ -104,10 +104,10 @@ def test_trace_is_replaced_by_a_newer_one_and_an_error_is_one_line(tmp_path, cap
     path = tmp_path / 'new' / 'trace_0_1.jsonl'
     spans = [StepSpans(s, 1, 2, 3, 4, 5, 6, [(2.5, 3)]) for s in (7, 8)]
     for traced in (spans[:1], spans):
-        Traces(path).handle(events.StepsTraced(traced))
+        TraceFile(path).handle(events.StepsTraced(traced))
         written = lambda: path.exists() and [s for _, s in read_lines(path, StepSpans)]  # noqa: E731
         wait_for(lambda: written() == traced, lambda: True, lambda: 'no trace')  # noqa: B023
-    Traces(path / 'x').handle(events.StepsTraced([]))
+    TraceFile(path / 'x').handle(events.StepsTraced([]))
     text = ''
 
     def is_reported():

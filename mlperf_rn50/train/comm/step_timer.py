@@ -131,7 +131,8 @@ def time_step(
     """
     times = list(accumulate((start, marks.asked_at, marks.arrived_at, *ends), max))
     buckets = [(min(a, times[-1]), min(b, times[-1])) for a, b in buckets]
-    spans = StepSpans(step, *times, buckets)  # type: ignore[call-arg,arg-type]  # there are six times
+    # there are six times
+    spans = StepSpans(step, *times, buckets)  # type: ignore[call-arg,arg-type]
     # The loop runs ahead, so the device may notice only the end of a wait for images.
     share = (spans.arrived_s - spans.asked_s) / max(marks.arrived_at - marks.asked_at, 1e-9)
     hidden_s = math.nan

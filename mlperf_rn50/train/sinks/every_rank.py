@@ -56,7 +56,7 @@ class Sampled:
         self._telemetry.close()
 
 
-class Traces:
+class TraceFile:
     """Sink that writes the traced steps of this rank, each time instead of earlier ones."""
 
     def __init__(self, path: Path):
