@@ -51,19 +51,17 @@ def faults(curve: Curve, length: float) -> dict[str, Curve]:
     """Return the unchanged curve as 'good', and a curve with each fault."""
     at = FAULT_AT * length
     stuck_at = next((a for e, a in curve if e >= at), 0.0)
-    return {
-        'good': curve,
-        'stuck': [(e, stuck_at if e >= at else a) for e, a in curve],
-        '3 points low': [(e, a - 0.03 if e >= at else a) for e, a in curve],
-        '2 points low': [(e, a - 0.02 if e >= at else a) for e, a in curve],
-    }
+    bent = {'good': curve, 'stuck': [(e, stuck_at if e >= at else a) for e, a in curve]}
+    for points in (3, 2):
+        low = [(e, a - points / 100 if e >= at else a) for e, a in curve]
+        bent[f'{points} points low'] = low
+    return bent
 
 
 def alarm_at(bands: Mapping[int, Band], curve: Curve) -> int | None:
     """Return the epoch at which a run would be behind; None if never."""
-    return next(
-        (curve[i - 1][0] for i in range(1, len(curve) + 1) if is_behind(bands, curve[:i])), None
-    )
+    ends = (end for end in range(1, len(curve) + 1) if is_behind(bands, curve[:end]))
+    return next((curve[end - 1][0] for end in ends), None)
 
 
 def is_same_system(a: RunSet, b: RunSet) -> bool:
