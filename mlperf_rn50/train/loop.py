@@ -261,7 +261,7 @@ def evaluate_epoch(run: TrainingRun, epoch: int, first_epoch: int) -> events.Eva
     trainer, progress = run.trainer, run.progress
     with trainer.evaluating() as net:
         num_val = run.plan.config.data.num_val
-        result = evaluate(net, run.eval_data(), num_val, run.comm, on_batch=run.heartbeat.beat)
+        result = evaluate(net, run.eval_data(), num_val, run.comm, run.heartbeat.beat)
     # The clock stops here if the target is reached.
     evaluated = events.Evaluated(epoch, first_epoch, run.clock.now_s(), result)
     run.emit(evaluated)
