@@ -4,7 +4,7 @@ examples:
   mlperf-rn50 report logs/digits_sweep
   mlperf-rn50 report training_results_v0.7/NVIDIA --format json
   mlperf-rn50 report logs/c4140 --format csv --rows evaluations
-  mlperf-rn50 report published/v2.0/Dell    (from the packaged table of published sets; also published, published/v2.0)
+  mlperf-rn50 report published/v2.0/Dell    (packaged table; also published, published/v2.0)
   mlperf-rn50 report published --org dell --accelerator a100 --round v2.0
   mlperf-rn50 report logs/c4140 --out logs/c4140/report --baseline 2x4 --price-per-node-hour 3.5
 
@@ -119,10 +119,8 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.runfolder.names import run_of
 
     paths = dict.fromkeys(map(Path, options.paths))
-    logs, published = (
-        [p for p in paths if not sets_under(p)],
-        [s for p in paths for s in sets_under(p)],
-    )
+    published = [s for p in paths for s in sets_under(p)]
+    logs = [p for p in paths if not sets_under(p)]
     loaded, others = load_logs(logs, Rules()) if logs else ([], [])
     if others:
         print(f'mlperf-rn50: {describe_others(others)}', file=sys.stderr)

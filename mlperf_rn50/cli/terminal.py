@@ -22,11 +22,9 @@ def has_colour(stream: TextIO | None) -> bool:
 def width_of(stream: TextIO | None, is_wide: bool = False) -> int | None:
     """Return the width of a terminal in columns (COLUMNS, if set); None, no limit, for other
     streams or with --wide."""
-    return (
-        shutil.get_terminal_size().columns
-        if stream is not None and stream.isatty() and not is_wide
-        else None
-    )
+    if stream is None or not stream.isatty() or is_wide:
+        return None
+    return shutil.get_terminal_size().columns
 
 
 def paint(text: str, level: str) -> str:

@@ -10,7 +10,7 @@ from mlperf_rn50.analysis.recipe.differences import is_imagenet
 from mlperf_rn50.analysis.recipe.reference import Reference
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.published import load_published
-from mlperf_rn50.analysis.sets.recipe import Recipe
+from mlperf_rn50.analysis.sets.settings import Recipe
 from mlperf_rn50.config import Config
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.sidecar.metrics import read_curve

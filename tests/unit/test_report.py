@@ -11,7 +11,7 @@ from lines import write_set
 from made_systems import studies_of
 
 from mlperf_rn50.analysis.report.data import evaluations_csv, report_data, runs_csv
-from mlperf_rn50.analysis.report.refs import study_heading
+from mlperf_rn50.analysis.report.headings import study_heading
 from mlperf_rn50.analysis.report.sections import make_report
 from mlperf_rn50.analysis.show.data import render_json
 from mlperf_rn50.analysis.show.text import MARKDOWN, render_text

@@ -7,7 +7,7 @@ import pytest
 from lines import write_set
 from made_systems import refused, studies_of, study_of
 
-from mlperf_rn50.analysis.report.refs import labels_of
+from mlperf_rn50.analysis.report.headings import labels_of
 from mlperf_rn50.analysis.report.summary import summarise
 from mlperf_rn50.analysis.report.tables import answer_table, tables_of
 from mlperf_rn50.analysis.sets.load import load_run_sets
@@ -50,12 +50,6 @@ def test_largest_series_is_first_and_series_are_compared_at_the_nodes_that_sever
         'that of '
         'b/2x4 1.60 times (80.0 %) and that of c/2x4 1.40 times (70.0 %).'
     )
-
-
-def test_largest_series_is_the_faster_one_of_two_with_equal_nodes(tmp_path):
-    write_series(tmp_path / 'a', 0.8)
-    write_series(tmp_path / 'b', 0.9)
-    assert texts_of(studies_of(tmp_path))[0].startswith('On 2 nodes, b/2x4 takes')
 
 
 def test_sentence_on_a_series_has_the_name_of_the_set_with_its_number(tmp_path):

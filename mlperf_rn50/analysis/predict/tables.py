@@ -16,7 +16,7 @@ from mlperf_rn50.analysis.predict.prediction import (
     relative_error,
 )
 from mlperf_rn50.analysis.recipe.reference import describe_recipe
-from mlperf_rn50.analysis.sets.cost import cost_of
+from mlperf_rn50.analysis.sets.run_set import cost_of
 from mlperf_rn50.analysis.show.text import MARKDOWN, TERMINAL, Style, render_text
 from mlperf_rn50.answer import Answer, Cell, Table, figures_cell, number_cell, percent_cell
 from mlperf_rn50.text import data_name, grouped, money, percent, plural, printable

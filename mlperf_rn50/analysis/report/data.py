@@ -1,14 +1,14 @@
 """Machine-readable report: complete JSON, or CSV with a row per run, system or evaluation."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import mlperf_rn50
 from mlperf_rn50.analysis.report.tables import findings_of
 from mlperf_rn50.analysis.sets import rcp
-from mlperf_rn50.analysis.sets.cost import kwh
-from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of
+from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of, kwh
 from mlperf_rn50.analysis.sets.scaling import Comparison, Study
+from mlperf_rn50.analysis.sets.time_parts import Parts
 from mlperf_rn50.analysis.show.data import render_csv
 from mlperf_rn50.mllog.elapsed import render_parts
 from mlperf_rn50.mllog.findings import Finding
@@ -30,6 +30,17 @@ _FACTS = (
     'global_batch_size',
     'target_accuracy',
 )
+_RUN_FACTS = (
+    'status',
+    'epochs_to_converge',
+    'time_to_train_s',
+    'final_accuracy',
+    'seed',
+    'last_epoch',
+    'age_s',
+    'num_resumes',
+)
+_RCP = ('ruleset', 'reference_epochs', 'min_epochs', 'passed', 'text')
 _EVALUATION = ('epoch', 'accuracy', 'time_s', 'line')
 # attributes of Comparison
 _FACTORS = ('speedup', 'efficiency', 'throughput_gain', 'epoch_ratio', 'share_ratio')
@@ -41,6 +52,21 @@ _EVALUATION_FACTS = (
     'global_batch_size',
     'target_accuracy',
 )
+
+
+def _values(source: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Return attributes of an object, None for those of None."""
+    return {name: getattr(source, name, None) for name in names}
+
+
+def _parts_object(parts: Parts) -> dict[str, float | None]:
+    return {
+        'init': parts.init_s,
+        'first_epoch': parts.first_s,
+        'later_epochs': parts.training_s,
+        'evaluation': parts.evaluation_s,
+        'other': parts.other_s,
+    }
 
 
 def _finding_object(finding: Finding) -> dict[str, Any]:
@@ -56,20 +82,12 @@ def _run_object(run_set: RunSet, run: Run) -> dict[str, Any]:
     energy = run_set.energies.get(run.path)
     return {
         'file': str(run.path),
-        'status': run.status,
-        'epochs_to_converge': run.epochs_to_converge,
-        'time_to_train_s': run.time_to_train_s,
-        'final_accuracy': run.final_accuracy,
-        'seed': run.seed,
-        'last_epoch': run.last_epoch,
-        'age_s': run.age_s,
-        'num_resumes': run.num_resumes,
+        **_values(run, _RUN_FACTS),
         'elapsed_parts_s': render_parts(run.elapsed) or None,
         'findings': list(map(_finding_object, run.findings)),
-        'evaluations': [{name: getattr(e, name) for name in _EVALUATION} for e in run.evaluations],
+        'evaluations': [_values(e, _EVALUATION) for e in run.evaluations],
         'energy_s': energy.seconds if energy and energy.measured else None,
-        'cpu_joules': energy.cpu_joules if energy else None,
-        'gpu_joules': energy.gpu_joules if energy else None,
+        **_values(energy, ('cpu_joules', 'gpu_joules')),
         'energy_of_nodes': energy.nodes if energy and energy.measured else None,
         'energy_not_measured': dict(energy.reasons) if energy else None,
         'lines': dict(run.lines),
@@ -91,7 +109,7 @@ def _system_object(study: Study, run_set: RunSet, comparison: Comparison | None)
         'org': run_set.org,
         'system': run_set.name,
         'study': study.name,
-        **{name: getattr(run_set, name) for name in _FACTS},
+        **_values(run_set, _FACTS),
         'generation': generation_of(run_set.accelerator) or None,
         'optimizer': next(
             (
@@ -117,15 +135,7 @@ def _system_object(study: Study, run_set: RunSet, comparison: Comparison | None)
         'time_to_train_spread_s': run_set.spread_s,
         'images_per_s': run_set.images_per_s,
         'seconds_per_epoch': run_set.epoch_s,
-        'time_parts_s': {
-            'init': parts.init_s,
-            'first_epoch': parts.first_s,
-            'later_epochs': parts.training_s,
-            'evaluation': parts.evaluation_s,
-            'other': parts.other_s,
-        }
-        if parts
-        else None,
+        'time_parts_s': parts and _parts_object(parts),
         'node_hours': run_set.node_hours,
         'price_per_node_hour': study.price_per_node_hour,
         'cost': study.cost(run_set),
@@ -134,16 +144,8 @@ def _system_object(study: Study, run_set: RunSet, comparison: Comparison | None)
         'images_per_joule': run_set.images_per_joule,
         'energy_not_measured': dict(energy.reasons) if energy else None,
         'baseline': comparison.baseline.name if comparison else None,
-        **{name: getattr(comparison, name, None) for name in _FACTORS},
-        'rcp': {
-            'ruleset': verdict.ruleset,
-            'reference_epochs': verdict.reference_epochs,
-            'min_epochs': verdict.min_epochs,
-            'passed': verdict.passed,
-            'text': verdict.text,
-        }
-        if verdict
-        else None,
+        **_values(comparison, _FACTORS),
+        'rcp': verdict and _values(verdict, _RCP),
         'findings': list(map(_finding_object, findings_of(study, run_set))),
     }
 
@@ -208,11 +210,11 @@ def evaluations_csv(studies: Sequence[Study]) -> Iterator[str]:
         {
             'study': study.name,
             'system': run_set.name,
-            **{name: getattr(run_set, name) for name in _EVALUATION_FACTS},
+            **_values(run_set, _EVALUATION_FACTS),
             'file': str(run.path),
             'status': run.status,
             'seed': run.seed,
-            **{name: getattr(evaluation, name) for name in _EVALUATION},
+            **_values(evaluation, _EVALUATION),
         }
         for study in studies
         for run_set in study.run_sets

@@ -29,7 +29,7 @@ def _draw(
 ) -> tuple[drawing.Plot, Axes]:
     """Draw a mark for each system, coloured by accelerator."""
     rounds = sorted(s.round for s in points)
-    picture, axes = drawing.make_plot(
+    plot, axes = drawing.make_plot(
         name,
         title,
         'ResNet-50 in MLPerf Training',
@@ -51,7 +51,7 @@ def _draw(
                 markeredgewidth=0,
                 label=card,
             )
-            picture.tip(
+            plot.tip(
                 line,
                 *(
                     f'{s.org or "unnamed"} {s.name}, {s.round}: {points[s][1]:.2f} {labels[1]}, '
@@ -60,7 +60,7 @@ def _draw(
                 ),
             )
     drawing.scale_up(axes.xaxis, labels[0], [x for x, _ in points.values()])
-    return picture, axes
+    return plot, axes
 
 
 def draw_overview(run_sets: Sequence[RunSet]) -> list[drawing.Plot]:
@@ -94,7 +94,7 @@ def draw_overview(run_sets: Sequence[RunSet]) -> list[drawing.Plot]:
         )
         drawing.scale_up(time_axes.yaxis, 'minutes', [y for _, y in minutes.values()])
         drawing.legend(times, time_axes.lines)
-        picture, axes = _draw(
+        plot, axes = _draw(
             'epochs_over_batch',
             'Epochs to converge over the global batch',
             epochs,
@@ -117,15 +117,15 @@ def draw_overview(run_sets: Sequence[RunSet]) -> list[drawing.Plot]:
                 markerfacecolor='none',
                 label='reference convergence',
             )
-            picture.tip(
+            plot.tip(
                 line,
                 *(
                     f'reference convergence: {y:.2f} epochs, {x:,} images per batch'
                     for x, y in points
                 ),
             )
-        drawing.legend(picture, axes.lines)
-    return [times, picture]
+        drawing.legend(plot, axes.lines)
+    return [times, plot]
 
 
 def draw_all(studies: Sequence[Study]) -> list[drawing.Plot]:

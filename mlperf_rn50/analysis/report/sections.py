@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import mlperf_rn50
-from mlperf_rn50.analysis.report.refs import report_heading, study_command, study_heading
+from mlperf_rn50.analysis.report.headings import report_heading, study_command, study_heading
 from mlperf_rn50.analysis.report.summary import summarise
 from mlperf_rn50.analysis.report.tables import (
     finding_lines,
@@ -15,7 +15,7 @@ from mlperf_rn50.analysis.report.tables import (
     series_matrix,
     tables_of,
 )
-from mlperf_rn50.analysis.sets.findings import render_finding
+from mlperf_rn50.analysis.sets.defects import render_finding
 from mlperf_rn50.analysis.sets.scaling import Study
 from mlperf_rn50.answer import Answer, Sentence
 from mlperf_rn50.text import plural

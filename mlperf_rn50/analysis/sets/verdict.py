@@ -57,28 +57,25 @@ def _verdict_text(verdict: Verdict) -> str:
     name = ' '.join([' for', ROUND_OF[judged.ruleset], *divisions[:1]]) if judged.ruleset else ''
     if judged.violations:
         return f'valid{name}: no ({_joined(judged.violations)})'
-    text = (
-        f'valid{name}: yes'
-        if verdict.is_valid
-        else 'no verdict yet'
-        if 'running' in judged.obstacles
-        else (f'format passes: {render_rounds(verdict.passed)}')
-    )
+    if verdict.is_valid:
+        text = f'valid{name}: yes'
+    elif 'running' in judged.obstacles:
+        text = 'no verdict yet'
+    else:
+        text = f'format passes: {render_rounds(verdict.passed)}'
     if judged.obstacles:
         text += f'; can be submitted: no ({_joined(judged.obstacles)})'
     minutes, official = run_set.score_minutes, official_score_minutes(run_set)
     if minutes is None or official is None:
-        return text + f'. A score needs {RUNS_OF_A_SCORE} such logs' * (
-            verdict.is_valid and len(verdict.logs) == 1
-        )
-    missed = ''.join(
-        f' (one may fail: {path.name}, {reason})' for path, reason in judged.misses.items()
-    )
-    return (
-        f'{text}. Set of {RUNS_OF_A_SCORE}: score {minutes:.2f} min'
-        + f', scaled by reference convergence {official:.2f}' * (official != minutes)
-        + missed
-    )
+        if verdict.is_valid and len(verdict.logs) == 1:
+            text += f'. A score needs {RUNS_OF_A_SCORE} such logs'
+        return text
+    text += f'. Set of {RUNS_OF_A_SCORE}: score {minutes:.2f} min'
+    if official != minutes:
+        text += f', scaled by reference convergence {official:.2f}'
+    for path, reason in judged.misses.items():
+        text += f' (one may fail: {path.name}, {reason})'
+    return text
 
 
 def _basis(verdict: Verdict) -> str:

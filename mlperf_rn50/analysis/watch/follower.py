@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
-from mlperf_rn50.analysis.sets.cost import kwh
 from mlperf_rn50.analysis.sets.load import Rules, load_folder
+from mlperf_rn50.analysis.sets.run_set import kwh
 from mlperf_rn50.analysis.watch.history import MAX_ITEMS, MAX_TEXT, MetricsHistory, text
 from mlperf_rn50.analysis.watch.run_state import (
     STARTING,

@@ -45,7 +45,7 @@ def _draw_accuracy(run: LiveRun) -> Plot | None:
         if band
         else []
     )
-    picture, axes = make_plot('accuracy', 'Top-1', '', _HEIGHT_IN, notes)
+    plot, axes = make_plot('accuracy', 'Top-1', '', _HEIGHT_IN, notes)
     if band:
         axes.fill_between(*zip(*band), color=GRID, alpha=0.3, linewidth=0)  # type: ignore[arg-type]
     if means := [(b.epoch, b.mean) for b in run.band if b.mean is not None and b.epoch <= right]:
@@ -59,7 +59,7 @@ def _draw_accuracy(run: LiveRun) -> Plot | None:
         marker='o',
         markersize=4,
     )
-    picture.tip(line, *(f'{percent(e.accuracy)} at epoch {e.epoch}' for e in shown))
+    plot.tip(line, *(f'{percent(e.accuracy)} at epoch {e.epoch}' for e in shown))
     if run.target is not None:
         axes.axhline(run.target, color=INK, linewidth=1, linestyle=':')
         axes.annotate(
@@ -72,14 +72,14 @@ def _draw_accuracy(run: LiveRun) -> Plot | None:
     axes.set(
         xlabel='epoch', xlim=(0, right), ylim=(0, min(1.0, (math.floor(10 * highest) + 1) / 10))
     )
-    return picture
+    return plot
 
 
 def _draw_throughput(run: LiveRun) -> Plot | None:
     if len(run.speeds) < 2:
         return None
     unit_s, unit = (3600.0, 'hours') if run.speeds[-1][0] >= 10_000 else (60.0, 'minutes')
-    picture, axes = make_plot(
+    plot, axes = make_plot(
         'throughput',
         'Throughput',
         '',
@@ -96,7 +96,7 @@ def _draw_throughput(run: LiveRun) -> Plot | None:
     axes.set(xlabel=f'time since the start, {unit}', ylabel='images/s')
     axes.set_xlim(left=0)
     axes.set_ylim(0, 1.1 * max(speed for _, speed in shown) or 1.0)
-    return picture
+    return plot
 
 
 def _draw_ranks(run: LiveRun) -> Plot | None:
@@ -110,17 +110,17 @@ def _draw_ranks(run: LiveRun) -> Plot | None:
     ]
     if len(run.ranks) > len(slowest):
         notes.append(f'the {len(slowest)} slowest of {len(run.ranks)} ranks')
-    picture, axes = make_plot('ranks', 'Step time by rank', '', 0.8 + _BAR_IN * len(slowest), notes)
+    plot, axes = make_plot('ranks', 'Step time by rank', '', 0.8 + _BAR_IN * len(slowest), notes)
     for row, rank in enumerate(slowest):
         left, name = 0.0, f'rank {rank.rank}{f" on {rank.host}" if rank.host else ""}'
         for part, colour in _PARTS:
             part_ms = 1e3 * getattr(rank, f'{part}_s')
             bar = axes.barh(row, part_ms, 0.75, left, color=colour)[0]
-            picture.tip(bar, f'{name}: {part} {part_ms:.1f} ms per step')
+            plot.tip(bar, f'{name}: {part} {part_ms:.1f} ms per step')
             left += part_ms
     axes.set_yticks(range(len(slowest)), [str(r.rank) for r in slowest])
     axes.set(xlabel='milliseconds', ylabel='rank', ylim=(len(slowest) - 0.5, -0.5))
-    return picture
+    return plot
 
 
 def _evaluations_table(run: LiveRun) -> Table:

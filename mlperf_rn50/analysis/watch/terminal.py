@@ -11,7 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mlperf_rn50.analysis.sets.cost import cost_of
+from mlperf_rn50.analysis.sets.run_set import cost_of
 from mlperf_rn50.analysis.watch.facts import (
     STATUS_LEVELS,
     epoch_text,

@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ import mxnet as mx
 import numpy as np
 
 from mlperf_rn50.data.pipeline import has_async_engine
+from mlperf_rn50.mllog.elapsed import union_s
 from mlperf_rn50.runfolder.records import StepSpans
 from mlperf_rn50.train.comm.device import wait_for
 
@@ -140,16 +141,6 @@ def time_step(
         hidden_s = union_s((a, min(b, spans.computed_s)) for a, b in buckets)
     phases = [b - a for a, b in pairwise(times)]
     return spans, [*phases, share * marks.read_s, share * marks.decode_s, hidden_s]
-
-
-def union_s(intervals: Iterable[tuple[float, float]]) -> float:
-    """Return the total length of intervals, given as (start, end), where overlapping parts count
-    once."""
-    total, last = 0.0, -math.inf
-    for start, end in sorted(intervals):
-        total += max(0.0, end - max(start, last))
-        last = max(last, end)
-    return total
 
 
 class StepTimer:

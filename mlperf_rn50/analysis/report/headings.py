@@ -1,46 +1,12 @@
-"""Log lines from which the report's numbers come, and names of units and studies for tables and
-plots."""
+"""Names and headings of units, systems and studies, for tables and plots."""
 
 import shlex
 from collections.abc import Collection, Sequence
-from itertools import islice
 
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Study
-from mlperf_rn50.answer import Ref
 from mlperf_rn50.mllog import keys
-from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.text import data_name
-
-
-def line_refs(run: Run, *names: str) -> tuple[Ref, ...]:
-    return tuple((run.path, run.lines[n]) for n in names if n in run.lines)
-
-
-def fact_refs(runs: Sequence[Run], field: str) -> tuple[Ref, ...]:
-    """Return the source line of a fact in the first run that has one."""
-    refs = (
-        (s.path or r.path, s.line)
-        for r in runs
-        if (s := r.sources.get(field)) and s.line is not None
-    )
-    return tuple(islice(refs, 1))
-
-
-def evaluation_refs(run: Run) -> tuple[Ref, ...]:
-    return ((run.path, run.evaluations[-1].line),) if run.evaluations else ()
-
-
-def clock_refs(run: Run) -> tuple[Ref, ...]:
-    return line_refs(run, keys.RUN_START, keys.RUN_STOP)
-
-
-def time_refs(*run_sets: RunSet | None) -> tuple[Ref, ...]:
-    return tuple(ref for s in run_sets if s for r in s.scored for ref in clock_refs(r))
-
-
-def training_refs(*run_sets: RunSet | None) -> tuple[Ref, ...]:
-    return tuple(ref for s in run_sets if s for ref in s.training_lines)
 
 
 def has_other_epochs(*run_sets: RunSet) -> bool:
@@ -55,8 +21,16 @@ def mixes_divisions(run_sets: Collection[RunSet]) -> bool:
 
 def labels_of(run_sets: Collection[RunSet]) -> dict[RunSet, str]:
     """Return the names of sets, with a mark on those of the open division if others are not."""
-    mark = ' (open)' * mixes_divisions(run_sets)
-    return {s: s.name + mark * (s.division == keys.OPEN) for s in run_sets}
+    mark = ' (open)' if mixes_divisions(run_sets) else ''
+    return {s: f'{s.name}{mark}' if s.division == keys.OPEN else s.name for s in run_sets}
+
+
+def mean_text(run_set: RunSet) -> str:
+    """Return over how many runs the time of a set is averaged, with marks of refused and resumed
+    ones."""
+    marks = [', refused'] if run_set.reasons else []
+    marks += [', resumed'] if run_set.is_resumed else []
+    return ''.join([f'mean of {len(run_set.scored)}', *marks])
 
 
 def unit_name(study: Study) -> str:

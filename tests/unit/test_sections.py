@@ -1,4 +1,4 @@
-"""Pictures of all systems, and the page of a large tree."""
+"""Reports on several studies: plots of all systems, brief pages and texts, and filters."""
 
 import io
 import json
@@ -15,8 +15,8 @@ from mlperf_rn50.analysis.report.plots import draw_overview
 from mlperf_rn50.analysis.report.sections import make_page, make_report, page_texts
 from mlperf_rn50.analysis.sets.load import filter_sets, load_run_sets
 from mlperf_rn50.analysis.sets.rcp import reference_points
-from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.analysis.sets.scaling import make_studies
+from mlperf_rn50.analysis.sets.settings import Recipe
 from mlperf_rn50.analysis.show import bar
 from mlperf_rn50.analysis.show.page import dump_answer
 from mlperf_rn50.analysis.show.text import MARKDOWN, render_text
@@ -131,12 +131,7 @@ def test_large_tree_has_a_brief_text(tree):
         '- 1 error, 1 warning, 7 notes: --findings',
         f"""- all tables: a report on fewer folders, such as mlperf-rn50 report '{tree}/a'"'"'s'""",
     ]
-    rows = [re.split('  +', row) for row in lines[lines.index('All systems') + 3 :]]
-    assert [row[:6] for row in rows[:2]] == [
-        ['1x4', '1', '4', '2.03', '2.0', '100.0 %'],
-        ['2x4', '2', '8', '1.03', '2.0', '98.4 %'],
-    ]
-    assert rows[-2] == ['odd: refused: batches differ'] and brief.count('batches differ') == 2
+    assert lines[-2] == 'odd: refused: batches differ' and brief.count('batches differ') == 2
     assert "- v0.7/a's/odd: error: batches differ" in render_text(
         make_report(studies, has_all_findings=True, most=1)
     )
@@ -157,7 +152,6 @@ def test_large_tree_has_a_brief_text(tree):
         ({'org': 'nvid'}, 'ab'),
         ({'org': 'US'}, 'c'),
         ({'accelerator': 'v100', 'batch': None}, 'ac'),
-        ({'batch': 4096}, 'bc'),
         ({'batch': 4096, 'org': 'us'}, 'c'),
         ({}, 'abc'),
     ],
