@@ -257,8 +257,7 @@ def _check_together(c: Config) -> None:
         c.model.name not in _FIXED_SIZE
         or {*d.sizes, d.eval_size or d.image_size} <= {d.image_size},
         f'data.sizes, data.eval_size: got other sizes than image_size={d.image_size} for '
-        f'{c.model.name}, whose '
-        'dense layers fit one size; omit them',
+        f'{c.model.name}, whose dense layers fit one size; omit them',
     )
     require(
         t.device == 'gpu' or d.decoder == 'cpu',
@@ -271,7 +270,6 @@ def _check_together(c: Config) -> None:
         or d.dataset == IMAGENET
         and not d.synthetic,
         f'run.stop_when_behind: got true on {d.dataset}{", synthetic" if d.synthetic else ""} '
-        'without a '
-        'reference, expected false, or run folders in run.reference; only ImageNet has published '
-        'references',
+        'without a reference, expected false, or run folders in run.reference; only ImageNet has '
+        'published references',
     )

@@ -96,7 +96,7 @@ def test_bench_ops_rows(precisions, num_ranks):
 
 @pytest.fixture(scope='module')
 def peers():
-    """PyTorch and the photos for comparisons."""
+    """PyTorch for comparisons."""
     done = run([ROOT / 'benchmarks/setup.sh'], cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
@@ -106,14 +106,11 @@ def peers():
     'words, last',
     [
         ('scale.py 1 1', 'order of an epoch, ms'),
-        ('python_step.py 1', 'float16, '),
         ('replay.py', ''),
         (
             "compare.py step --rounds 1 --sides mlperf-rn50 'torch eager'",
             'training step, float32, images/s: ratio ',
         ),
-        ('pipeline.py 1', 'pipeline against ImageRecordIter, images/s: ratio '),
-        ('trainer.py 1', 'trainer against the bare step, float32, images/s: ratio '),
         (
             'cifar10.py trial {0}/run --train.precision float32 --train.max_epochs 1 '
             '--train.eval_period 1 --train.eval_offset 0 --schedule.decay_epochs 1',

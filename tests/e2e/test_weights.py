@@ -45,8 +45,8 @@ from mlperf_rn50.train import loop
 from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter
 from mlperf_rn50.train.checkpoint.checkpoint import load
 from mlperf_rn50.train.evaluate import Accuracy
-from mlperf_rn50.train.events import Ended
-from mlperf_rn50.train.sinks.metrics import Metrics
+from mlperf_rn50.train.run_events import Ended
+from mlperf_rn50.train.sinks.metrics_file import Metrics
 
 pytestmark = pytest.mark.usefixtures('thin')
 CONVERGES = ['--train.target_accuracy=0.01', '--checkpoint.period_epochs=0']

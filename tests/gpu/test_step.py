@@ -75,7 +75,7 @@ def test_overflow_changes_no_bit_and_halves_the_scale(device_id):
 
 def test_digests_and_first_non_finite_array_match_cpu(device_id):
     trainer = make_trainer(step_config('resnet18', 'NCHW', 'float16', 'lars'), device_id)
-    arrays = trainer._live_arrays()
+    arrays = trainer.arrays()
     on_cpu = {n: mx.nd.array(a.asnumpy(), mx.cpu(), a.dtype) for n, a in arrays.items()}
     assert device_digests(arrays) == device_digests(on_cpu) and trainer.find_non_finite() is None
     name = 'optimizer/velocity/stage3_unit1_conv1_weight'

@@ -23,8 +23,8 @@ from mlperf_rn50.train.compare import (
 )
 from mlperf_rn50.train.options import ScheduleConfig, TrainConfig
 from mlperf_rn50.train.plan import make_plan
-from mlperf_rn50.train.sinks.metrics import Metrics
-from mlperf_rn50.train.sinks.terminal import Terminal
+from mlperf_rn50.train.sinks.metrics_file import Metrics
+from mlperf_rn50.train.sinks.progress_lines import ProgressLines
 
 DIGITS = DataConfig(dataset='digits', num_train=1437, num_val=360, num_classes=10)
 CONFIG = Config(
@@ -110,7 +110,7 @@ def test_metrics_and_terminal_output(config, tmp_path, capsys):
         for epoch, accuracy in [(1, 0.1), (2, 0.2), (5, 0.5)]
     )
     emit(
-        [Metrics(run, 'digits'), Terminal(run, config)],
+        [Metrics(run, 'digits'), ProgressLines(run, config)],
         reference_event(course, config, 1),
         *compared,
     )

@@ -4,17 +4,18 @@ the run's clock.
 Outline of a run, with the events of each line in order. Warned and Noted may occur on any line.
 
     open the run and its sinks               run.py
-    build network and data, warm up          build.py  Opened, LossScaleChanged, Built       (new run only)
+    build network and data, warm up          build.py  Opened, LossScaleChanged, Built (new runs)
     measure the device                                 NetworkMeasured
-    report the reference runs                          ReferenceFound, InitStopped           (the latter: new run only)
+    report the reference runs                          ReferenceFound, InitStopped (new runs)
     start the clock                                    RunStarted or Resumed
     for each epoch:                          loop.py   EpochStarted
-        for each step:                                 LossScaleChanged, StepDone
+        for each step:                                 LossScaleChanged, StepDone, StepsTraced
             save if due, end if asked to stop          Saving
         end the epoch                                  EpochDone, RecordsRead
-        evaluate if due, end at target or if behind    ClockStepped, EvalStarted, Evaluated, Compared, RanksTimed
+        evaluate if due                                ClockStepped, EvalStarted, Evaluated,
+            end at the target or if behind             Compared, RanksTimed
         save if due, end if asked to stop              Saving
-    end the run                                        ClockStepped, Ended
+    end the run                                        StepsTraced, ClockStepped, Ended
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,14 +24,22 @@ from typing import Protocol
 from msgspec import Struct
 
 from mlperf_rn50.mllog.elapsed import ElapsedParts
-from mlperf_rn50.runfolder.records import CourseRecord, NetworkRecord, RanksRecord, ReferenceRecord
+from mlperf_rn50.runfolder import records
+from mlperf_rn50.runfolder.records import StepSpans
 from mlperf_rn50.train.checkpoint.changes import Change
+from mlperf_rn50.train.checkpoint.progress import Progress
 from mlperf_rn50.train.evaluate import Accuracy
 from mlperf_rn50.train.plan import Plan
 
 
 class Event(Struct, frozen=True):
     """Base of all events."""
+
+
+class Recorded(Event, frozen=True):
+    """Base of the events that are a line of metrics.jsonl as they are."""
+
+    record: Struct | None
 
 
 class Opened(Event, frozen=True):
@@ -55,6 +64,14 @@ class Built(Event, frozen=True):
     notes: Sequence[str] = ()
 
 
+class NetworkMeasured(Recorded, frozen=True):
+    record: records.NetworkRecord
+
+
+class ReferenceFound(Recorded, frozen=True):
+    record: records.ReferenceRecord
+
+
 class InitStopped(Event, frozen=True):
     """Everything is ready for the run, but no data has been read yet."""
 
@@ -68,8 +85,8 @@ class Resumed(Event, frozen=True):
     """The clock of a resumed run continues.
 
     clock_s: training that the checkpoint covers. elapsed_s: time since run_start. stopped_s: this
-    time at the last sign of life before. parts: of elapsed_s. changes: configuration changes since
-    the checkpoint.
+    time at the last sign of life before. parts: of elapsed_s. before: state in the checkpoint.
+    changes: configuration changes since the checkpoint.
     """
 
     plan: Plan
@@ -80,8 +97,7 @@ class Resumed(Event, frozen=True):
     stopped_s: float
     parts: ElapsedParts | None
     checkpoint: str
-    world_size_before: int
-    batch_before: int
+    before: Progress
     changes: Sequence[Change] = ()
 
 
@@ -95,21 +111,28 @@ class EpochStarted(Event, frozen=True):
     block_epochs: int | None
 
 
-class StepDone(Event, frozen=True):
-    """End of a step; epoch: number of completed epochs, with a fractional part; learning_rate: the
-    one applied."""
+class StepDone(Recorded, frozen=True):
+    """End of a step; learning_rate: the one applied. record: of the steps since the one before,
+    None for a step whose record is not due."""
 
+    record: records.TrainRecord | None
     step: int
-    epoch: float
-    time_s: float
     loss: float
     learning_rate: float
     images_per_s: float
-    is_reported: bool = False
-    mean_loss: float = 0.0
     gradient_norm: float | None = None
     trust_ratios: Mapping[str, float] = {}
-    scheduled_rate: float | None = None
+
+
+class LossScaleChanged(Recorded, frozen=True):
+    """Change of the float16 loss scale after a step. The first step is 1; 0 stands for the steps
+    before run_start."""
+
+    record: records.LossScaleRecord
+
+
+class StepsTraced(Event, frozen=True):
+    spans: Sequence[StepSpans]
 
 
 class EpochDone(Event, frozen=True):
@@ -119,22 +142,8 @@ class EpochDone(Event, frozen=True):
     learning_rate: float
 
 
-class LossScaleChanged(Event, frozen=True):
-    """Change of the float16 loss scale after a step. The first step is 1; 0 stands for the steps
-    before run_start."""
-
-    step: int
-    before: float
-    now: float
-
-
-class RecordsRead(Event, frozen=True):
-    """Bytes of records that each host read in an epoch; num_new_bytes: those it read for the first
-    time."""
-
-    epoch: int
-    num_bytes: Mapping[str, int]
-    num_new_bytes: Mapping[str, int]
+class RecordsRead(Recorded, frozen=True):
+    record: records.EpochRecord
 
 
 class EvalStarted(Event, frozen=True):
@@ -151,27 +160,18 @@ class Evaluated(Event, frozen=True):
     accuracy: Accuracy
 
 
-class ReferenceFound(Event, frozen=True):
-    record: ReferenceRecord
+class Compared(Recorded, frozen=True):
+    record: records.CourseRecord
 
 
-class NetworkMeasured(Event, frozen=True):
-    record: NetworkRecord
+class RanksTimed(Recorded, frozen=True):
+    record: records.RanksRecord
 
 
-class Compared(Event, frozen=True):
-    record: CourseRecord
+class ClockStepped(Recorded, frozen=True):
+    """The wall clock of a host jumped against its monotonic clock."""
 
-
-class RanksTimed(Event, frozen=True):
-    record: RanksRecord
-
-
-class ClockStepped(Event, frozen=True):
-    """The wall clock of a host jumped by step_s against the monotonic clock."""
-
-    host: str
-    step_s: float
+    record: records.ClockStepRecord
 
 
 class Saving(Event, frozen=True):
@@ -182,8 +182,8 @@ class Noted(Event, frozen=True):
     text: str
 
 
-class Warned(Event, frozen=True):
-    text: str
+class Warned(Noted, frozen=True):
+    """Like Noted, but about something that needs attention."""
 
 
 class Ended(Event, frozen=True):
@@ -191,10 +191,10 @@ class Ended(Event, frozen=True):
     last evaluation."""
 
     status: str
-    epochs_to_converge: int | None
-    time_s: float
     best_top1: float
-    images_per_s: float
+    epochs_to_converge: int | None = None
+    time_s: float = 0.0
+    images_per_s: float = 0.0
     checkpoint_s: float = 0.0
     # of time_s; None for a run without a resume, and on ranks other than 0
     parts: ElapsedParts | None = None

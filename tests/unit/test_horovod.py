@@ -1,8 +1,10 @@
-"""Communication groups of ranks that share a GPU; NCCL must never get two ranks of one GPU.
+"""Exchanges of ranks that share a GPU; NCCL must never get two ranks of one GPU.
 
 tests/parallel checks the values of the sums on real ranks.
 """
 
+import signal
+import subprocess
 import sys
 from collections import Counter
 from types import SimpleNamespace
@@ -10,12 +12,9 @@ from types import SimpleNamespace
 import mxnet as mx
 import pytest
 
-from mlperf_rn50.config import Config, RunConfig
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.train.comm import horovod as comm_module
-from mlperf_rn50.train.comm import sharing
-from mlperf_rn50.train.comm.horovod import HorovodComm, open_comm
-from mlperf_rn50.train.options import TrainConfig
+from mlperf_rn50.train.comm.horovod import HorovodComm, check_controller, open_comm
 
 
 class Array:
@@ -172,25 +171,6 @@ def test_sums_of_different_lengths_have_different_names(counted):
     assert len(shapes) == len(dict(shapes)) == 3
 
 
-def test_stages_and_sets():
-    def ranks_of(sets):
-        return [tuple(ranks) for ranks in sets]
-
-    assert ranks_of(sharing.find_stages(0, 5, 2)) == [(0, 1), (0, 2, 4)]
-    assert ranks_of(sharing.find_stages(4, 5, 2)) == [(4,), (0, 2, 4)]
-    assert ranks_of(sharing.find_stages(2, 4, 1)) == [(2,), (0, 1, 2, 3)]
-    assert ranks_of(sharing.find_sets(5, 2)) == [(0, 1, 2, 3, 4), (0, 1), (0, 2, 4), (2, 3)]
-    assert [ranks_of(sharing.find_sets(*sizes)) for sizes in ((4, 1), (2, 2), (1, 4))] == [
-        [(0, 1, 2, 3)],
-        [(0, 1)],
-        [(0,)],
-    ]
-
-
-def test_stages_of_an_exchange_do_not_list_all_ranks():
-    assert len(sharing.find_stages(5, 10**18, 1)[1]) == 10**18
-
-
 def places_of(num_ranks, ranks_per_node):
     return [[f'h{r // ranks_per_node}', r % ranks_per_node] for r in range(num_ranks)]
 
@@ -236,35 +216,65 @@ def test_places_of_ranks_are_checked_before_sharing(calls_of):
         calls_of(exchange_all, 2, 2, places_of(2, 1))
 
 
-def test_ranks_of_a_gpu_must_be_consecutive():
-    for counts in ([4], [3], [4, 2], [2, 3]):
-        sharing.check_places([(f'h{i}', r) for i, n in enumerate(counts) for r in range(n)], 2)
-    with pytest.raises(
-        ConfigError,
-        match='^run.ranks_per_device: got 2, and ranks 2 and 3, which are to share a GPU, '
-        'are number 2 on h0 and number 0 on h1; start a multiple of 2 ranks',
-    ):
-        sharing.check_places([('h0', 0), ('h0', 1), ('h0', 2), ('h1', 0)], 2)
-    with pytest.raises(ConfigError, match='number 0 on h0 and number 2 on h0'):
-        sharing.check_places([('h0', 0), ('h0', 2)], 2)
+@pytest.mark.parametrize(
+    'env, has_mpi, has_gloo, message',
+    [
+        (
+            {'HOROVOD_CONTROLLER': 'gloo'},
+            True,
+            False,
+            'built without Gloo; start the ranks with launch/mpirun.sh',
+        ),
+        (
+            {'OMPI_COMM_WORLD_SIZE': '2', 'PMIX_NAMESPACE': '1'},
+            False,
+            True,
+            'built without MPI; use launch/horovodrun.sh',
+        ),
+    ],
+)
+def test_missing_controller_of_horovod_is_named(env, has_mpi, has_gloo, message):
+    with pytest.raises(ConfigError, match=message):
+        check_controller(env, has_mpi, has_gloo)
+    check_controller(env, True, True)
+    check_controller({}, False, False)  # a single process uses neither
+    check_controller({'HOROVOD_CONTROLLER': 'gloo'}, False, True)
 
 
 @pytest.mark.parametrize(
-    'device, per_device, has_nccl, expected',
-    [('gpu', 1, True, 1), ('gpu', 3, True, 3), ('gpu', 3, False, 1), ('cpu', 3, True, 1)],
+    'name, others',
+    [
+        ('OMPI_COMM_WORLD_SIZE', {'PMIX_NAMESPACE': '1'}),
+        ('HOROVOD_SIZE', {'HOROVOD_GLOO_RENDEZVOUS_ADDR': 'h1'}),
+    ],
 )
-def test_sharing_ranks_sum_first_only_if_nccl_would_refuse(
-    monkeypatch, device, per_device, has_nccl, expected
-):
-    install(monkeypatch, SimpleNamespace(nccl_built=lambda: has_nccl))
-    config = Config(train=TrainConfig(device=device), run=RunConfig(ranks_per_device=per_device))
-    monkeypatch.setattr(sharing, 'launched_size', lambda: 6)
-    assert sharing.sharing_of(config) == expected
-    monkeypatch.setattr(sharing, 'launched_size', lambda: None)
-    assert sharing.sharing_of(config) == 1
+def test_number_of_ranks_that_an_earlier_launcher_left_is_refused(name, others):
+    with pytest.raises(
+        ConfigError, match=f"{name}: got '2' in the environment without a launcher; unset it"
+    ):
+        check_controller({name: '2'}, True, True)
+    check_controller({name: '2', **others}, True, True)
 
 
-def test_doctor_describes_the_path_of_gradients():
-    assert sharing.describe_exchange('MPI', 'gpu', 7, 2, True).endswith(
-        'gradients of 2 ranks of a GPU through host memory and MPI, then of 4 GPUs through NCCL'
-    )
+@pytest.mark.parametrize(
+    'body, last, code',
+    [
+        ('time.sleep(1.5)', 'time.sleep(600)', -signal.SIGABRT),
+        ('time.sleep(600)', 'time.sleep(0.5)', 0),
+        ('None', 'threading.Thread(target=time.sleep, args=(4,)).start()', 0),
+    ],
+)
+def test_rank_ends_if_the_thread_of_horovod_has_ended(body, last, code):
+    """Not if this process ends first, which ends the thread, too, also while another thread still
+    writes."""
+    program = f"""if True:
+        import sys, threading, time
+        from mlperf_rn50.train.comm import horovod
+        horovod.LOST_S = 0.1
+        thread = threading.Thread(target=lambda: {body}, daemon=True)
+        thread.start()
+        threading.Thread(target=horovod.end_without, args=(str(thread.native_id),), daemon=True).start()
+        {last}"""
+    done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True)
+    assert done.returncode == code
+    assert ('thread of Horovod that exchanges gradients has ended' in done.stderr) == bool(code)

@@ -1,7 +1,15 @@
-"""Sinks for the watcher of this rank and the telemetry of its node."""
+"""Sinks of every rank: for its watcher, the telemetry of its node, and the traces of its steps."""
 
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from mlperf_rn50.files import write_atomically
+from mlperf_rn50.runfolder.jsonl import encode
+from mlperf_rn50.runfolder.records import StepSpans
+from mlperf_rn50.system.launcher_env import print_stderr, rank_name
 from mlperf_rn50.system.telemetry import Telemetry
-from mlperf_rn50.train import events
+from mlperf_rn50.train import run_events as events
 from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
 
@@ -46,3 +54,26 @@ class Sampled:
 
     def close(self) -> None:
         self._telemetry.close()
+
+
+class TraceFile:
+    """Sink that writes the traced steps of this rank, each time instead of earlier ones."""
+
+    def __init__(self, path: Path):
+        self._path = path
+
+    def handle(self, event: events.Event) -> None:
+        if isinstance(event, events.StepsTraced):  # in a thread, because storage may be slow
+            threading.Thread(target=self._write, args=(event.spans,)).start()
+
+    def _write(self, spans: Sequence[StepSpans]) -> None:
+        try:
+            # the run folder may be on a local disk of each node
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._path, ''.join(f'{encode(s)}\n' for s in spans))
+        except OSError as e:  # does not end the run
+            place = f'{rank_name()}: {self._path}'
+            print_stderr(f'mlperf-rn50: {place}: {e.strerror}; the trace is not written')
+
+    def close(self) -> None:
+        pass
