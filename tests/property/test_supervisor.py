@@ -8,22 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers import keep_checkpoint, launch_options, write_metrics
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USAGE
 from mlperf_rn50.launch import supervisor
-from mlperf_rn50.launch.arguments import parse_arguments
 from mlperf_rn50.launch.attempts import MAX_STUCK
-from mlperf_rn50.launch.engines import ENGINES
 from mlperf_rn50.launch.supervisor import Placement, Supervisor
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import Failure, note_failure
 
 HOSTS = ('h1', 'h2', 'h3')
-OPTIONS = parse_arguments(
-    ENGINES['mpirun'].make_parser('mpirun'), ['--config', 'c.yaml', '--no-doctor']
-)
+OPTIONS = launch_options('--config', 'c.yaml', '--no-doctor')
 
 # A start of the ranks: whether the run begins, steps gained, status in the log, exit code, whether
 # there is a stop request, and the hosts that are unreachable afterwards.
@@ -39,16 +36,10 @@ starts = st.builds(
 
 
 def attempt(code, end=None, steps=0, begins=True, has_stop=False, silent=(), **keys):
-    """Return the script of a start of the ranks."""
-    return dict(
-        code=code,
-        end=end,
-        steps=steps,
-        begins=begins,
-        has_stop=has_stop,
-        silent=set(silent),
-        **keys,
-    )
+    """Return the script of a start of the ranks. Further keys: cause, host (blames) and rank of a
+    failure, and whether it is_outside; step that it reaches; is_forced after a second Ctrl-C."""
+    script = {'code': code, 'end': end, 'steps': steps, 'begins': begins, 'has_stop': has_stop}
+    return script | {'silent': set(silent), **keys}
 
 
 CONVERGES, GAINS, STUCK = attempt(0, 'converged', 1), attempt(1, steps=1), attempt(1)
@@ -62,13 +53,17 @@ class Fake:
     is_forced = False
 
     def __init__(self, folder, script):
-        self.folder, self.script, self.is_requested, self.silent = (
-            folder,
-            list(script),
-            False,
-            set(),
-        )
-        self.messages, self.paused, self.calls = [], 0.0, []
+        self.folder, self.script = folder, list(script)
+        self.is_requested, self.silent, self.paused = False, set(), 0.0
+        self.messages, self.calls = [], []
+
+    @property
+    def commands(self):
+        return [words[0] for _, words in self.calls]
+
+    @property
+    def hosts(self):
+        return [hosts for hosts, _ in self.calls]
 
     def start(self, layout, job, words, status):
         self.calls.append((layout.hosts, list(words)))
@@ -77,16 +72,9 @@ class Fake:
         self.silent = todo['silent']
         if 'blames' in todo:
             self.folder.mkdir(exist_ok=True)
-            note_failure(
-                self.folder,
-                Failure(
-                    job,
-                    todo['blames'],
-                    todo.get('cause', 'killed'),
-                    todo.get('rank'),
-                    todo.get('is_outside', False),
-                ),
-            )
+            keys = {k: todo[k] for k in ('rank', 'is_outside') if k in todo}
+            failure = Failure(job, todo['blames'], todo.get('cause', 'killed'), **keys)
+            note_failure(self.folder, failure)
         self.is_forced |= todo.get('is_forced', False)
         if todo['begins']:
             self.write(words, todo)
@@ -100,15 +88,14 @@ class Fake:
         step = len(list(run.checkpoints.glob('step_*')))
         steps = range(step + 1, step + 1 + todo['steps'])
         for k in steps:
-            (run.checkpoints / f'step_{k:08d}').mkdir(parents=True)
-        events = [
-            *([{'event': 'resumed', 'step': step}] if '--resume' in words else []),
-            *({'event': 'train', 'step': k} for k in steps),
-            *([{'event': 'train', 'step': todo['reaches']}] if 'reaches' in todo else []),
-            *([{'event': 'end', 'status': todo['end']}] if todo['end'] else []),
-        ]
-        with open(run.metrics, 'a') as f:
-            f.writelines(json.dumps(e) + '\n' for e in events)
+            keep_checkpoint(run, k)
+        if '--resume' in words:
+            write_metrics(run, {'event': 'resumed', 'step': step})
+        write_metrics(run, *({'event': 'train', 'step': k} for k in steps))
+        if 'reaches' in todo:
+            write_metrics(run, {'event': 'train', 'step': todo['reaches']})
+        if todo['end']:
+            write_metrics(run, {'event': 'end', 'status': todo['end']})
 
     def pause(self, seconds):
         self.paused += seconds
@@ -116,15 +103,15 @@ class Fake:
 
     def supervisor(self, options):
         return Supervisor(
-            self.start,
-            lambda hosts: {h: '' for h in hosts if h in self.silent},
-            self.messages.append,
-            self,
-            options,
-            Placement(self.folder, HOSTS, 1),
-            True,
-            'batch',
-            'token',
+            start=self.start,
+            silent=lambda hosts: {h: '' for h in hosts if h in self.silent},
+            say=self.messages.append,
+            signals=self,
+            options=options,
+            place=Placement(self.folder, HOSTS, 1),
+            has_ssh=True,
+            batch_job='batch',
+            token='token',
         )
 
 
@@ -232,24 +219,23 @@ def test_run_has_begun_once_its_folder_exists_and_ended_once_it_says_so(tmp_path
 def test_older_run_is_resumed_from_the_given_checkpoint_and_later_from_its_newest(tmp_path):
     runs = [RunFolder(tmp_path, number) for number in range(2)]
     for run, end in zip(runs, ('interrupted', 'converged')):
-        (run.checkpoints / 'step_00000002').mkdir(parents=True)
+        keep_checkpoint(run, 2)
         run.result.touch()
-        run.metrics.write_text(json.dumps({'event': 'end', 'status': end}) + '\n')
+        write_metrics(run, {'event': 'end', 'status': end})
     given, paths = runs[0].checkpoints / 'step_00000001', []
     given.mkdir()
 
     def start(layout, job, words, status):
         paths.append(words[words.index('--resume') + 1])
         assert status() is None
-        events = [{'event': 'resumed', 'step': 1}, {'event': 'end', 'status': 'converged'}][
-            : 1 + (len(paths) > 2)
-        ]
+        events = [{'event': 'resumed', 'step': 1}]
+        if len(paths) > 2:
+            events.append({'event': 'end', 'status': 'converged'})
         if len(paths) == 1:
             (runs[0].checkpoints / 'step_00000002').rmdir()  # as train does, because it is later
         if len(paths) == 2:
             (runs[0].checkpoints / 'step_00000003').mkdir()
-        with open(runs[0].metrics, 'a') as f:
-            f.writelines(json.dumps(event) + '\n' for event in events)
+        write_metrics(runs[0], *events)
         assert status() == ('converged' if len(paths) > 2 else '')
         return 1
 
@@ -271,6 +257,7 @@ def test_older_run_is_resumed_from_the_given_checkpoint_and_later_from_its_newes
     'lost',
     [
         dict(code=137),
+        dict(code=1, blames='h2', rank=1, is_outside=True),
         dict(code=205, silent={'h2'}),
         dict(code=EXIT_FAILED, silent={'h2'}),
         dict(code=EXIT_FAILED, blames='h2', rank=1),
@@ -279,11 +266,7 @@ def test_older_run_is_resumed_from_the_given_checkpoint_and_later_from_its_newes
 def test_first_doctor_that_loses_a_rank_counts_as_attempt(lost):
     lost = attempt(begins=False, **lost)
     code, world, _ = fake_run([lost, FIT], replace(OPTIONS, doctor=True, restarts=3))
-    assert code == EXIT_OK and [words[0] for _, words in world.calls] == [
-        'doctor',
-        'doctor',
-        'train',
-    ]
+    assert code == EXIT_OK and world.commands == ['doctor', 'doctor', 'train']
     code, world, _ = fake_run([lost], replace(OPTIONS, doctor=True))
     assert code == EXIT_FAILED and len(world.calls) == 1
     assert any('host h2 (with rank 1)' in m for m in world.messages) == bool(lost['silent'])
@@ -293,13 +276,7 @@ def test_failed_doctor_of_restart_counts_as_attempt_without_progress():
     options = replace(OPTIONS, doctor=True, restarts=3)
     code, world, _ = fake_run([FIT, GAINS, UNFIT, FIT], options)
     assert code == EXIT_OK
-    assert [words[0] for _, words in world.calls] == [
-        'doctor',
-        'train',
-        'doctor',
-        'doctor',
-        'train',
-    ]
+    assert world.commands == ['doctor', 'train', 'doctor', 'doctor', 'train']
     code, world, _ = fake_run([UNFIT], options)
     assert code == EXIT_FAILED and len(world.calls) == 1  # the first failure is reported at once
 
@@ -345,14 +322,14 @@ def test_same_failure_at_the_same_step_ends_after_two(second, num_calls):
 
 def test_broken_host_is_excluded_before_the_launcher_gives_up():
     code, world, _ = fake_run([BROKEN, BROKEN], replace(OPTIONS, restarts=20, elastic=True))
-    assert code == EXIT_OK and [hosts for hosts, _ in world.calls] == [HOSTS, HOSTS, ('h1', 'h3')]
+    assert code == EXIT_OK and world.hosts == [HOSTS, HOSTS, ('h1', 'h3')]
 
 
 def test_host_that_answers_again_is_named_and_counted_by_elastic():
     code, world, _ = fake_run(
         [dict(CUT, end='interrupted', code=75), CUT], replace(OPTIONS, restarts=5, elastic=True)
     )
-    assert code == EXIT_OK and [hosts for hosts, _ in world.calls] == [HOSTS, HOSTS, ('h1', 'h3')]
+    assert code == EXIT_OK and world.hosts == [HOSTS, HOSTS, ('h1', 'h3')]
     cause = 'had no contact to the launcher for 20 s'
     assert [a['cause'] for a in world.attempts] == [f'host h2 {cause}'] * 2 + ['converged']
     assert (
@@ -375,20 +352,10 @@ def test_doctor_is_repeated_unless_all_hosts_passed_and_answer(fault, has_doctor
         [FIT, fault, *([FIT] * has_doctor)], replace(OPTIONS, doctor=True, restarts=5)
     )
     assert code == EXIT_OK
-    assert [words[0] for _, words in world.calls] == [
+    assert world.commands == [
         'doctor',
         'train',
         *(['doctor'] * has_doctor),
-        'train',
-    ]
-
-
-def test_failed_doctor_is_repeated():
-    lost = dict(KILLED, begins=False)
-    code, world, _ = fake_run([lost, FIT], replace(OPTIONS, doctor=True, restarts=5))
-    assert code == EXIT_OK and [words[0] for _, words in world.calls] == [
-        'doctor',
-        'doctor',
         'train',
     ]
 
@@ -433,18 +400,18 @@ def test_resume_continues_the_set_of_seeds(tmp_path):
 def test_elastic_excludes_host_that_fails_twice():
     fails = attempt(1, blames='h2')
     _, world, _ = fake_run([fails, fails], replace(OPTIONS, restarts=5, elastic=True))
-    assert [hosts for hosts, _ in world.calls] == [HOSTS, HOSTS, ('h1', 'h3')]
+    assert world.hosts == [HOSTS, HOSTS, ('h1', 'h3')]
     assert (
         'excluding h2 after 2 failures in attempts without a newer checkpoint (killed)'
         in world.messages
     )
     _, world, _ = fake_run([fails, fails], replace(OPTIONS, restarts=5))
-    assert {hosts for hosts, _ in world.calls} == {HOSTS}
+    assert set(world.hosts) == {HOSTS}
     in_doctor = dict(fails, begins=False)
     _, world, _ = fake_run(
         [in_doctor, in_doctor, FIT], replace(OPTIONS, doctor=True, restarts=5, elastic=True)
     )
-    assert [hosts for hosts, _ in world.calls] == [HOSTS, HOSTS, ('h1', 'h3'), ('h1', 'h3')]
+    assert world.hosts == [HOSTS, HOSTS, ('h1', 'h3'), ('h1', 'h3')]
 
 
 def test_stop_request_before_start_starts_nothing(tmp_path):
