@@ -231,3 +231,14 @@ def write_metrics(run: RunFolder, *events: dict) -> None:
 def keep_checkpoint(run: RunFolder, step: int) -> None:
     """Create the folder of a checkpoint."""
     (run.checkpoints / f'step_{step:08d}').mkdir(parents=True)
+
+
+def variables(text: str) -> dict[str, str]:
+    """Return environment variables of a text such as 'A=1 B=2'."""
+    return dict(word.split('=', 1) for word in text.split())
+
+
+def argv(template: str, *values: object) -> list[str]:
+    """Return the words of a command line, with values, such as paths with spaces, for each {}."""
+    left = iter(values)
+    return [str(next(left)) if word == '{}' else word for word in template.split()]

@@ -5,7 +5,7 @@ import os
 from dataclasses import replace
 
 import pytest
-from helpers import ROOT, call, run, write_files
+from helpers import ROOT, argv, call, run, write_files
 
 from mlperf_rn50.launch.engines import ENGINES
 
@@ -43,17 +43,11 @@ def test_docker_sh_passes_gpus_folders_and_environment(
     data = tmp_path / 'data'
     data.mkdir()
     done = run(
-        [
+        argv(
+            '{} --image rn50:x --mount {} --config c.yaml --seeds 2',
             ROOT / 'launch/docker.sh',
-            '--image',
-            'rn50:x',
-            '--mount',
             data,
-            '--config',
-            'c.yaml',
-            '--seeds',
-            2,
-        ],
+        ),
         cwd=tmp_path,
     )
     [line] = called(tmp_path)
@@ -107,23 +101,15 @@ exec "$@"''',
     )
     (tmp_path / 'rn50.sif').touch()
     done = run(
-        [
+        argv(
+            '{} --image {} --config {} --data.dir {} --run-dir {} --ranks-per-node 2 '
+            '--model.name resnet18 --train.target_accuracy 0.01',
             ROOT / 'launch/apptainer.sh',
-            '--image',
             tmp_path / 'rn50.sif',
-            '--config',
             DIGITS,
-            '--data.dir',
             digits,
-            '--run-dir',
             tmp_path / 'run',
-            '--ranks-per-node',
-            2,
-            '--model.name',
-            'resnet18',
-            '--train.target_accuracy',
-            0.01,
-        ]
+        )
     )
     assert done.returncode == 0, done.stderr
     # the trial of Open MPI's settings, if any
@@ -141,19 +127,13 @@ def test_slurm_with_pyxis_runs_every_rank_in_the_image(stand_in, tmp_path):
     stand_in('srun')
     stand_in('scontrol', 'echo n1; echo n2')
     done = run(
-        [
-            'bash',
+        argv(
+            'bash {} --container registry#rn50:cu117 --config {} --no-doctor --run-dir '
+            '{} --ranks-per-node 2',
             ROOT / 'launch/slurm.sbatch',
-            '--container',
-            'registry#rn50:cu117',
-            '--config',
             DIGITS,
-            '--no-doctor',
-            '--run-dir',
             tmp_path / 'run',
-            '--ranks-per-node',
-            2,
-        ],
+        ),
         cwd=ROOT,
         env={
             **os.environ,
@@ -195,26 +175,15 @@ echo "$word" >>"$LOG"
     program = [str(ROOT / 'launch/bind.sh'), 'sh', '-c', rank, 'sh']
     monkeypatch.setitem(ENGINES, 'local', replace(ENGINES['local'], get_program=lambda *_: program))
     done = call(
-        'launch',
-        'local',
-        '--config',
-        DIGITS,
-        '--run-dir',
-        tmp_path / 'run',
-        '--train.device',
-        'gpu',
-        '--model.fused_bn_relu',
-        'false',
-        '--ranks-per-node',
-        2,
-        '--ranks-per-device',
-        2,
-        '--no-doctor',
+        *argv(
+            'launch local --config {} --run-dir {} --train.device gpu '
+            '--model.fused_bn_relu false --ranks-per-node 2 --ranks-per-device 2 '
+            '--no-doctor',
+            DIGITS,
+            tmp_path / 'run',
+        ),
     )
     assert done.returncode == 2, done.stderr
-    assert [line for line in called(tmp_path) if line != 'get_server_list'] == [
-        'started',
-        '100',
-        '100',
-        'quit',
-    ]
+    assert [
+        line for line in called(tmp_path) if line != 'get_server_list'
+    ] == 'started 100 100 quit'.split()

@@ -276,7 +276,7 @@ def test_failed_doctor_of_restart_counts_as_attempt_without_progress():
     options = replace(OPTIONS, doctor=True, restarts=3)
     code, world, _ = fake_run([FIT, GAINS, UNFIT, FIT], options)
     assert code == EXIT_OK
-    assert world.commands == ['doctor', 'train', 'doctor', 'doctor', 'train']
+    assert world.commands == 'doctor train doctor doctor train'.split()
     code, world, _ = fake_run([UNFIT], options)
     assert code == EXIT_FAILED and len(world.calls) == 1  # the first failure is reported at once
 

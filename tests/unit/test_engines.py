@@ -5,7 +5,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
-from helpers import ROOT, call, launch_options, write_files
+from helpers import ROOT, argv, call, launch_options, write_files
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.launch import engines
@@ -17,7 +17,7 @@ def test_unknown_options_go_to_train():
         '--config=c.yaml --seeds 2 --train.max_epochs -1 --hosts h1,h2 --clear-caches'
     )
     assert (o.config, o.seeds, [h.name for h in o.hosts]) == ('c.yaml', 2, ['h1', 'h2'])
-    assert o.train == ['--train.max_epochs', '-1', '--run.clear_caches', 'true']
+    assert o.train == '--train.max_epochs -1 --run.clear_caches true'.split()
     assert not o.only_prints
     assert launch_options('--dry-run').only_prints
     assert launch_options('--print=run.dir').only_prints
@@ -53,7 +53,7 @@ def test_dry_run_of_a_launcher_has_its_ranks(tmp_path, monkeypatch, words, ranks
 
 def test_dry_run_of_a_launcher_checks_its_hosts():
     config = ROOT / 'launch/configs/c4140_v100_4node.yaml'
-    done = call('launch', 'mpirun', '--hosts', 'h1,h2', '--config', config, '--dry-run')
+    done = call(*argv('launch mpirun --hosts h1,h2 --config {} --dry-run', config))
     assert done.returncode == 2 and 'got 4 with 2 hosts' in done.stderr
 
 

@@ -307,7 +307,7 @@ def test_ctrl_z_and_fg_on_a_terminal(tmp_path):
     pid, terminal = pty.fork()
     if not pid:
         # in English
-        os.execvpe('bash', ['bash', '--norc', '--noprofile', '-i'], {**os.environ, 'LC_ALL': 'C'})
+        os.execvpe('bash', 'bash --norc --noprofile -i'.split(), {**os.environ, 'LC_ALL': 'C'})
 
     def read_to(text):
         read = ''

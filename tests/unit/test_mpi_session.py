@@ -1,7 +1,7 @@
 """mpi_session: settings of Open MPI and the reasons it prints."""
 
 import pytest
-from helpers import write_files
+from helpers import variables, write_files
 
 from mlperf_rn50.system.mpi_session import mpi_settings, reason_of
 
@@ -24,7 +24,7 @@ def test_settings_of_the_environment_precede_those_of_files(tmp_path, monkeypatc
             'site/etc/openmpi-mca-params.conf': 'btl = tcp\noob_tcp_if_include = ib0\n',
         },
     )
-    env = {'OMPI_MCA_pml': 'ob1', 'UCX_TLS': 'rc', 'OMPI_COMM_WORLD_RANK': '0', 'PATH': '/bin'}
+    env = variables('OMPI_MCA_pml=ob1 UCX_TLS=rc OMPI_COMM_WORLD_RANK=0 PATH=/bin')
     assert mpi_settings(env, tmp_path / 'site') == {
         'OMPI_MCA_pml': 'ob1',
         'OMPI_MCA_btl': '^openib',

@@ -262,24 +262,24 @@ def test_ctrl_c_during_the_first_imports_is_silent(tmp_path):
 # States of a process in which it is interrupted: it handles signals, or has loaded a library.
 STATES = ['', 'numpy', 'ft2font', 'libmxnet']
 COMMANDS = {
-    'report': ['report', '{logs}/digits_five', '--out', 'out'],
+    'report': 'report {logs}/digits_five --out out'.split(),
     'check': ['check', '{logs}/digits_five'],
-    'predict': ['predict', '{logs}/digits_sweep', '--out', 'out'],
-    'recipe': ['recipe', '8192', '--out', 'out.yaml'],
-    'package': ['package', '{logs}/digits_five', '--org', 'o', '--system', 's', '--out', 'out'],
+    'predict': 'predict {logs}/digits_sweep --out out'.split(),
+    'recipe': 'recipe 8192 --out out.yaml'.split(),
+    'package': 'package {logs}/digits_five --org o --system s --out out'.split(),
     'completion': ['completion', 'bash'],
-    'prepare': ['prepare', 'digits', '--out', 'out'],
-    'train': ['train', '--dry-run', '--config', '{config}'],
-    'bench': ['bench', 'ops', '--config', '{config}'],
+    'prepare': 'prepare digits --out out'.split(),
+    'train': 'train --dry-run --config {config}'.split(),
+    'bench': 'bench ops --config {config}'.split(),
     'doctor': ['doctor', '--config', '{config}'],
-    'why': ['why', '{logs}/digits_2ranks', '--out', 'out'],
+    'why': 'why {logs}/digits_2ranks --out out'.split(),
     'watch': ['watch', '{logs}/digits_2ranks', '--once'],
     'classify': ['classify', 'missing', 'x.png'],
     'evaluate': ['evaluate', 'missing'],
-    'export': ['export', 'missing', '--format', 'gluon'],
-    'launch': ['launch', 'local', '--config', '{config}', '--dry-run'],
+    'export': 'export missing --format gluon'.split(),
+    'launch': 'launch local --config {config} --dry-run'.split(),
     'version': ['--version'],
-    'sweep': ['sweep', '--study', 'x', '--layouts', 'wrong', '--config', '{config}'],
+    'sweep': 'sweep --study x --layouts wrong --config {config}'.split(),
 }
 
 

@@ -20,7 +20,7 @@ def test_host_that_failed_twice_without_progress_is_bad(tmp_path):
     assert bad_hosts(failures, ['h2']) == {}  # the last host is kept
     cut = [Failure(job, host, 'had no contact') for job in ('1', '2') for host in ('h2', 'h3')]
     assert bad_hosts(cut, ['h1', 'h2', 'h3']) == {}  # the launcher's own link was cut
-    assert bad_hosts(cut, ['h1', 'h2', 'h3', 'h4']) == {
+    assert bad_hosts(cut, 'h1 h2 h3 h4'.split()) == {
         'h2': 'had no contact',
         'h3': 'had no contact',
     }
