@@ -24,7 +24,7 @@ from mlperf_rn50.text import printable
 CHECKOUT = Path(__file__).parents[2]
 PRINTING = ('--dry-run', '--print', '--print-config')  # options with which train starts no ranks
 COUNT = whole_number(1)  # type of an option
-_SCONTROL_S = 60  # time limit for scontrol
+SCONTROL_S = 60  # time limit for scontrol
 _IN_IMAGE = ('/opt/mlperf_rn50/launch/bind.sh', '/opt/mlperf_rn50/.venv/bin/mlperf-rn50')
 
 
@@ -319,10 +319,10 @@ def run_scontrol(*words: str) -> tuple[bool, str]:
     failure."""
     try:
         done = subprocess.run(
-            ['scontrol', *words], capture_output=True, text=True, timeout=_SCONTROL_S
+            ['scontrol', *words], capture_output=True, text=True, timeout=SCONTROL_S
         )
     except subprocess.TimeoutExpired:
-        return False, f'no answer within {_SCONTROL_S} s; see whether slurmctld runs'
+        return False, f'no answer within {SCONTROL_S} s; see whether slurmctld runs'
     except OSError as e:
         return False, f'{e.strerror}'
     return not done.returncode, ' '.join((done.stderr if done.returncode else done.stdout).split())

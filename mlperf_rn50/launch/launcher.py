@@ -61,7 +61,7 @@ STOP_LIMIT_S = 600.0  # time for a checkpoint after a stop request
 TERM_LIMIT_S = 10.0  # time for the engine to end after SIGTERM
 # time to end after a run has logged its end, without and with a stop request
 END_LIMITS_S = (120.0, 30.0)
-_LOOK_S = 10.0  # time between two checks whether the run has ended
+LOOK_S = 10.0  # time between two checks whether the run has ended
 # The launcher waits GRACE_S longer than the start limit, which ranks that already run enforce
 # themselves.
 GRACE_S = 120.0
@@ -69,7 +69,7 @@ GRACE_S = 120.0
 _GUARDS_S = 60.0
 _GUARD_S = 0.5
 _LIST_S = 20.0  # time for launch/guard.sh to list the processes of a job; each host has 15 s
-_GUARD = str(CHECKOUT / 'launch/guard.sh')
+GUARD = str(CHECKOUT / 'launch/guard.sh')
 # Linux's limit per argument, MAX_ARG_STRLEN, less the final zero byte
 _MAX_ARGUMENT_BYTES = (128 << 10) - 1
 _MPI_ERRORS = (EXIT_FAILED, *range(128 + signal.NSIG, 256))  # exit codes of mpirun's own errors
@@ -157,7 +157,7 @@ def run_engine(
         now = time.monotonic()
 
         # After the end of the run, its processes have less time.
-        if status and stage in _WAITING and not has_ended and now - looked >= _LOOK_S:
+        if status and stage in _WAITING and not has_ended and now - looked >= LOOK_S:
             looked = now
             has_ended = bool(status())
             if has_ended:
@@ -254,7 +254,7 @@ class Launcher:
 
         def report(text: str) -> None:
             with memory_file() as output:
-                list_job = [_GUARD, '--list', *dict.fromkeys(place.hosts), job]
+                list_job = [GUARD, '--list', *dict.fromkeys(place.hosts), job]
                 lister = start_helper(list_job, stdout=output)
                 is_complete = wait_briefly([lister], self.signals, _LIST_S)
                 left = text_of(output).splitlines()
@@ -379,7 +379,7 @@ class Launcher:
             # one pipe for all guards, because the number of open files is limited
             reader, writer = os.pipe()
             guards = [
-                start_helper([_GUARD, '--host', host, *words], stdout=writer, stderr=reasons)
+                start_helper([GUARD, '--host', host, *words], stdout=writer, stderr=reasons)
                 for host in hosts
             ]
             os.close(writer)
@@ -408,7 +408,7 @@ class Launcher:
                 return
             if time.monotonic() > end:
                 raise RunFailed(
-                    f'{_GUARD} did not start within {limit_s:.0f} s; see the load of this machine'
+                    f'{GUARD} did not start within {limit_s:.0f} s; see the load of this machine'
                 )
 
     def run_program(self, ranks_per_node: int, command: Sequence[str], device: str) -> int:

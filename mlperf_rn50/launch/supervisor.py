@@ -29,7 +29,7 @@ _DOCTOR = 'd'  # appended to an attempt's job name for its doctor
 _SIGNAL_CODES = 128  # exit code of an engine that a signal has ended, less the number of the signal
 NOT_REACHED = 'was not reached'  # cause of a host with which launch/guard.sh could not connect
 _WAIT_LIMIT_S = 60.0  # maximum wait for silent hosts before a restart
-_ELASTIC_LIMIT_S = 30.0  # the same with --elastic, which then excludes them
+ELASTIC_LIMIT_S = 30.0  # the same with --elastic, which then excludes them
 _RETRY_S = 2.0  # pause between checks for silent hosts
 # Returns the status of a run that has ended, '' before the end, None if no run has begun.
 StatusReader = Callable[[], str | None]
@@ -259,10 +259,10 @@ class Supervisor:
             if self.signals.is_requested:
                 return True
             can_exclude = self.options.elastic and len(silent) < len(self.place.hosts)
-            if can_exclude and waited_s >= _ELASTIC_LIMIT_S:
+            if can_exclude and waited_s >= ELASTIC_LIMIT_S:
                 self.say(
                     f'excluding {" ".join(silent)}, which did not answer for '
-                    f'{_ELASTIC_LIMIT_S:.0f} s'
+                    f'{ELASTIC_LIMIT_S:.0f} s'
                 )
                 self._exclude(silent)
                 return True

@@ -11,7 +11,7 @@ import pytest
 from e2e.training import arguments
 from helpers import ROOT, argv, call, run, shipped_logs
 
-from mlperf_rn50.cli import COMMANDS, whole_parser
+from mlperf_rn50.cli import COMMANDS
 from mlperf_rn50.launch.engines import ENGINES
 
 FIVE = shipped_logs() / 'digits_five'
@@ -88,8 +88,8 @@ def files_in(folder):
 def test_every_command_is_tried():
     # the last two are tried below
     assert ONLY_PRINTS | set(WRITES) | {'launch', 'sweep'} == set(COMMANDS)
-    parsers = whole_parser()._subparsers._group_actions[0].choices
-    assert [name for name in ONLY_PRINTS if '--out' in parsers[name]._option_string_actions] == []
+    for name in ONLY_PRINTS:
+        assert '--out' not in call(name, '--help').stdout, name
 
 
 @pytest.fixture(scope='module')

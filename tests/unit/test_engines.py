@@ -102,7 +102,7 @@ def test_several_ranks_need_horovod(monkeypatch, script, num_ranks, reason):
     ],
 )
 def test_slurm_without_an_answer_is_named(tmp_path, monkeypatch, scontrol, reason):
-    monkeypatch.setattr(engines, '_SCONTROL_S', 1)
+    monkeypatch.setattr(engines, 'SCONTROL_S', 1)
     if scontrol:
         write_files(tmp_path, {'scontrol': scontrol}, mode=0o755)
     monkeypatch.setenv('PATH', f'{tmp_path}:/usr/bin:/bin' if scontrol else str(tmp_path))

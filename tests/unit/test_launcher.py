@@ -91,7 +91,7 @@ def run_shell(tmp_path, monkeypatch):
     def run_shell(script, *events, is_late=False, **keys):
         (tmp_path / 'up').unlink(missing_ok=True)
         signals = ScriptedSignals(tmp_path, events, is_late)
-        for name, value in (('time', signals), ('STOP_LIMIT_S', 5.0), ('_LOOK_S', 1.0)):
+        for name, value in (('time', signals), ('STOP_LIMIT_S', 5.0), ('LOOK_S', 1.0)):
             monkeypatch.setattr(launcher, name, value)
         keys.setdefault('status', lambda: None)
         job = f'{os.getpid()}-{time.monotonic_ns():x}'
@@ -203,7 +203,7 @@ def test_host_that_was_never_reached_is_recorded_with_the_reason_of_ssh(
 ):
     text = (ROOT / 'launch/guard.sh').read_text().replace('login_s=60', 'login_s=1')
     write_files(tmp_path, {'guard.sh': text}, mode=0o755)
-    monkeypatch.setattr(launcher, '_GUARD', str(tmp_path / 'guard.sh'))
+    monkeypatch.setattr(launcher, 'GUARD', str(tmp_path / 'guard.sh'))
     with guards(ssh, ['h2']) as [guard]:
         guard.wait(HANG_LIMIT_S)
     assert untimed(read_failures(tmp_path)) == [

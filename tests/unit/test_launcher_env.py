@@ -33,6 +33,10 @@ from mlperf_rn50.system.launcher_env import (
 )
 
 
+def assert_one_line(done, text):
+    assert done.returncode == 2 and text in done.stderr and done.stderr.count('\n') == 1
+
+
 @pytest.mark.parametrize('text', ['', '1,2', '٣', '9' * 5000])
 def test_variable_without_a_number_is_named(monkeypatch, text):
     for name, read in (
@@ -42,9 +46,7 @@ def test_variable_without_a_number_is_named(monkeypatch, text):
     ):
         with monkeypatch.context() as m:
             m.setenv(name, text)
-            with pytest.raises(
-                ConfigError, match=f'{name}: got .* in the environment, expected a whole number'
-            ):
+            with pytest.raises(ConfigError, match=f'{name}: got .* expected a whole number'):
                 read()
 
 
@@ -108,17 +110,9 @@ def test_command_for_an_older_run_names_it_because_launchers_resume_the_newest(
 )
 def test_binding_refuses_a_rank_beyond_those_of_its_node_in_one_line(variables):
     done = run([ROOT / 'launch/bind.sh', 'true'], env={**os.environ, **variables})
-    assert (
-        done.returncode == 2
-        and 'rank on this node: got ' in done.stderr
-        and done.stderr.count('\n') == 1
-    )
+    assert_one_line(done, 'rank on this node: got ')
     done = run([ROOT / 'launch/bind.sh', 'no_such_program'])
-    assert (
-        done.returncode == 2
-        and 'no_such_program: No such file' in done.stderr
-        and done.stderr.count('\n') == 1
-    )
+    assert_one_line(done, 'no_such_program: No such file')
 
 
 def test_binding_accepts_nested_threads_and_refuses_an_invalid_number():
@@ -126,8 +120,7 @@ def test_binding_accepts_nested_threads_and_refuses_an_invalid_number():
     done = run(command, env={**os.environ, 'OMP_NUM_THREADS': '2,1'})
     assert done.returncode == 0 and ' 2 threads' in done.stderr, done.stderr
     done = run(command, env={**os.environ, 'MLPERF_RN50_RANKS_PER_DEVICE': 'x'})
-    assert done.returncode == 2 and "MLPERF_RN50_RANKS_PER_DEVICE: got 'x'" in done.stderr
-    assert done.stderr.count('\n') == 1
+    assert_one_line(done, "MLPERF_RN50_RANKS_PER_DEVICE: got 'x'")
 
 
 def test_line_of_a_rank_is_one_write_in_unbuffered_python():
@@ -176,17 +169,13 @@ SRUN = variables('SLURM_STEP_NUM_TASKS=8 SLURM_STEP_NUM_NODES=2 SLURM_LOCALID=3'
             UNEVEN | variables('SLURM_STEP_TASKS_PER_NODE=4(x999999999),3 SLURM_NODEID=9'),
             (1, 3, (0, 4)),
         ),
-        ({**UNEVEN, 'SLURM_LOCALID': '1'}, (1, 3, (1, 2))),
+        ({**UNEVEN, 'SLURM_LOCALID': '1'}, (1, 3, (1, 2))),  # without the list
     ],
-)  # without the list
+)
 def test_place_of_a_rank_by_launcher(monkeypatch, variables, expected):
-    for name in (
-        *launcher_env.RANK_VARIABLES,
-        *launcher_env._SIZE,
-        *launcher_env._LOCAL_RANK,
-        *launcher_env._LOCAL_SIZE,
-    ):
-        monkeypatch.delenv(name, raising=False)
+    for name in list(os.environ):
+        if name.startswith(('OMPI_COMM_', 'PMI', 'MPI_LOCAL', 'HOROVOD_', 'SLURM_')):
+            monkeypatch.delenv(name)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert (launched_rank(), launched_size(), launched_local()) == expected
@@ -325,10 +314,7 @@ def settled(**variables):
         ('2,1', '2'),
         ('4,3,2', '4'),
         (' 2', '2'),
-        *(
-            (wrong, None)
-            for wrong in ('', ' ', '1.0', '2.0', '0', '-3', 'all', ',2', '100000', '99999999999')
-        ),
+        *((wrong, None) for wrong in ('', ' ', *'1.0 0 -3 all ,2 100000 99999999999'.split())),
     ],
 )
 def test_mxnet_gets_one_number_of_threads(text, threads):
@@ -374,10 +360,7 @@ def test_value_that_a_library_would_not_survive_is_refused(name, good, bad):
     assert [settled(**{name: text}) for text in good] == [{name: text.strip()} for text in good]
     assert settled(**{name: '  '}) == {}  # some libraries read an empty text as 0
     for text in bad:
-        with pytest.raises(
-            ConfigError,
-            match=f'^{name}: got .* in the environment, expected .*; correct or unset it$',
-        ):
+        with pytest.raises(ConfigError, match=f'^{name}: got .* expected .* unset it$'):
             settled(**{name: text})
 
 
@@ -427,8 +410,7 @@ def test_wrong_variable_ends_commands_with_mxnet_before_they_start_anything():
         [ROOT / 'launch/bind.sh', 'true'],
     ):
         done = run(command, env=env)
-        assert done.returncode == 2 and done.stderr.count('\n') == 1
-        assert "MXNET_CPU_WORKER_NTHREADS: got '2.0' in the environment" in done.stderr
+        assert_one_line(done, "MXNET_CPU_WORKER_NTHREADS: got '2.0' in the environment")
     assert run([*CLI, 'report', '--help'], env=env).returncode == 0
     # reads no variable of MXNet
     assert 'missing' in run([*CLI, 'check', 'missing'], env=env).stderr
