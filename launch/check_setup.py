@@ -1,7 +1,7 @@
 """Check that the libraries of MXNet and Horovod resolve, and that MXNet, DALI and Horovod import.
 
 Usage: .venv/bin/python launch/check_setup.py VARIANT [NOTE]; launch/setup.sh runs this. A note
-states why Horovod is missing.
+states why Horovod is missing. The exit code is 2 after a message, and 1 if an import fails.
 """
 
 import re
@@ -9,9 +9,15 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NoReturn
 
 # They come with the driver of the host.
 OF_DRIVER = {'libcuda.so.1', 'libnvidia-ml.so.1'}
+
+
+def refuse(text: str) -> NoReturn:
+    print(f'launch/setup.sh: {text}', file=sys.stderr)
+    sys.exit(2)
 
 
 def missing_libraries(packages: list[str]) -> set[str]:
@@ -21,7 +27,7 @@ def missing_libraries(packages: list[str]) -> set[str]:
     for name in packages:
         spec = find_spec(name)
         if spec is None:
-            sys.exit('launch/setup.sh: .venv is unfinished; run launch/setup.sh')
+            refuse('.venv is unfinished; run launch/setup.sh')
         for folder in spec.submodule_search_locations or ():
             files += Path(folder).rglob('*.so')
     listed = subprocess.run(['ldd', *files], capture_output=True, text=True).stdout
@@ -57,7 +63,7 @@ def main(variant: str, note: str = '') -> None:
             f'all libraries resolve except {names}, which comes with the driver of the host{note}'
         )
     elif missing:
-        sys.exit(f'launch/setup.sh: the loader does not find these libraries: {names}')
+        refuse(f'the loader does not find these libraries: {names}')
     else:
         print(f'all libraries resolve; {imported_versions(not note)} import{note}')
 

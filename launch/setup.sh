@@ -101,7 +101,10 @@ check() {
     [ -x .venv/bin/python ] || fail '.venv is missing; run launch/setup.sh'
     (unset LD_LIBRARY_PATH; exec .venv/bin/python -c '') 2>/dev/null ||
         echo "warning: .venv's Python needs LD_LIBRARY_PATH; load its module on every host, also for ssh" >&2
-    .venv/bin/python launch/check_setup.py "$variant" "$note" || exit 2
+    .venv/bin/python launch/check_setup.py "$variant" "$note" || {
+        [ $? != 2 ] || exit 2 # it has printed the reason
+        fail "MXNet, Horovod or DALI does not import; remove .venv and $cache, and run launch/setup.sh again"
+    }
 }
 set_up() {
     local build='' time='1 to 2'

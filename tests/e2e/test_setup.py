@@ -174,7 +174,11 @@ def test_help_and_check_report_without_setting_up(ready):
     assert '.venv is missing; run launch/setup.sh' in setup(ready, '--check')[1]
     setup(ready)
     assert setup(ready, '--check') == (0, f'{CHECKED}\n', [])
-    shutil.rmtree(ready / '.venv/lib/python3.11/site-packages/mxnet')
+    mxnet = ready / '.venv/lib/python3.11/site-packages/mxnet'
+    (mxnet / '__init__.py').write_text('raise ImportError("libfoo")')
+    code, output, _ = setup(ready, '--check')
+    assert code == 2 and 'libfoo' in output and 'DALI does not import; remove .venv' in output
+    shutil.rmtree(mxnet)
     assert setup(ready, '--check') == (
         2,
         'launch/setup.sh: .venv is unfinished; run launch/setup.sh\n',
