@@ -31,49 +31,32 @@ def called(tmp_path):
 
 
 @pytest.mark.parametrize(
-    'engine, gpu', [('docker', '--gpus all'), ('podman', '--device nvidia.com/gpu=all')]
+    'engine, gpu', [('docker', '--gpus all'), ('podman', '--device nvidia.com/gpu=all'), ('a', '')]
 )
 def test_docker_sh_passes_gpus_folders_and_environment(
     stand_in, tmp_path, monkeypatch, engine, gpu
 ):
     stand_in(engine)
-    stand_in('nvidia-smi', '')
+    if gpu:
+        stand_in('nvidia-smi', '')
     monkeypatch.setenv('MLPERF_RN50_DOCKER', engine)
     monkeypatch.setenv('NCCL_DEBUG', 'WARN')
     data = tmp_path / 'data'
     data.mkdir()
-    done = run(
-        argv(
-            '{} --image rn50:x --mount {} --config c.yaml --seeds 2',
-            ROOT / 'launch/docker.sh',
-            data,
-        ),
-        cwd=tmp_path,
-    )
-    [line] = called(tmp_path)
+    words = argv('{} --mount {} --config c.yaml --seeds 2', ROOT / 'launch/docker.sh', data)
+    done = run(words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert (
-        line.startswith(f'{engine} run --rm --network host ')
-        and gpu in line
-        and '--ulimit memlock=-1' in line
-    )
-    assert '--stop-timeout 630' in line
-    assert all(
-        f'--mount type=bind,source={folder},target={folder} ' in line for folder in (tmp_path, data)
-    )
-    assert f'--user {os.getuid()}:{os.getgid()}' in line and '--env NCCL_DEBUG' in line
-    assert line.endswith(
-        '--entrypoint /opt/mlperf_rn50/launch/local.sh rn50:x --config c.yaml --seeds 2'
-    )
-
-
-def test_docker_sh_without_gpu_requests_none(stand_in, tmp_path, monkeypatch):
-    stand_in('docker')
-    monkeypatch.setenv('MLPERF_RN50_DOCKER', 'docker')
-    assert run([ROOT / 'launch/docker.sh', '--config', 'c.yaml'], cwd=tmp_path).returncode == 0
-    assert (
-        '--gpus' not in called(tmp_path)[0] and ' mlperf_rn50:cpu --config' in called(tmp_path)[0]
-    )
+    [line] = called(tmp_path)
+    assert line.startswith(f'{engine} run --rm --network host ')
+    for text in (
+        *(gpu, '--stop-timeout 630', '--env NCCL_DEBUG'),
+        *(f'--mount type=bind,source={folder},target={folder} ' for folder in (tmp_path, data)),
+        f'--user {os.getuid()}:{os.getgid()}',
+    ):
+        assert text in line
+    assert bool(gpu) == ('gpu' in line) == ('--ulimit memlock=-1' in line)
+    start = '--entrypoint /opt/mlperf_rn50/launch/local.sh mlperf_rn50:cpu'
+    assert line.endswith(f'{start} --config c.yaml --seeds 2')
 
 
 @pytest.mark.parametrize(
@@ -86,6 +69,13 @@ def test_docker_sh_without_gpu_requests_none(stand_in, tmp_path, monkeypatch):
 def test_docker_sh_usage_errors(arguments, message):
     done = run([ROOT / 'launch/docker.sh', *arguments])
     assert done.returncode == 2 and message in done.stderr
+
+
+def test_docker_sh_takes_another_image(stand_in, tmp_path, monkeypatch):
+    stand_in('docker')
+    monkeypatch.setenv('MLPERF_RN50_DOCKER', 'docker')
+    run([ROOT / 'launch/docker.sh', '--image', 'rn50:x'], cwd=tmp_path)
+    assert called(tmp_path)[0].endswith('local.sh rn50:x')
 
 
 @pytest.mark.slow
