@@ -51,7 +51,8 @@ class RunProgress:
 def read_metrics(run: RunFolder) -> list[ProgressRecord]:
     """Return the ProgressRecords of metrics.jsonl; skip other records, and lines truncated by a
     kill or a full disk."""
-    return [line for _, line in read_lines(run.metrics, ProgressRecord)]  # type: ignore[arg-type, var-annotated]
+    lines = read_lines(run.metrics, ProgressRecord)  # type: ignore[arg-type, var-annotated]
+    return [line for _, line in lines]
 
 
 def newest_run(folder: Path) -> RunFolder | None:

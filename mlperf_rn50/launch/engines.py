@@ -132,8 +132,8 @@ def launch_parser(name: str, description: str, has_hosts: bool, image_option: st
     )
     add(
         '--resume PATH',
-        'resume the newest run in the run folder, or the run of PATH, such as logs/run/checkpoints_1 '
-        '(a folder of checkpoints or one checkpoint)',
+        'resume the newest run in the run folder, or the run of PATH, such as '
+        'logs/run/checkpoints_1 (a folder of checkpoints or one checkpoint)',
         nargs='?',
         const=True,
         default=False,
@@ -215,7 +215,8 @@ def _mount(folder: str) -> str:
         raise ConfigError(f'--mount: got {folder}, expected a folder')
     if set(path) & {',', ':'}:
         raise ConfigError(
-            f'--mount: got {folder}, expected a path without commas and colons; Pyxis splits at them'
+            f'--mount: got {folder}, expected a path without commas and colons; Pyxis splits at '
+            'them'
         )
     return path
 

@@ -157,8 +157,8 @@ def tiny_config(tmp_path_factory) -> Path:
     path = folder / 'tiny.yaml'
     path.write_text(f"""
 run: {{seed: 3, metrics_period_steps: 1}}
-data: {{dir: {folder}/data, dataset: tiny-digits, num_train: 150, num_val: 50, num_classes: 10, image_size: 32,
-       resize_shorter: 32, crop: none, num_threads: 1, read_threads: 1}}
+data: {{dir: {folder}/data, dataset: tiny-digits, num_train: 150, num_val: 50, num_classes: 10,
+       image_size: 32, resize_shorter: 32, crop: none, num_threads: 1, read_threads: 1}}
 model: {{name: resnet18, zero_gamma: true}}
 schedule: {{base_lr: 0.02, warmup_epochs: 1, decay_epochs: 1000}}
 train: {{global_batch_size: 24, eval_period: 1, target_accuracy: 1.0}}

@@ -146,7 +146,6 @@ def test_slurm_with_pyxis_runs_every_rank_in_the_image(stand_in, tmp_path):
 
 
 # --- several ranks per GPU
-# ----------------------------------------------------------------------------
 
 
 def test_ranks_per_device_starts_mps_and_splits_the_threads(stand_in, tmp_path, monkeypatch):

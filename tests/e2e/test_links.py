@@ -171,7 +171,6 @@ def test_launchers_do_not_follow_links(make_link, tmp_path):
 
 
 # --- reading
-# ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize('name', ['result_2.txt', 'config_2.yaml', 'env_2.json'])

@@ -16,8 +16,8 @@ COPIED = (
     *(*SCRIPTS, 'setup_ngc.sh', 'setup_machine.sh', 'build_horovod.sh', 'engines/program.sh'),
     *('check_setup.py', 'set_rpaths.py', 'requirements.lock', 'requirements_ngc.lock'),
 )
-TOOLS = """bash cat chmod cp cut dirname find flock grep head ldd ln mkdir mktemp mv nproc rm sed sha256sum
-    sleep sort tail touch""".split()
+TOOLS = """bash cat chmod cp cut dirname find flock grep head ldd ln mkdir mktemp mv nproc rm sed
+    sha256sum sleep sort tail touch""".split()
 # A Python 3.11 and a uv whose installers record the call and then run the shell code of the test in
 # ON_INSTALL. The check is the real one, on packages that are stand-ins.
 PYTHON = f"""
@@ -33,11 +33,16 @@ case "$*" in
         words=${{*:2}} words=${{words#pip }} words=${{words#--disable-pip-version-check }}
         echo "$words" >>"$CALLS"
         case $words in
-            *-e*) printf '%s\\n' "${{SHEBANG-#!/.venv/bin/python}}" 'import sys' >.venv/bin/mlperf-rn50 ;;
+            *-e*)
+                printf '%s\\n' "${{SHEBANG-#!/.venv/bin/python}}" 'import sys' \\
+                    >.venv/bin/mlperf-rn50 ;;
             *reinstall*)
                 add horovod '__version__ = 3'
-                add horovod/mxnet 'mpi_built = gloo_built = lambda: True; nccl_built = cuda_built = int' ;;
-            wheel*) [[ $words =~ -w.([^ ]+) ]]; echo all >"${{BASH_REMATCH[1]}}/horovod-0.28.1.whl" ;;
+                built='mpi_built = gloo_built = lambda: True'
+                add horovod/mxnet "$built; nccl_built = cuda_built = int" ;;
+            wheel*)
+                [[ $words =~ -w.([^ ]+) ]]
+                echo all >"${{BASH_REMATCH[1]}}/horovod-0.28.1.whl" ;;
         esac
         eval "$ON_INSTALL" ;;
     'launch/check_setup.py '*) PYTHONPATH=$packages exec {sys._base_executable} -S -B "$@" ;;
@@ -444,7 +449,8 @@ def test_program_in_venv_ignores_variables_of_python(ready, shebang, changed):
 # The packages, or the build with a child process, wait until the test removes or creates a file.
 WAIT_AT_PACKAGES = """[[ $words != *-e* ]] || { touch "$CALLS.busy"
 while [ -e "$CALLS.busy" ]; do sleep 0.1; done; }"""
-WAIT_AT_BUILD = """[[ $words != wheel* ]] || { touch "$TMPDIR/object.o"; sleep 9000 & touch "$CALLS.busy"
+WAIT_AT_BUILD = """[[ $words != wheel* ]] || { touch "$TMPDIR/object.o"
+sleep 9000 & touch "$CALLS.busy"
 until [ -e "$CALLS.fail" ]; do sleep 0.1; done; exit 1; }"""
 
 

@@ -294,8 +294,9 @@ class Quick(SignalQueue):
         return super().next(min(timeout_s, 0.2))
 
 job, engine = 'terminal', 'trap "echo stopping; exit 75" USR1; while :; do sleep 0.05; done'
-code = run_engine(['bash', '-c', engine], dict(os.environ, MLPERF_RN50_JOB=job), Quick(LAUNCHER_SIGNALS), job,
-                  status=lambda: None)
+env = {**os.environ, 'MLPERF_RN50_JOB': job}
+signals = Quick(LAUNCHER_SIGNALS)
+code = run_engine(['bash', '-c', engine], env, signals, job, status=lambda: None)
 print('ended', code, flush=True)
 """
 

@@ -183,7 +183,6 @@ def test_place_of_a_rank_by_launcher(monkeypatch, variables, expected):
 
 
 # --- GPUs
-# -------------------------------------------------------------------------------------------------
 
 GPU = {DEVICE_VARIABLE: 'gpu'}
 
@@ -299,7 +298,7 @@ def test_doctor_lists_settings_and_warns_of_missing_and_differing_ones():
     )
 
 
-# --- variables of MXNet, DALI, Horovod and OpenMP ----------------------------------------------
+# --- variables of MXNet, DALI, Horovod and OpenMP
 
 
 def settled(**variables):

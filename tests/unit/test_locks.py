@@ -20,7 +20,9 @@ def test_second_launcher_is_refused_and_a_crash_releases_the_lock(tmp_path):
     ):
         pass
     assert not (tmp_path / 'a').exists()  # as before
-    code = f"""import time; from pathlib import Path; from mlperf_rn50.runfolder.locks import folder_lock
+    code = f"""import time
+from pathlib import Path
+from mlperf_rn50.runfolder.locks import folder_lock
 with folder_lock(Path({str(folder)!r})): print(flush=True); time.sleep(60)"""
     with subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE) as holder:
         holder.stdout.readline()
