@@ -6,7 +6,7 @@ has its own host, a network namespace of this machine. Requires root, the packag
 tests/install.sh, and control groups of version 1.
 
 decoding     CPU quota of 5 % for the threads of DALI
-disk         data on a loop device, read at 1.25 MB/s (blkio); the page cache of the data is emptied at each step
+disk         data on a loop device, read at 1.25 MB/s (blkio), without page cache at each step
 slow_rank    rank 1 sleeps for 30 % of the time of forward and backward pass, before the exchange
 link         token buckets (tc tbf) of 300 Mbit/s at both hosts
 python       the training loop sleeps for 1 s at every third step, before it asks for images
@@ -32,7 +32,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -46,23 +46,19 @@ from cluster.conftest import Job, mounted  # noqa: E402
 from cluster.hosts import Cluster  # noqa: E402
 from e2e.training import log_events  # noqa: E402
 
+from mlperf_rn50.analysis.show.text import fit_columns  # noqa: E402
 from mlperf_rn50.data.prepare.command import pack  # noqa: E402
 from mlperf_rn50.data.prepare.samples import Dataset, Sample, digits  # noqa: E402
-from mlperf_rn50.table import fit_columns  # noqa: E402
 
 CLI, BLKIO = ROOT / '.venv/bin/mlperf-rn50', '/sys/fs/cgroup/blkio/blkio.throttle'
 DECODING = Path(f'/sys/fs/cgroup/cpu/why_time_{os.getpid()}')
 EPOCHS, STEPS = 2, 24  # with 64 images per step
 # training and validation
 SIZES = {'data': (768, 64), 'disk/data': (768, 64), 'few': (240, 64), 'many': (768, 1920)}
-OPTIONS = {
-    'model.name': 'resnet18',
-    'data.image_size': 64,
-    'data.resize_shorter': 64,
-    'train.max_epochs': EPOCHS,
-    'train.target_accuracy': 1.0,
-    'checkpoint.period_epochs': 0,
-}
+OPTIONS = (
+    'model.name=resnet18 data.image_size=64 data.resize_shorter=64 train.target_accuracy=1.0 '
+    f'checkpoint.period_epochs=0 train.max_epochs={EPOCHS}'
+)
 TOLERANCE = 0.03
 # The ranks append the stamps of each step to a file: begin, images asked for and arrived, backward
 # and exchange ended.
@@ -115,7 +111,8 @@ def plant():
         begin = time.monotonic()
         save(run)
         print(time.monotonic() - begin, file=open(f'FOLDER/saves_{{rank}}', 'a'))
-    Trainer.step, Trainer.exchange, loop.save_checkpoint = planted_step, planted_exchange, planted_save
+    Trainer.step, Trainer.exchange = planted_step, planted_exchange
+    loop.save_checkpoint = planted_save
 inner, train._train = train._train, lambda *arguments: plant() or inner(*arguments)
 sys.exit(main())
 """
@@ -138,6 +135,20 @@ class Run(NamedTuple):
     computed: np.ndarray
     exchanged: np.ndarray
 
+    @property
+    def input_s(self) -> float:
+        return (self.arrived - self.asked).max(0).sum()
+
+    @property
+    def exchange_s(self) -> float:
+        return (self.exchanged.max(0) - self.computed.max(0)).sum()
+
+    @property
+    def fixed_s(self) -> float:
+        """Time from the end of the slower backward pass to the next step."""
+        exchange = (self.exchanged - self.computed.max(0)).max(0)
+        return exchange.sum() + (self.asked[:, 1:] - self.exchanged[:, :-1]).max(0).sum()
+
 
 class Fault(NamedTuple):
     """Expected verdict and part (None for any); planted seconds; limit of the disk."""
@@ -147,39 +158,23 @@ class Fault(NamedTuple):
     seconds: Callable[[Run], float]
     limit: tuple[str, int] = ('read', 0)  # in bytes/s; 0 for none
     data: str = 'data'
-    options: Mapping[str, int] = {}
+    options: str = ''
 
 
+FEW = 'train.global_batch_size=4 train.max_epochs=1'
 FAULTS = {
-    'decoding': Fault('input', 'decoding', lambda run: (run.arrived - run.asked).max(0).sum()),
-    'disk': Fault(
-        'input',
-        'storage',
-        lambda run: (run.arrived - run.asked).max(0).sum(),
-        ('read', 1_250_000),
-        'disk/data',
-    ),
+    'decoding': Fault('input', 'decoding', lambda run: run.input_s),
+    'disk': Fault('input', 'storage', lambda run: run.input_s, ('read', 1_250_000), 'disk/data'),
     'slow_rank': Fault('slow_rank', None, lambda run: np.ptp(run.computed, 0).sum()),
-    'link': Fault(
-        'exchange', 'link', lambda run: (run.exchanged.max(0) - run.computed.max(0)).sum()
-    ),
+    'link': Fault('exchange', 'link', lambda run: run.exchange_s),
     'python': Fault('python', None, lambda run: (run.asked - run.begun).sum(1).mean()),
-    'batch': Fault(
-        'batch',
-        None,
-        lambda run: (
-            (run.exchanged - run.computed.max(0)).max(0).sum()
-            + (run.asked[:, 1:] - run.exchanged[:, :-1]).max(0).sum()
-        ),
-        data='few',
-        options={'train.global_batch_size': 4, 'train.max_epochs': 1},
-    ),
+    'batch': Fault('batch', None, lambda run: run.fixed_s, data='few', options=FEW),
     'checkpoints': Fault(
         'checkpoints',
         None,
         lambda run: run.save_s,
         ('write', 15_000_000),
-        options={'checkpoint.period_steps': 4},
+        options='checkpoint.period_steps=4',
     ),
     'evaluation': Fault('evaluation', None, lambda run: run.eval_s, data='many'),
     'healthy': Fault('healthy', None, lambda run: 0.0),
@@ -188,14 +183,11 @@ FAULTS = {
 
 def draw(sample: Sample, number: int) -> Sample:
     """Return a digit of 256 x 256 pixels with noise."""
-    pixels = np.asarray(
-        Image.open(io.BytesIO(sample.read())).convert('RGB').resize((256, 256)), np.float32
-    )
-    noisy, encoded = (
-        pixels + np.random.default_rng(number).normal(0, 20, pixels.shape),
-        io.BytesIO(),
-    )
-    Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(encoded, 'JPEG', quality=80)
+    image = Image.open(io.BytesIO(sample.read())).convert('RGB').resize((256, 256))
+    noise = np.random.default_rng(number).normal(0, 20, (256, 256, 3))
+    noisy = (np.asarray(image, np.float32) + noise).clip(0, 255).astype(np.uint8)
+    encoded = io.BytesIO()
+    Image.fromarray(noisy).save(encoded, 'JPEG', quality=80)
     return Sample(sample.label, f'{sample.name}-{number}', encoded.getvalue())
 
 
@@ -233,14 +225,13 @@ def open_cluster(folder: Path) -> Iterator[Cluster]:
 def planted(cluster: Cluster, kind: str) -> Iterator[None]:
     """Plant a fault during the block. The disk is slow for all processes, because the kernel writes
     for the ranks."""
-    (direction, bytes_per_s), program = FAULTS[kind].limit, cluster.folder / 'mlperf-rn50'
+    direction, bytes_per_s = FAULTS[kind].limit
+    program = cluster.folder / 'mlperf-rn50'
     program.write_text(PROGRAM.replace('KIND', kind).replace('FOLDER', str(cluster.folder)))
     program.chmod(0o755)
     number = (cluster.folder / 'disk').stat().st_dev
-    limit, device = (
-        Path(f'{BLKIO}.{direction}_bps_device'),
-        f'{os.major(number)}:{os.minor(number)}',
-    )
+    limit = Path(f'{BLKIO}.{direction}_bps_device')
+    device = f'{os.major(number)}:{os.minor(number)}'
     Path(f'/sys/dev/block/{device}/queue/read_ahead_kb').write_text('0')
     with ExitStack() as cleanup:
         if kind != 'healthy':
@@ -248,9 +239,8 @@ def planted(cluster: Cluster, kind: str) -> Iterator[None]:
         cleanup.callback(limit.write_text, f'{device} 0')
         limit.write_text(f'{device} {bytes_per_s}')
         for host in cluster.hosts if kind == 'link' else ():
-            host.call(
-                *'tc qdisc add dev eth0 root tbf rate 300mbit burst 256kb latency 100ms'.split()
-            )
+            link = 'dev eth0 root tbf rate 300mbit burst 256kb latency 100ms'
+            host.call(*f'tc qdisc add {link}'.split())
             cleanup.callback(host.call, *'tc qdisc del dev eth0 root'.split())
         cleanup.callback(cluster.reset)  # ends a run if this program is stopped
         yield
@@ -258,58 +248,50 @@ def planted(cluster: Cluster, kind: str) -> Iterator[None]:
 
 def train(cluster: Cluster, kind: str) -> Run:
     fault, folder = FAULTS[kind], Path(tempfile.mkdtemp(prefix=f'{kind}_', dir=cluster.folder))
-    keys = {
-        **OPTIONS,
-        'data.dir': cluster.folder / fault.data,
-        **fault.options,
-        **dict(zip(('data.num_train', 'data.num_val'), SIZES[fault.data])),
-    }
+    num_train, num_val = SIZES[fault.data]
+    data = f'data.dir={cluster.folder / fault.data} data.num_train={num_train}'
+    keys = f'{OPTIONS} {fault.options} {data} data.num_val={num_val}'
     words = ['--hosts', 'h1,h2', '--config', ROOT / 'launch/configs/digits_cpu.yaml', '--no-doctor']
+    words += [f'--{key}' for key in keys.split()]
     if kind == 'checkpoints':
         (folder / 'checkpoints').symlink_to(tempfile.mkdtemp(dir=cluster.folder / 'disk'))
     with planted(cluster, kind):
-        job = Job(
-            cluster,
-            'mpirun.sh',
-            [*words, *(f'--{key}={value}' for key, value in keys.items())],
-            folder,
-        )
+        job = Job(cluster, 'mpirun.sh', words, folder)
         job.process.wait()
     assert 'aborted: the target was not reached' in job.output, job.output
-    times = {
-        key: sum(e['time_ms'] / 1000 for e in log_events(folder) if e['key'] == key)
-        for key in ('run_start', 'run_stop', 'eval_start', 'eval_stop')
-    }
+    events = log_events(folder)
+
+    def between(start: str, stop: str) -> float:
+        """Return the seconds between all events of two keys."""
+        ends = {key: sum(e['time_ms'] for e in events if e['key'] == key) for key in (start, stop)}
+        return (ends[stop] - ends[start]) / 1000
+
     notes = {
         p.name: np.loadtxt(p.rename(folder / p.name), ndmin=1)
         for p in cluster.folder.glob('*s_[01]')
     }
     num_steps = 60 if kind == 'batch' else STEPS  # the first ones are those of the warm-up
-    clocks = np.array(
-        [notes[name][-num_steps:] for name in ('notes_0', 'notes_1') if name in notes]
-        or np.zeros((2, 1, 5))
-    )
+    stamps = [notes[name][-num_steps:] for name in ('notes_0', 'notes_1') if name in notes]
     return Run(
         folder,
-        times['run_stop'] - times['run_start'],
-        times['eval_stop'] - times['eval_start'],
+        between('run_start', 'run_stop'),
+        between('eval_start', 'eval_stop'),
         notes.get('saves_0', np.zeros(1)).sum(),
-        *np.moveaxis(clocks, 2, 0),
+        *np.moveaxis(np.array(stamps or np.zeros((2, 1, 5))), 2, 0),
     )
 
 
 def make_row(kind: str, run: Run) -> list[str]:
     fault = FAULTS[kind]
     share = fault.seconds(run) / run.wall_s
-    done = subprocess.run(
-        [CLI, 'why', run.folder, '--format', 'json'], stdout=subprocess.PIPE, text=True
-    )
+    done = subprocess.run([CLI, 'why', run.folder, '--format', 'json'], stdout=subprocess.PIPE)
     named = json.loads(done.stdout) if done.returncode == 0 else {}
+    found = named.get('share')
     is_ok = (
         named.get('verdict') == fault.verdict
         and fault.part in (None, named.get('part'))
         and (kind != 'slow_rank' or named.get('rank') == 1)
-        and (kind == 'healthy' or abs(named['share'] - share) <= TOLERANCE)
+        and (kind == 'healthy' or abs(found - share) <= TOLERANCE)
     )
     texts = [str(named[key]) for key in ('verdict', 'part', 'rank') if named.get(key) is not None]
     return [
@@ -317,30 +299,24 @@ def make_row(kind: str, run: Run) -> list[str]:
         f'{run.wall_s:.1f}',
         f'{100 * share:.1f}',
         ' '.join(texts) or '-',
-        '-' if named.get('share') is None else f'{100 * named["share"]:.1f}',
+        '-' if found is None else f'{100 * found:.1f}',
         'yes' if is_ok else 'no',
     ]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or '').partition('\n')[0])
-    parser.add_argument(
-        '--kinds',
-        default=','.join(k for k in FAULTS if k != 'healthy'),
-        help='default: %(default)s',
-    )
-    parser.add_argument(
-        '--rounds', type=int, default=3, help='runs per fault (default: %(default)s)'
-    )
-    parser.add_argument(
-        '--healthy', type=int, default=10, help='healthy runs (default: %(default)s)'
-    )
+    kinds = [kind for kind in FAULTS if kind != 'healthy']
+    parser.add_argument('--kinds', default=','.join(kinds), help='default: %(default)s')
+    parser.add_argument('--rounds', type=int, default=3, help='runs per fault (default: 3)')
+    parser.add_argument('--healthy', type=int, default=10, help='healthy runs (default: 10)')
     options, rows = parser.parse_args(), []
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # removes hosts and disk
     with tempfile.TemporaryDirectory() as folder, open_cluster(Path(folder)) as cluster:
         for number in range(max(options.rounds, options.healthy)):
-            kinds = options.kinds.split(',') if number < options.rounds else []
-            for kind in [*['healthy'] * (number < options.healthy), *kinds]:
+            chosen = ['healthy'] if number < options.healthy else []
+            chosen += options.kinds.split(',') if number < options.rounds else []
+            for kind in chosen:
                 rows.append(make_row(kind, train(cluster, kind)))
                 print(*rows[-1], file=sys.stderr, flush=True)
     print(fit_columns(('fault', 'run s', 'planted %', 'verdict', 'named %', 'ok'), rows))

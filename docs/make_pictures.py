@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
 from mlperf_rn50.analysis.watch.follower import Follower
-from mlperf_rn50.analysis.watch.page import dump_page
-from mlperf_rn50.analysis.watch.terminal import render
+from mlperf_rn50.analysis.watch.live_page import dump_page
+from mlperf_rn50.analysis.watch.screen import render
 from mlperf_rn50.cli import main
 
 _HERE = Path(__file__).parent

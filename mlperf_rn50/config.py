@@ -2,7 +2,8 @@
 command line.
 
 Options of the components are in data/options.py, model/options.py and train/options.py; those of
-the run are here. Numbers derived from options (global batch, steps per epoch) are in train/plan.py.
+the run are here. Numbers that also depend on the ranks (such as steps per epoch) are in
+train/plan.py.
 """
 
 import json
@@ -111,6 +112,18 @@ class Config:
     train: TrainConfig = TrainConfig()
     comm: CommConfig = CommConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @property
+    def num_epochs(self) -> int:
+        """Epochs after which a run ends; its schedule may be longer."""
+        return self.train.max_epochs or max(1, int(self.schedule.decay_epochs))
+
+    def global_batch_size(self, num_ranks: int | None) -> int | None:
+        """Return the images per step; None if they depend on an unknown number of ranks."""
+        t = self.train
+        if t.global_batch_size is None and t.local_batch_size and num_ranks:
+            return t.local_batch_size * t.gradient_accumulation_steps * num_ranks
+        return t.global_batch_size
 
 
 _MAX_WHOLE = 10**18  # larger integers may not convert to float

@@ -1,5 +1,6 @@
 """Formatting of counts, lists, times, shares and amounts for messages and tables. Pure."""
 
+import textwrap
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -70,6 +71,19 @@ def printable(text: str) -> str:
     """Replace control characters in text of a log, because a log is not trusted and must not
     control a terminal."""
     return text if text.isprintable() else ''.join(c if c.isprintable() else '?' for c in text)
+
+
+def wrap_line(text: str, width: int | None, indent: str = '') -> str:
+    """Wrap a line to a width in characters, or return it unchanged if width is None.
+
+    Args:
+        indent: start of each further line.
+    """
+    if width is None:
+        return text
+    return textwrap.fill(
+        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def duration(seconds: float) -> str:

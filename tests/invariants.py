@@ -1,16 +1,17 @@
 """Invariants of the Run and the reports that any file yields."""
 
 import math
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from mlperf_rn50.analysis.report.data import render_csv, render_json
-from mlperf_rn50.analysis.report.text import MARKDOWN, render_table
+from mlperf_rn50.analysis.report.data import report_data, runs_csv
+from mlperf_rn50.analysis.report.sections import make_report
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.scaling import make_studies
 from mlperf_rn50.analysis.sets.time_parts import Parts, parts_of
+from mlperf_rn50.analysis.show.data import render_json
+from mlperf_rn50.analysis.show.text import MARKDOWN, TERMINAL, render_text
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.read.reader import read_run
 
@@ -53,6 +54,10 @@ def check_run(path: Path):
 def check_report(path: Path) -> None:
     """Check that every report can be rendered and has no control characters."""
     studies = make_studies(load_run_sets([path]))
-    for render in (render_table, partial(render_table, style=MARKDOWN), render_csv, render_json):
-        text = ''.join(render(studies))
+    texts = (
+        *(render_text(make_report(studies), style) for style in (TERMINAL, MARKDOWN)),
+        ''.join(runs_csv(studies)),
+        ''.join(render_json(report_data(studies))),
+    )
+    for text in texts:
         assert all(c.isprintable() or c == '\n' for c in text)

@@ -1,14 +1,20 @@
 """Studies of folders, run sets from a recipe and curves, and run sets with changed facts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from lines import write_set
+
+from mlperf_rn50.analysis.report.sections import make_page, page_texts
+from mlperf_rn50.analysis.sets.defects import set_findings
 from mlperf_rn50.analysis.sets.load import load_run_sets
-from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Study, make_studies
+from mlperf_rn50.analysis.sets.settings import Recipe
 from mlperf_rn50.analysis.sets.time_parts import RunTimes
+from mlperf_rn50.analysis.show.page import render_html
+from mlperf_rn50.answer import Answer
 from mlperf_rn50.mllog.run import Evaluation, Run
 
 
@@ -21,6 +27,44 @@ def study_of(*paths: Path, baseline: str | None = None) -> Study:
     """Return the only study of the logs under some paths."""
     (study,) = studies_of(*paths, baseline=baseline)
     return study
+
+
+def load_set(folder: Path) -> RunSet:
+    """Return the only run set of a folder."""
+    (run_set,) = load_run_sets([folder])
+    return run_set
+
+
+def written_set(folder: Path, *arguments, **keys) -> RunSet:
+    """Write the logs of a run set and return it."""
+    return load_set(write_set(folder, *arguments, **keys))
+
+
+def write_layouts(folder: Path, epochs_s: Mapping[str, object], num_runs: int = 1, **keys) -> Path:
+    """Write a set for each layout, such as 2x4 for 2 nodes of 4 ranks, given its epoch times."""
+    for name, epoch_s in epochs_s.items():
+        nodes, per_node = map(int, name.split('x'))
+        ranks = nodes * per_node
+        write_set(folder / name, num_runs, nodes=nodes, ranks=ranks, epoch_s=epoch_s, **keys)
+    return folder
+
+
+def kinds_of(run_set: RunSet, kind: str) -> list[str]:
+    """Return the texts of the findings of a kind about a run set."""
+    return [f.text for f in set_findings(run_set) if f.kind == kind]
+
+
+def _without_plots(answer: Answer) -> Answer:
+    parts = [_without_plots(part) for part in answer.parts]
+    return replace(answer, figures=tuple, parts=parts)
+
+
+def page_of(studies: Sequence[Study], folder: Path = Path('.'), has_plots: bool = False) -> str:
+    """Return the page of studies for a folder. Plots take the longest to draw."""
+    page = make_page(studies)
+    return render_html(
+        page if has_plots else _without_plots(page), folder=folder, **page_texts(studies)
+    )
 
 
 def made_set(

@@ -13,13 +13,13 @@ import mxnet as mx
 from tabulate import tabulate
 
 import mlperf_rn50
+from mlperf_rn50.answer import number_cell
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.batches import device_context
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.environment import git_commit, host_facts, package_versions
 from mlperf_rn50.system.out_of_memory import PROC, read_numbers
 from mlperf_rn50.system.processor import omp_threads
-from mlperf_rn50.table import number_cell
 from mlperf_rn50.text import plural, printable
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.watchdog.heartbeat import Heartbeat

@@ -233,7 +233,7 @@ def _print_error(error: UserError) -> None:
     # A lost rank may still report its own error.
     time.sleep(1.5 * bool(rank) + 0.5 * min(rank, 10) + 2 * isinstance(error, RankLost))
     where = error.where or (f'{rank_name()}: ' if rank else '')
-    name = paint('mlperf-rn50:', 'red') if has_colour(sys.stderr) else 'mlperf-rn50:'
+    name = paint('mlperf-rn50:', 'bad') if has_colour(sys.stderr) else 'mlperf-rn50:'
     try:
         print_stderr(f'{name} {where}{printable(str(error))}')
     except OSError:  # the exit code still reports the failure

@@ -14,14 +14,11 @@ run on digits, 1 a log or set fails or one of several logs is unreadable, 2 usag
 one unreadable log
 """
 
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mlperf_rn50.cli.output import add_format_option, print_answer
 from mlperf_rn50.cli.parsers import command_parser
-from mlperf_rn50.cli.terminal import has_colour, paint
-from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK
 from mlperf_rn50.mllog.rulesets import DIVISIONS, ROUNDS, parse_round
 from mlperf_rn50.parser import Parser
 
@@ -43,40 +40,15 @@ def make_parser() -> Parser:
         choices=DIVISIONS,
         help='division whose rules apply (default: that of the log)',
     )
-    parser.add_argument(
-        '--format', choices=['text', 'json'], default='text', help='output format (default: text)'
-    )
+    add_format_option(parser)
     return parser
 
 
 def run(argv: Sequence[str]) -> int:
     options = make_parser().parse_args(argv)
-    from mlperf_rn50.analysis.sets.load import Rules, describe_others, load_logs
-    from mlperf_rn50.analysis.sets.verdict import make_verdicts, render_verdicts, verdicts_as_json
-    from mlperf_rn50.mllog.check.judge import logs_as_json
+    from mlperf_rn50.analysis.sets.load import Rules, load_logs
+    from mlperf_rn50.analysis.sets.verdict import make_check
 
     rules = Rules([ROUNDS[options.ruleset]] if options.ruleset else None, options.division)
     run_sets, others = load_logs([Path(f) for f in options.files], rules)
-    verdicts = make_verdicts(run_sets)
-    is_passed = not any(v.run_set.judgement.violations for v in verdicts)
-    if options.format == 'json':
-        logs = [log for v in verdicts for log in v.logs]
-        print(
-            json.dumps(
-                {
-                    **logs_as_json(logs),
-                    'sets': verdicts_as_json(verdicts),
-                    'num_other_benchmarks': len(others),
-                },
-                indent=1,
-            )
-        )
-        return EXIT_OK if is_passed else EXIT_FAILED
-    first, _, rest = render_verdicts(verdicts).partition('\n')
-    print(
-        paint(first, 'green' if is_passed else 'red') if has_colour(sys.stdout) else first,
-        rest,
-        *[f'  {describe_others(others)}'] * bool(others),
-        sep='\n',
-    )
-    return EXIT_OK if is_passed else EXIT_FAILED
+    return print_answer(make_check(run_sets, others), options)

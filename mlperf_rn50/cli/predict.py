@@ -142,7 +142,7 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.analysis.predict.answer import PredictionRequest, make_answer
     from mlperf_rn50.analysis.predict.source import load_source, parse_what_if
     from mlperf_rn50.analysis.predict.tables import render_prediction, render_prediction_json
-    from mlperf_rn50.analysis.report.text import MARKDOWN, terminal_style
+    from mlperf_rn50.analysis.show.text import MARKDOWN, TERMINAL, Style
     from mlperf_rn50.launch.sweep_layouts import parse_layouts
 
     if not options.sources:
@@ -181,8 +181,9 @@ def run(argv: Sequence[str]) -> int:
     if options.format == 'json':
         print(render_prediction_json(answer))
     else:
-        title = partial(paint, colour='bold') if has_colour(sys.stdout) else str
-        style = terminal_style(title, width=width_of(sys.stdout, options.wide))
+        width = width_of(sys.stdout, options.wide)
+        paint_level = paint if has_colour(sys.stdout) else TERMINAL.paint
+        style = Style(paint=paint_level, width=width)
         print(render_prediction(answer, MARKDOWN if options.format == 'markdown' else style))
     return EXIT_OK if answer.predicted else EXIT_FAILED
 

@@ -145,7 +145,6 @@ def run(argv: Sequence[str]) -> int:
 
 def _compared(options: Namespace) -> tuple:
     """Return the arguments of find_recipes for the --compare configuration."""
-    from mlperf_rn50.analysis.recipe.differences import global_batch_size
     from mlperf_rn50.config_file import resolve_config
     from mlperf_rn50.train.plan import config_world_size
 
@@ -153,7 +152,7 @@ def _compared(options: Namespace) -> tuple:
     num_ranks = (
         options.nodes * options.ranks_per_node if options.nodes else config_world_size(config)
     )
-    configured = global_batch_size(config, num_ranks)
+    configured = config.global_batch_size(num_ranks)
     batch = options.global_batch_size or configured
     if batch is None:
         raise ConfigError(

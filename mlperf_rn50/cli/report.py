@@ -4,7 +4,7 @@ examples:
   mlperf-rn50 report logs/digits_sweep
   mlperf-rn50 report training_results_v0.7/NVIDIA --format json
   mlperf-rn50 report logs/c4140 --format csv --rows evaluations
-  mlperf-rn50 report published/v2.0/Dell    (from the packaged table of published sets; also published, published/v2.0)
+  mlperf-rn50 report published/v2.0/Dell    (packaged table; also published, published/v2.0)
   mlperf-rn50 report published --org dell --accelerator a100 --round v2.0
   mlperf-rn50 report logs/c4140 --out logs/c4140/report --baseline 2x4 --price-per-node-hour 3.5
 
@@ -19,11 +19,11 @@ readable log
 
 import sys
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
+from mlperf_rn50.cli.output import add_format_option, print_answer
 from mlperf_rn50.cli.parsers import add_price_option, add_wide_option, command_parser, count
-from mlperf_rn50.cli.terminal import has_colour, paint, paint_status, width_of
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from mlperf_rn50.mllog.rulesets import parse_round
 from mlperf_rn50.parser import Parser
@@ -39,12 +39,7 @@ def make_parser() -> Parser:
         metavar='PATH',
         help='log, or folder that contains result_<k>.txt; the logs of one folder are one system',
     )
-    add(
-        '--format',
-        choices=['table', 'markdown', 'csv', 'json', 'html'],
-        default='table',
-        help='output format (default: table)',
-    )
+    add_format_option(parser, ['csv', 'html'])
     add(
         '--rows',
         choices=['runs', 'systems', 'evaluations'],
@@ -110,58 +105,57 @@ def run(argv: Sequence[str]) -> int:
             f'--title, --note: got --format {options.format}, expected --format html or --out'
         )
     from mlperf_rn50.analysis.report.data import (
-        render_csv,
-        render_evaluations_csv,
-        render_json,
-        render_systems_csv,
+        evaluations_csv,
+        report_data,
+        runs_csv,
+        systems_csv,
     )
-    from mlperf_rn50.analysis.report.text import MARKDOWN, render_table, terminal_style
+    from mlperf_rn50.analysis.report.sections import MAX_STUDIES, make_page, make_report, page_texts
+    from mlperf_rn50.analysis.run_data import load_run
     from mlperf_rn50.analysis.sets.load import Rules, describe_others, filter_sets, load_logs
     from mlperf_rn50.analysis.sets.published import sets_under
     from mlperf_rn50.analysis.sets.scaling import make_studies
-    from mlperf_rn50.analysis.why.text import limit_sentence
+    from mlperf_rn50.analysis.why.time_answer import bottleneck_sentence
+    from mlperf_rn50.answer import Answer
     from mlperf_rn50.runfolder.names import run_of
 
     paths = dict.fromkeys(map(Path, options.paths))
-    logs, published = (
-        [p for p in paths if not sets_under(p)],
-        [s for p in paths for s in sets_under(p)],
-    )
+    published = [s for p in paths for s in sets_under(p)]
+    logs = [p for p in paths if not sets_under(p)]
     loaded, others = load_logs(logs, Rules()) if logs else ([], [])
     if others:
         print(f'mlperf-rn50: {describe_others(others)}', file=sys.stderr)
     run_sets = filter_sets([*loaded, *published], vars(options))
     newest = [s.runs[-1] for s in run_sets if len(run_sets) == 1 and not s.is_published]
-    texts = {
-        'title': options.title,
-        'note': options.note,
-        'source': ' '.join(options.paths),
-        'limit': ''.join(limit_sentence(run_of(run.path)) for run in newest),
-    }
+    limit = ''.join(bottleneck_sentence(load_run(run_of(run.path))) for run in newest)
     studies = make_studies(run_sets, options.baseline, options.price_per_node_hour)
+    texts = page_texts(studies, ' '.join(options.paths), options.note)
     if options.out:
-        from mlperf_rn50.analysis.report.page import dump_report
+        from mlperf_rn50.analysis.show.page import dump_answer
 
-        page = dump_report(studies, Path(options.out), options.findings, **texts)
-        print(f'mlperf-rn50: wrote {printable(str(page))}', file=sys.stderr)
-    if options.format in ('table', 'markdown'):
-        title, status = (
-            (partial(paint, colour='bold'), paint_status) if has_colour(sys.stdout) else (str, str)
+        path = dump_answer(
+            replace(make_report(studies, options.findings), data=report_data(studies)),
+            Path(options.out),
+            'report',
+            page=make_page(studies, limit, options.title),
+            files={
+                'report.csv': runs_csv(studies),
+                'report_evaluations.csv': evaluations_csv(studies),
+            },
+            has_sources=len(studies) <= MAX_STUDIES,
+            **texts,
         )
-        style = terminal_style(title, status, width_of(sys.stdout, options.wide))
-        print(
-            render_table(
-                studies, MARKDOWN if options.format == 'markdown' else style, options.findings
-            )
-        )
-    elif options.format in ('csv', 'json'):
-        csv = {'systems': render_systems_csv, 'evaluations': render_evaluations_csv}.get(
-            options.rows, render_csv
-        )
-        sys.stdout.writelines((csv if options.format == 'csv' else render_json)(studies))
+        print(f'mlperf-rn50: wrote {printable(str(path))}', file=sys.stderr)
+    if options.format == 'csv':
+        render = {'systems': systems_csv, 'evaluations': evaluations_csv}
+        sys.stdout.writelines(render.get(options.rows, runs_csv)(studies))
+    elif options.format == 'json':
+        print_answer(Answer(data=report_data(studies)), options)
+    elif options.format != 'html':
+        print_answer(make_report(studies, options.findings), options)
     elif not options.out:
-        from mlperf_rn50.analysis.report.page import render_html
-        from mlperf_rn50.analysis.report.plots import draw_report
+        from mlperf_rn50.analysis.show.page import render_html
 
-        print(render_html(studies, list(draw_report(studies)), Path.cwd(), **texts))
+        folder = Path.cwd() if len(studies) <= MAX_STUDIES else None
+        print(render_html(make_page(studies, limit, options.title), folder=folder, **texts))
     return EXIT_FAILED if any(s.reasons for s in run_sets) else EXIT_OK

@@ -210,13 +210,13 @@ def launch_words(o: Namespace, layout: SweepLayout, folder: Path) -> list[str]:
 def run_layout(o: Namespace, layout: SweepLayout, rest: Sequence[str], signals: SignalQueue) -> int:
     """Make the missing runs of a layout; return the worst exit code."""
     from mlperf_rn50.launch.attempts import end_of, read_metrics
-    from mlperf_rn50.runfolder.names import RunFolder, run_numbers
+    from mlperf_rn50.runfolder.names import list_runs
 
     def report(text: str) -> None:
         announce('sweep', f'{layout.name}: {text}')
 
     folder = Path('logs', o.study, layout.name)
-    ends = [end_of(read_metrics(RunFolder(folder, number))) for number in run_numbers(folder)]
+    ends = [end_of(read_metrics(run)) for run in list_runs(folder)]
     num_complete = sum(end in ('converged', 'aborted') for end in ends)
     if num_complete >= o.seeds:
         report(f'complete, skipped; {folder} has {plural(num_complete, "run")}')

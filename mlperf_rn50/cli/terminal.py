@@ -6,19 +6,7 @@ import re
 import shutil
 from typing import TextIO
 
-_CODES = {'bold': 1, 'red': 31, 'green': 32, 'yellow': 33}
-_COLOURS = {
-    'converged': 'green',
-    'pass': 'green',
-    'ok': 'green',
-    'aborted': 'yellow',
-    'interrupted': 'yellow',
-    'running': 'yellow',
-    'warning': 'yellow',
-    'FAIL': 'red',
-    'failed': 'red',
-    'unreadable': 'red',
-}
+_CODES = {'bold': 1, 'bad': 31, 'good': 32, 'warn': 33}
 
 
 def has_colour(stream: TextIO | None) -> bool:
@@ -34,28 +22,25 @@ def has_colour(stream: TextIO | None) -> bool:
 def width_of(stream: TextIO | None, is_wide: bool = False) -> int | None:
     """Return the width of a terminal in columns (COLUMNS, if set); None, no limit, for other
     streams or with --wide."""
-    return (
-        shutil.get_terminal_size().columns
-        if stream is not None and stream.isatty() and not is_wide
-        else None
-    )
+    if stream is None or not stream.isatty() or is_wide:
+        return None
+    return shutil.get_terminal_size().columns
 
 
-def paint(text: str, colour: str) -> str:
-    return f'\x1b[{_CODES[colour]}m{text}\x1b[0m'
-
-
-def paint_status(text: str) -> str:
-    """Colour a status of a run or a check. Return other text unchanged."""
-    return paint(text, _COLOURS[text]) if text in _COLOURS else text
+def paint(text: str, level: str) -> str:
+    """Return a text in the colour of a level of a cell, or bold. Without a level, it is
+    unchanged."""
+    return f'\x1b[{_CODES[level]}m{text}\x1b[0m' if level else text
 
 
 def paint_statuses(text: str, stream: TextIO | None) -> str:
     """On each line, colour the first status that is a separate word, if the stream has colour."""
+    from mlperf_rn50.answer import STATUS_LEVELS
+
     if not has_colour(stream):
         return text
     return re.sub(
-        rf'(?m)^(.*?(?:^| ))({"|".join(_COLOURS)})(?=[ ,]|$)',
-        lambda m: m[1] + paint_status(m[2]),
+        rf'(?m)^(.*?(?:^| ))({"|".join(STATUS_LEVELS)})(?=[ ,]|$)',
+        lambda m: m[1] + paint(m[2], STATUS_LEVELS[m[2]]),
         text,
     )

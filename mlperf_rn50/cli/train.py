@@ -123,7 +123,7 @@ def _print_plan(config: cfg.Config, options: Namespace) -> int:
 
 def _print_lines(text: str, indent: int = 22) -> None:
     """Print lines, wrapped on a terminal."""
-    from mlperf_rn50.table import wrap_line
+    from mlperf_rn50.text import wrap_line
 
     for line in text.splitlines():
         print(wrap_line(line, width_of(sys.stdout), ' ' * indent), flush=True)

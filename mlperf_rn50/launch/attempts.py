@@ -6,16 +6,15 @@ exit code of the ranks.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
 from mlperf_rn50.errors import EXIT_CODES, EXIT_FAILED, EXIT_RESUMABLE, EXIT_USAGE
 from mlperf_rn50.runfolder import records
-from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.locks import is_locked
-from mlperf_rn50.runfolder.names import RunFolder, newest_step, run_numbers
+from mlperf_rn50.runfolder.names import RunFolder, list_runs, newest_run, newest_step
 from mlperf_rn50.runfolder.records import Attempt
 from mlperf_rn50.system.launcher_env import resume_command
 
@@ -51,14 +50,9 @@ class RunProgress:
 def read_metrics(run: RunFolder) -> list[ProgressRecord]:
     """Return the ProgressRecords of metrics.jsonl; skip other records, and lines truncated by a
     kill or a full disk."""
-    lines = read_lines(run.metrics, ProgressRecord)  # type: ignore[arg-type, var-annotated]
+    lines: Iterator[tuple[int, ProgressRecord]]
+    lines = records.read_records(run.metrics, ProgressRecord)  # type: ignore[arg-type]
     return [line for _, line in lines]
-
-
-def newest_run(folder: Path) -> RunFolder | None:
-    """Return the newest run in a folder; None if it has no run."""
-    numbers = run_numbers(folder)
-    return RunFolder(folder, max(numbers)) if numbers else None
 
 
 def end_of(lines: Sequence[ProgressRecord]) -> str | None:
@@ -73,14 +67,13 @@ def end_of(lines: Sequence[ProgressRecord]) -> str | None:
 def describe_unfinished(folder: Path) -> str:
     """Return a message with the command that resumes the newest resumable run of a folder; '' if
     there is none."""
-    for number in sorted(run_numbers(folder), reverse=True):
-        run = RunFolder(folder, number)
+    for run in reversed(list_runs(folder)):
         step = newest_step(run.checkpoints)
         if step >= 0 and end_of(read_metrics(run)) not in OVER and not is_locked(run.lock):
             command = resume_command(run.checkpoints, is_newest=False)
             return (
-                f'run {number} here was interrupted at step {step}; this command starts another '
-                f'run; to resume run {number} instead: {command}'
+                f'run {run.index} here was interrupted at step {step}; this command starts another '
+                f'run; to resume run {run.index} instead: {command}'
             )
     return ''
 

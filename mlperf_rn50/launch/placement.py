@@ -10,11 +10,10 @@ from pathlib import Path
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.launch.attempts import newest_run
 from mlperf_rn50.launch.engines import Engine, Options, nodes_of_slurm_job
 from mlperf_rn50.launch.hosts import check_ranks, common_slots, is_here
 from mlperf_rn50.runfolder.locks import folder_lock
-from mlperf_rn50.runfolder.names import RunFolder
+from mlperf_rn50.runfolder.names import RunFolder, newest_run
 from mlperf_rn50.runfolder.records import Failure
 from mlperf_rn50.system.cgroup import find_limits, free_processes, processes_needed
 from mlperf_rn50.system.gpus import all_bus_ids, find_visible_gpus

@@ -12,7 +12,7 @@ from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_FAILED, EXIT_RESUMABLE, EXIT_U
 from mlperf_rn50.launch import attempts
 from mlperf_rn50.launch.engines import Options
 from mlperf_rn50.launch.placement import Placement
-from mlperf_rn50.runfolder.names import RunFolder, newest_step, run_numbers
+from mlperf_rn50.runfolder.names import RunFolder, list_runs, newest_run, newest_step
 from mlperf_rn50.runfolder.records import (
     Attempt,
     Failure,
@@ -76,7 +76,7 @@ class Supervisor:
         self._stuck.clear()
         self._attempts = read_attempts(run_dir, self.batch_job)
         chosen = self.options.run
-        resumed = chosen or attempts.newest_run(run_dir) if is_resumed else None
+        resumed = chosen or newest_run(run_dir) if is_resumed else None
         train_options = self.train_options(resumed)
         while True:
             self._num_jobs += 1
@@ -297,10 +297,7 @@ def plan_runs(folder: Path, options: Options) -> list[bool]:
         return [False] * options.seeds
     if options.seeds == 1:
         return [True]
-    ends = [
-        attempts.end_of(attempts.read_metrics(RunFolder(folder, number)))
-        for number in sorted(run_numbers(folder))
-    ]
+    ends = [attempts.end_of(attempts.read_metrics(run)) for run in list_runs(folder)]
     is_unfinished = bool(ends) and ends[-1] not in attempts.OVER
     num_over = sum(end in attempts.OVER for end in ends)
     return [True] * is_unfinished + [False] * (options.seeds - num_over - is_unfinished)

@@ -5,7 +5,8 @@ All times are seconds since run_start. Pure functions, used by the run itself an
 its log.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 # tolerated difference between clocks of nodes and processes; milliseconds in published logs
@@ -101,6 +102,18 @@ def gaps_of(resumes: Sequence[Resume]) -> list[tuple[float, float]]:
 def outside_s(gaps: Sequence[tuple[float, float]], start_s: float, stop_s: float) -> float:
     """Return the length of the part of an interval that is in none of the gaps."""
     return stop_s - start_s - sum(max(0.0, min(b, stop_s) - max(a, start_s)) for a, b in gaps)
+
+
+def union_s(
+    intervals: Iterable[tuple[float, float]], gaps: Sequence[tuple[float, float]] = ()
+) -> float:
+    """Return the length of the union of intervals outside the gaps; overlapping parts count
+    once."""
+    total, last = 0.0, -math.inf
+    for start, stop in sorted(intervals):
+        total += max(0.0, outside_s(gaps, max(start, last), stop))
+        last = max(last, stop)
+    return total
 
 
 def elapsed_parts(resumes: Sequence[Resume], total_s: float | None) -> ElapsedParts | None:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from mlperf_rn50.analysis.recipe import band, reference
 from mlperf_rn50.analysis.recipe.band import Band
-from mlperf_rn50.analysis.recipe.differences import global_batch_size, is_imagenet
+from mlperf_rn50.analysis.recipe.differences import is_imagenet
 from mlperf_rn50.analysis.recipe.reference import Reference
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.published import load_published
-from mlperf_rn50.analysis.sets.recipe import Recipe
+from mlperf_rn50.analysis.sets.settings import Recipe
 from mlperf_rn50.config import Config
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.sidecar.metrics import read_curve
@@ -20,7 +20,7 @@ from mlperf_rn50.train.plan import Plan
 
 
 def _recipe_of(config: Config, world_size: int) -> Recipe:
-    return reference.recipe_of(config, global_batch_size(config, world_size) or world_size)
+    return reference.recipe_of(config, config.global_batch_size(world_size) or world_size)
 
 
 def find_reference(config: Config, world_size: int) -> Reference | None:

@@ -121,7 +121,7 @@ def make_plan(config: Config, world_size: int) -> Plan:
                 f'({world_size} ranks x {t.gradient_accumulation_steps} accumulation steps), '
                 f'such as {fit}'
             )
-    max_epochs = t.max_epochs or max(1, int(config.schedule.decay_epochs))
+    max_epochs = config.num_epochs
     if r.submission_division == 'closed' and max_epochs <= t.eval_offset:
         raise ConfigError(
             f'train.max_epochs: got {max_epochs}, expected at least {t.eval_offset + 1} '

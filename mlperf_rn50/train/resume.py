@@ -10,9 +10,8 @@ from mlperf_rn50.errors import CheckpointError, ConfigError
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.elapsed import SKEW_S, Resume, elapsed_parts, make_resume
 from mlperf_rn50.mllog.read.reader import read_run
-from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import RunFolder
-from mlperf_rn50.runfolder.records import NetworkRecord, TrainRecord, read_failures
+from mlperf_rn50.runfolder.records import NetworkRecord, TrainRecord, read_failures, read_records
 from mlperf_rn50.text import plural
 from mlperf_rn50.train import events
 from mlperf_rn50.train.checkpoint import checkpoint
@@ -207,9 +206,9 @@ def last_sign_s(folder: RunFolder, seen_s: float, start_s: float) -> float:
             run_start.
         start_s: run_start, in seconds since 1970.
     """
-    for _, step in read_lines(folder.metrics, TrainRecord, b'"train"'):
+    for _, step in read_records(folder.metrics, TrainRecord):
         seen_s = max(seen_s, step.time_s or 0.0)
-    jobs = [network.job for _, network in read_lines(folder.metrics, NetworkRecord, b'"network"')]
+    jobs = [network.job for _, network in read_records(folder.metrics, NetworkRecord)]
     before = jobs[:-1]  # the last one is of this attempt
     ends = [f.time_s - start_s for f in read_failures(folder.dir) if f.time_s and f.job in before]
     return min((end_s for end_s in ends if end_s > seen_s), default=seen_s)

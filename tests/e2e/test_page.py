@@ -5,11 +5,10 @@ from helpers import call, shipped_logs
 from lines import write_set
 from made_systems import changed, refused
 
-from mlperf_rn50.analysis.report import tables
-from mlperf_rn50.analysis.report.page import render_html
-from mlperf_rn50.analysis.report.plots import draw_report
+from mlperf_rn50.analysis.report.sections import make_page, page_texts
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.scaling import make_studies
+from mlperf_rn50.analysis.show.page import render_html
 
 pytestmark = pytest.mark.browser
 DESK = {'viewport': {'width': 1400, 'height': 900}}
@@ -17,7 +16,7 @@ PHONE = {'viewport': {'width': 400, 'height': 860}, 'has_touch': True, 'is_mobil
 SCREENS = pytest.mark.parametrize('screen', [DESK, PHONE], ids=['desk', 'phone'])
 
 
-def write_rounds(folder):
+def write_rounds(folder, most):
     """Write a page of two studies with two accelerator models, a refused system, and one that did
     not converge."""
     for name, nodes, accuracy in [
@@ -55,7 +54,9 @@ def write_rounds(folder):
     ]
     studies = make_studies([refused(s, 'seeds are lost') if s.name == 'd' else s for s in systems])
     path = folder / 'report.html'
-    path.write_text(render_html(studies, list(draw_report(studies)), folder))
+    page = make_page(studies, most=most)
+    linked = folder if most > 1 else None
+    path.write_text(render_html(page, folder=linked, **page_texts(studies)))
     return path
 
 
@@ -65,14 +66,11 @@ def paths(tmp_path_factory):
     out = tmp_path_factory.mktemp('report')
     done = call('report', shipped_logs() / 'digits_sweep', '--out', out, '--format', 'html')
     assert (done.returncode, done.stdout) == (0, ''), done.stderr
-    rounds = write_rounds(tmp_path_factory.mktemp('rounds'))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tables, 'LARGE_TREE', 1)
-        return {
-            'sweep': out / 'report.html',
-            'rounds': rounds,
-            'tree': write_rounds(tmp_path_factory.mktemp('tree')),
-        }
+    return {
+        'sweep': out / 'report.html',
+        'rounds': write_rounds(tmp_path_factory.mktemp('rounds'), most=8),
+        'tree': write_rounds(tmp_path_factory.mktemp('tree'), most=1),
+    }
 
 
 @pytest.fixture
@@ -303,40 +301,46 @@ def test_each_table_on_a_phone_shows_a_number_and_different_names(open_page, nam
     assert {cut for _, cut in names if cut} == ({'a-rather…em_v100'} if name != 'sweep' else set())
 
 
+FONT_SIZES = """
+    [...document.querySelectorAll('td, .note, li, summary + *')]
+        .filter(e => e.checkVisibility() && !e.closest('.sources, h2'))
+        .map(e => getComputedStyle(e).fontSize)"""
+# for each column, whether it is printed if its rows differ, else named below the table
+COLUMNS_THAT_DIFFER = """
+    l => l.filter(t => !t.closest('.study:is(details)')).map(t =>
+        [...t.tHead.rows[0].cells].map((head, k) => {
+            const rows = [...t.tBodies[0].rows].filter(r => !r.querySelector('.refused'));
+            const texts = new Set(rows.map(r => r.cells[k].textContent));
+            const note = t.closest('.frame').querySelector('.shared');
+            const text = note && note.checkVisibility() ? note.textContent : '';
+            const isNamed = text.includes(`${head.innerText} `);
+            const isSame = k > 0 && rows.length > 1 && texts.size === 1;
+            const isShown = head.checkVisibility({contentVisibilityAuto: true});
+            return isShown === !isSame && (!isSame || isNamed);
+        }))"""
+BROKEN_WORDS = """
+    l => l.flatMap(b => [...b.textContent.matchAll(/[^ ]+/g)].filter(m => {
+        const range = document.createRange();
+        range.setStart(b.firstChild, m.index);
+        range.setEnd(b.firstChild, m.index + m[0].length);
+        return range.getClientRects().length > 1;
+    }).map(m => m[0]))"""
+
+
 @pytest.mark.parametrize('name', ['sweep', 'rounds', 'tree'])
 def test_print_has_the_columns_that_differ_in_one_size(open_page, name):
     page = open_page(name, viewport={'width': 1032, 'height': 680})  # A4 without margins
     page.emulate_media(media='print')
     # else it is printed in a smaller size
     assert page.evaluate('document.documentElement.scrollWidth') <= 1032
-    sizes = page.evaluate("""[...document.querySelectorAll('td, .note, li, summary + *')].filter(
-        e => e.checkVisibility() && !e.closest('.sources, h2')).map(e => getComputedStyle(e).fontSize)""")
+    sizes = page.evaluate(FONT_SIZES)
     assert set(sizes) == {'12px'}  # 9 pt
     studies = page.locator('details.study')
     assert studies.evaluate_all('l => l.map(s => s.querySelector("table").checkVisibility())') == (
         [False, False] if name == 'tree' else []
     )
-    tables = page.locator('table').evaluate_all("""l => l.filter(t => !t.closest('.study:is(details)')).map(t =>
-        [...t.tHead.rows[0].cells].map((head, k) => {
-            const rows = [...t.tBodies[0].rows].filter(r => !r.querySelector('.refused'));
-            const texts = new Set(rows.map(r => r.cells[k].textContent));
-            const note = t.closest('.frame').querySelector('.shared');
-            const isNamed = Boolean(note) && note.checkVisibility() && note.textContent.includes(`${head.innerText} `);
-            const isSame = k > 0 && rows.length > 1 && texts.size === 1;
-            return head.checkVisibility({contentVisibilityAuto: true}) === !isSame && (!isSame || isNamed);
-        }))""")
+    tables = page.locator('table').evaluate_all(COLUMNS_THAT_DIFFER)
     assert tables and all(all(columns) for columns in tables)
-    heads = page.locator('th:not(.same)')
-    assert (
-        heads.locator(
-            'button'
-        ).evaluate_all("""l => l.flatMap(b => [...b.textContent.matchAll(/[^ ]+/g)].filter(
-        m => {
-            const range = document.createRange();
-            range.setStart(b.firstChild, m.index);
-            range.setEnd(b.firstChild, m.index + m[0].length);
-            return range.getClientRects().length > 1;
-        }).map(m => m[0]))""")
-        == []
-    )  # headings break only at spaces
+    heads = page.locator('th:not(.same) button')
+    assert heads.evaluate_all(BROKEN_WORDS) == []  # headings break only at spaces
     assert page.locator('.answers').is_visible() and not page.locator('.columns').first.is_visible()

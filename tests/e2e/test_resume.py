@@ -21,12 +21,12 @@ from e2e.training import (
 )
 from helpers import call, run
 
+from mlperf_rn50.analysis.run_data import load_run
 from mlperf_rn50.analysis.watch.follower import Follower
-from mlperf_rn50.analysis.why.load import load_run, run_folder_at
 from mlperf_rn50.files import LineFile
 from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.runfolder.jsonl import read_lines
-from mlperf_rn50.runfolder.names import list_checkpoints
+from mlperf_rn50.runfolder.names import list_checkpoints, run_at
 from mlperf_rn50.runfolder.records import EndRecord
 from mlperf_rn50.train.checkpoint.checkpoint import load
 
@@ -179,7 +179,7 @@ def test_change_that_a_resume_was_allowed_is_kept_by_later_resumes(thin, ended, 
         assert_aborted(call(*resume[:3], place, f'--train.max_epochs={epochs}'))
         newest = list_checkpoints(run_dir / 'checkpoints')[-1]
         assert load(newest)[0].config['schedule']['base_lr'] == 0.5
-        config = load_run(run_folder_at(run_dir)).config
+        config = load_run(run_at(run_dir)).config
         assert Follower(run_dir).look().max_epochs == config.train.max_epochs == epochs
 
 

@@ -14,7 +14,7 @@ from mlperf_rn50.analysis.predict.model import predict_layout
 from mlperf_rn50.analysis.predict.prediction import KNOWLEDGE, Base, Costs, Epochs, Layout, Link
 from mlperf_rn50.analysis.predict.source import Source
 from mlperf_rn50.analysis.sets.published import load_published
-from mlperf_rn50.analysis.sets.recipe import Recipe, make_recipe
+from mlperf_rn50.analysis.sets.settings import Recipe, make_recipe
 
 SECONDS = st.floats(1e-6, 1e6)
 LINKS = st.builds(

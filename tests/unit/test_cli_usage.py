@@ -34,7 +34,7 @@ PRICE = 'expected a number above 0 and at most 1e9, such as 3.5'
         ),
         (f'train {CONFIG}', f'{CONFIG}: unexpected argument; did you mean --config {CONFIG}?'),
         ('report x --fromat csv', '--fromat: unknown option; did you mean --format?'),
-        ('report x --rows runs', '--rows: got --format table, expected --format csv'),
+        ('report x --rows runs', '--rows: got --format text, expected --format csv'),
         *((f'report x --price-per-node-hour {price}', PRICE) for price in ('0', 'nan', 'free')),
         ('train --train.local_batch_siz=8', 'did you mean --train.local_batch_size?'),
         # bench

@@ -62,7 +62,6 @@ def spoil(folder, *kinds):
     'kinds, reasons',
     [
         (['contradiction'], ['result_1.txt: run_stop has status success, but the last accuracy']),
-        (['batch'], ['global_batch_size is ']),
         (['duplicate'], ['result_4.txt is a duplicate of result_3.txt']),
         (['garbage'], ['result_0.txt: contains no MLPerf log line']),
         (['format'], ['cache_clear is missing']),

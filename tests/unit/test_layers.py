@@ -26,7 +26,7 @@ ROOMS = [
     {'config', 'config_text'},
     # declared in components and combined by config
     {'data.options', 'model.options', 'train.options'},
-    {'bounds', 'parser', 'runfolder', 'table'},
+    {'answer', 'bounds', 'parser', 'runfolder'},
     {'files', 'git', 'npz', 'text'},
     {'errors'},
 ]
@@ -40,8 +40,9 @@ LIGHT = [
     'analysis.predict.tables',
     'analysis.report.data',
     'analysis.report.tables',
-    'analysis.report.text',
-    'analysis.watch.facts',
+    'analysis.report.sections',
+    'analysis.show.text',
+    'analysis.watch.run_facts',
     'analysis.watch.run_state',
     'doctor.checks',
     'system.environment',

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from lines import START_S, mllog, run_lines, write_lines
 
-from mlperf_rn50.analysis.sets.findings import set_findings
+from mlperf_rn50.analysis.sets.defects import set_findings
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.findings import Findings

@@ -6,25 +6,25 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from helpers import call
 from lines import write_set
-from made_systems import changed, studies_of, study_of
+from made_systems import changed, page_of, studies_of, study_of, write_layouts
 
 from mlperf_rn50.analysis.report.detail_tables import runs_table
-from mlperf_rn50.analysis.report.page import dump_report, render_html
-from mlperf_rn50.analysis.report.picture import render_svg
-from mlperf_rn50.analysis.report.plots import draw_report, draw_study
+from mlperf_rn50.analysis.report.plots import draw_study
+from mlperf_rn50.analysis.report.sections import make_report
 from mlperf_rn50.analysis.report.tables import (
     answer_table,
     finding_lines,
     overview_table,
     series_table,
 )
-from mlperf_rn50.analysis.report.text import MARKDOWN, render_table
 from mlperf_rn50.analysis.sets import rcp
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.published import sets_under
 from mlperf_rn50.analysis.sets.scaling import make_studies
-from mlperf_rn50.errors import UserError
+from mlperf_rn50.analysis.show.figure import render_svg
+from mlperf_rn50.analysis.show.text import MARKDOWN, render_text
 from mlperf_rn50.runfolder.outputs import LISTING
 
 HOSTILE = '</title><script>alert(1)</script><img src=x onerror=alert(1)>$x^{$ "\'&'
@@ -37,15 +37,6 @@ PICTURES = [
     'time_parts',
     'time_to_train',
 ]
-
-
-def page_of(studies, folder='.'):
-    return render_html(studies, list(draw_report(studies)), Path(folder))
-
-
-def bare_page_of(studies):
-    """Render the page without plots, which take the longest."""
-    return render_html(studies, [[] for _ in (None, *studies)], Path('.'))
 
 
 class Elements(HTMLParser):
@@ -73,14 +64,12 @@ class Elements(HTMLParser):
 @pytest.fixture(scope='module')
 def sweep(tmp_path_factory):
     folder = tmp_path_factory.mktemp('logs') / 'sweep'
-    write_set(folder / '1x4', 5, epoch_s=60.0)
-    write_set(
-        folder / '2x4',
+    write_layouts(folder, {'1x4': 60.0}, 5)
+    write_layouts(
+        folder,
+        {'2x4': 35.0},
         5,
-        nodes=2,
-        ranks=8,
         batch=128,
-        epoch_s=35.0,
         status=lambda k: 'aborted' if k == 3 else 'success',
     )
     return folder
@@ -111,16 +100,19 @@ def test_shared_finding_names_all_its_systems(tmp_path):
 def test_text_has_three_findings_per_system_without_notes_and_the_page_folds_the_rest(tmp_path):
     write_set(tmp_path / 'a', 5, seed=None, accuracies=lambda k: (0.5, 0.6 + k / 100))
     study = study_of(tmp_path)
-    text, whole = render_table([study]), render_table([study], has_all_findings=True)
+    text, whole = (
+        render_text(make_report([study])),
+        render_text(make_report([study], has_all_findings=True)),
+    )
     lines = text[text.index('Findings') :].splitlines()[1:]
     assert [line.split(': ')[1] for line in lines] == ['error', 'error', 'error', '4 more']
     assert lines[3].endswith('--findings')
     note = 'note: no log contains a seed'
     assert note not in text and note in whole and '4 more' not in whole
-    page = bare_page_of([study])
+    page = page_of([study])
     assert (
         page.index('4 more: see all findings')
-        < page.index('<details><summary>all findings')
+        < page.index('>all findings, with notes')
         < page.index(note)
     )
 
@@ -150,7 +142,7 @@ def test_running_run_shows_its_progress(sweep):
         'running, epoch 2, best 76.00 %, written 3 min ago'
     }
     assert texts_of(answer_table(study))['1x4']['converged'] == '0 / 5, 5 running'
-    assert '0 / 5, 5 running' in Elements(bare_page_of([study])).text
+    assert '0 / 5, 5 running' in Elements(page_of([study])).text
 
 
 def test_table_of_all_systems_precedes_the_studies(sweep, tmp_path):
@@ -164,21 +156,21 @@ def test_table_of_all_systems_precedes_the_studies(sweep, tmp_path):
         ('2x4', 'us', '75.90 %', 'sweep'),
         ('box', 'us', '74.90 %', 'other'),
     ]
-    page = bare_page_of(studies)
+    page = page_of(studies)
     check_headings(page)
     assert page.index('>All systems<') < page.index('id="study-1"')
     assert re.search(r'<a href="#study-2">box</a>', page)
-    assert '\n\nAll systems\nsystem' in render_table(studies)
-    assert '\n\n### All systems\n\n| system' in render_table(studies, MARKDOWN)
+    assert '\n\nAll systems\nsystem' in render_text(make_report(studies))
+    assert '\n\n### All systems\n\n| system' in render_text(make_report(studies), MARKDOWN)
     single = studies_of(sweep)
     assert overview_table(single) is None
-    assert 'All systems' not in bare_page_of(single) + render_table(single) + render_table(
-        single, MARKDOWN
+    assert 'All systems' not in page_of(single) + render_text(make_report(single)) + render_text(
+        make_report(single), MARKDOWN
     )
 
 
 def test_page_begins_with_results_and_numbers_link_to_log_lines(sweep):
-    page = page_of(studies_of(sweep), sweep)
+    page = page_of(studies_of(sweep), sweep, has_plots=True)
     check_headings(page)
     text, elements = Elements(page).text, Elements(page).found
     assert (
@@ -218,7 +210,7 @@ def test_log_and_folder_cannot_inject_html(tmp_path):
         optimizer={'opt_x': HOSTILE},
         accuracies=(0.4, 0.5),
     )
-    elements = Elements(page_of(studies_of(tmp_path)))
+    elements = Elements(page_of(studies_of(tmp_path), has_plots=True))
     assert not {tag for tag, _ in elements.found} & {'link', 'img', 'iframe', 'object', 'source'}
     assert sum(tag == 'script' for tag, _ in elements.found) == 1
     assert not [k for _, a in elements.found for k in a if k.startswith('on')]
@@ -231,13 +223,12 @@ def test_file_names_do_not_come_from_logs_and_reports_are_reproducible(tmp_path)
             tmp_path / f'logs/../logs/{nodes}$(y)',
             2,
             nodes=nodes,
-            ranks=4 * nodes,
             epoch_s=9.0 / nodes,
             platform='../../evil',
             org='/etc/evil',
         )
     for name in ('a', 'b'):
-        dump_report(studies_of(tmp_path / 'logs'), tmp_path / name)
+        call('report', tmp_path / 'logs', '--out', tmp_path / name)
     files = {p.name: p.read_bytes() for p in (tmp_path / 'a').iterdir()}
     assert set(files) == {
         'report.html',
@@ -260,13 +251,13 @@ def test_footer_names_the_source(sweep):
             'the packaged table of published sets',
         ),
     ):
-        assert f'from {source}.</p></footer>' in bare_page_of(studies)
+        assert f'from {source}.</p></footer>' in page_of(studies)
 
 
 def test_unwritable_folder_is_an_error(sweep, tmp_path):
     (tmp_path / 'file').write_text('')
-    with pytest.raises(UserError, match='--out: .*choose a writable folder'):
-        dump_report(studies_of(sweep), tmp_path / 'file/out')
+    done = call('report', sweep, '--out', tmp_path / 'file/out')
+    assert done.returncode == 2 and '--out: ' in done.stderr and 'choose a writable' in done.stderr
 
 
 def test_marks_in_plots_have_titles_with_values(sweep):
@@ -296,4 +287,4 @@ def test_marks_in_plots_have_titles_with_values(sweep):
 
 def test_runs_without_evaluations_or_ends_have_a_page(tmp_path):
     write_set(tmp_path / '1x1', 2, accuracies=(), status=None)
-    assert '0 / 2' in page_of(studies_of(tmp_path))
+    assert '0 / 2' in page_of(studies_of(tmp_path), has_plots=True)

@@ -7,11 +7,10 @@ from xml.etree import ElementTree
 import pytest
 from helpers import CLI, run, shipped_logs, write_files
 from lines import run_lines, write_lines, write_set
-from made_systems import study_of
+from made_systems import study_of, write_layouts
 
-from mlperf_rn50.analysis.report import bars, curves, scene
-from mlperf_rn50.analysis.report.picture import COLOURS, GRID, render_svg
 from mlperf_rn50.analysis.report.plots import draw_study
+from mlperf_rn50.analysis.show.figure import COLOURS, GRID, render_svg
 
 SVG = '{http://www.w3.org/2000/svg}'
 
@@ -35,17 +34,10 @@ def marks_of(picture):
 def sweep(tmp_path_factory):
     """Systems of 1, 2 and 40 nodes whose times differ more than tenfold; one run aborted."""
     tmp_path = tmp_path_factory.mktemp('sweep')
-    for nodes in (1, 2, 40):
-        write_set(
-            tmp_path / f'sweep/{nodes}x4',
-            3,
-            nodes=nodes,
-            ranks=4 * nodes,
-            batch=64 * nodes,
-            epoch_s=lambda k, nodes=nodes: (600.0 + k) / nodes,
-            status=lambda k, nodes=nodes: 'aborted' if (nodes, k) == (2, 0) else 'success',
-        )
-    return tmp_path / 'sweep'
+    times = {f'{n}x4': lambda k, n=n: (600.0 + k) / n for n in (1, 2, 40)}
+    write_layouts(tmp_path / 'sweep', times, 3)
+    aborted = lambda k: 'success' if k else 'aborted'  # noqa: E731
+    return write_layouts(tmp_path / 'sweep', {'2x4': times['2x4']}, 3, status=aborted)
 
 
 @pytest.fixture(scope='module')
@@ -54,8 +46,8 @@ def pictures(sweep):
 
 
 def test_system_has_one_exclusive_colour_in_all_plots(pictures):
-    others = {colour for _, _, colour, _ in bars._PARTS} | {d[0] for d in curves._DEVICES}
-    assert not others & set(COLOURS)
+    phases = set().union(*(drawn for _, drawn in marks_of(pictures['time_parts'])))
+    assert phases and not phases & set(COLOURS)
     colours = {}
     for picture in pictures.values():
         for title, drawn in (
@@ -133,14 +125,14 @@ def test_number_of_drawn_runs_is_limited_and_noted(tmp_path):
     pictures = pictures_of(tmp_path)
     assert max(len(p.tips) for p in pictures.values()) < 10  # more runs do not add artists
     times = [t for t, _ in marks_of(pictures['time_to_train'])]
-    assert len(times) == 1 + bars._MAX_RUNS < 300
+    assert len(times) == 1 + 240
     # fastest and slowest
     assert {'1x4/result_0.txt', '1x4/result_299.txt'} <= {t.partition(':')[0] for t in times}
     assert (
-        f'At most {bars._MAX_RUNS} runs of each system are drawn, evenly spaced from fastest to '
-        'slowest' in pictures['time_to_train'].caption
+        'At most 240 runs of each system are drawn, evenly spaced'
+        in pictures['time_to_train'].caption
     )
-    assert len(marks_of(pictures['accuracy_epochs'])) == 5 * curves._MAX_CURVES
+    assert len(marks_of(pictures['accuracy_epochs'])) == 5 * 60
 
 
 def test_number_of_drawn_systems_is_limited_and_noted(tmp_path):
@@ -150,11 +142,9 @@ def test_number_of_drawn_systems_is_limited_and_noted(tmp_path):
         )
     pictures = pictures_of(tmp_path)
     names = {t.partition('/')[0] for t, _ in marks_of(pictures['epochs']) if '/' in t}
-    assert len(names) == scene._MAX_SYSTEMS and {'box00', 'box29'} <= names
+    assert len(names) == 24 and {'box00', 'box29'} <= names
     for picture in pictures.values():
-        assert (
-            '24 of 30 systems are drawn, evenly spaced from fastest to slowest' in picture.caption
-        )
+        assert '24 of 30 systems are drawn' in picture.caption
     # Only the last of 45 evaluations of each run is marked.
     assert len(marks_of(pictures['accuracy_time'])) == 24
     assert 'Only the last point of each curve is marked' in pictures['accuracy_time'].caption

@@ -41,7 +41,7 @@ from mlperf_rn50.analysis.predict.tables import (
 )
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.published import load_published, load_table
-from mlperf_rn50.analysis.sets.recipe import Recipe
+from mlperf_rn50.analysis.sets.settings import Recipe
 from mlperf_rn50.analysis.sets.time_parts import RunTimes
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.mllog.read.description import network_gbit_s

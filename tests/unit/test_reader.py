@@ -12,7 +12,7 @@ import pytest
 from helpers import call
 from lines import START_S, complete, mllog, run_lines, v05, v06, write_lines, write_set
 
-from mlperf_rn50.analysis.sets.findings import set_findings
+from mlperf_rn50.analysis.sets.defects import set_findings
 from mlperf_rn50.analysis.sets.load import describe_others, load_logs, load_run_sets
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.check.judge import check_log

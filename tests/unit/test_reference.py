@@ -20,7 +20,7 @@ from mlperf_rn50.analysis.recipe.reference import (
     typical_spreads,
 )
 from mlperf_rn50.analysis.sets.published import load_published
-from mlperf_rn50.analysis.sets.recipe import Recipe
+from mlperf_rn50.analysis.sets.settings import Recipe
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import UserError

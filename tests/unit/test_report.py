@@ -10,9 +10,11 @@ from helpers import CLI, ROOT, call, run
 from lines import write_set
 from made_systems import studies_of
 
-from mlperf_rn50.analysis.report.data import render_csv, render_evaluations_csv, render_json
+from mlperf_rn50.analysis.report.data import evaluations_csv, report_data, runs_csv
 from mlperf_rn50.analysis.report.refs import study_heading
-from mlperf_rn50.analysis.report.text import MARKDOWN, render_table
+from mlperf_rn50.analysis.report.sections import make_report
+from mlperf_rn50.analysis.show.data import render_json
+from mlperf_rn50.analysis.show.text import MARKDOWN, render_text
 
 HOSTILE = '<script>alert(1)</script>|`=1+1\x1b[31m"'
 
@@ -47,7 +49,7 @@ def rows_of(parts):
 
 
 def test_keys_match_the_documentation(studies):
-    first, second = json.loads(''.join(render_json(studies)))['systems']
+    first, second = json.loads(''.join(render_json(report_data(studies))))['systems']
     page = (ROOT / 'docs/results.md').read_text()
     section = page.partition('## JSON report')[2].partition('\n## ')[0]
     named = re.findall(r'^\| (`\w+`.*?) \| (.*) \|$', section, re.MULTILINE)
@@ -55,7 +57,7 @@ def test_keys_match_the_documentation(studies):
     assert set(first['runs'][0]) == set(
         re.findall(r'`(\w+)`', next(text for keys, text in named if '`runs`' in keys))
     )
-    for render in (render_csv, render_evaluations_csv):
+    for render in (runs_csv, evaluations_csv):
         assert set(rows_of(render(studies))[0]) <= set(re.findall(r'`(\w+)`', page))
     assert (second['num_runs'], second['num_converged'], second['score_minutes']) == (2, 1, None)
     assert (
@@ -71,13 +73,13 @@ def test_keys_match_the_documentation(studies):
 
 
 def test_json_is_indented_as_a_whole(studies):
-    text = ''.join(render_json(studies))
-    assert text == json.dumps(json.loads(text), indent=1) + '\n'
+    text = ''.join(render_json(report_data(studies)))
+    assert text == json.dumps(json.loads(text), indent=1)
 
 
 def test_memory_of_a_report_does_not_grow_with_its_text(tmp_path):
     [study] = studies_of(write_set(tmp_path / 'x', 50, accuracies=lambda k: [0.5] * 60 + [0.76]))
-    for render in (render_json, render_evaluations_csv):
+    for render in (lambda x: render_json(report_data(x)), evaluations_csv):
         assert list(render([study]))  # the first time, properties of the set are computed and kept
         tracemalloc.start()
         length = sum(map(len, render([study])))
@@ -87,7 +89,7 @@ def test_memory_of_a_report_does_not_grow_with_its_text(tmp_path):
 
 
 def test_csv_has_a_row_per_run_with_system_fields(studies):
-    rows = rows_of(render_csv(studies))
+    rows = rows_of(runs_csv(studies))
     assert [
         (
             r['system'],
@@ -109,7 +111,7 @@ def test_csv_has_a_row_per_run_with_system_fields(studies):
 
 
 def test_evaluations_csv_has_a_row_per_evaluation(studies):
-    rows = rows_of(render_evaluations_csv(studies))
+    rows = rows_of(evaluations_csv(studies))
     assert [(r['system'], r['seed'], r['epoch'], r['accuracy'], r['time_s']) for r in rows] == [
         ('1x4', '1', '1', '0.5', '60.0'),
         ('1x4', '1', '2', '0.76', '120.0'),
@@ -125,10 +127,10 @@ def test_evaluations_csv_has_a_row_per_evaluation(studies):
 def test_log_cannot_inject_into_terminal_markdown_or_spreadsheet(tmp_path, name):
     write_set(tmp_path / name, 1, org=HOSTILE, dataset=HOSTILE, nodes=HOSTILE, opt_name2=HOSTILE)
     studies = studies_of(tmp_path)
-    markdown = render_table(studies, MARKDOWN)
-    assert '\x1b' not in render_table(studies) + markdown + ''.join(render_csv(studies))
+    markdown = render_text(make_report(studies), MARKDOWN)
+    assert '\x1b' not in render_text(make_report(studies)) + markdown + ''.join(runs_csv(studies))
     assert '<script' not in markdown and '\\|' in markdown
-    for render, accuracy in ((render_csv, 'final_accuracy'), (render_evaluations_csv, 'accuracy')):
+    for render, accuracy in ((runs_csv, 'final_accuracy'), (evaluations_csv, 'accuracy')):
         row = rows_of(render(studies))[0]
         assert row['system'] == f"'{name}" and float(row[accuracy]) > 0
 
@@ -137,6 +139,7 @@ def test_command_prints_only_the_report(tmp_path, studies):
     folder = tmp_path / 'sweep'
     for form, start in [
         ('table', 'sweep: '),
+        ('text', 'sweep: '),
         ('markdown', '## '),
         ('json', '{'),
         ('html', '<!DOCTYPE html>'),

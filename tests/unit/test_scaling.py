@@ -4,12 +4,17 @@ import json
 
 import pytest
 from lines import write_lines, write_set
-from made_systems import studies_of, study_of
+from made_systems import changed, made_set, studies_of, study_of, write_layouts
 
-from mlperf_rn50.analysis.report.data import render_json
-from mlperf_rn50.analysis.report.text import render_table
+from mlperf_rn50.analysis.report.data import report_data
+from mlperf_rn50.analysis.report.sections import make_report
+from mlperf_rn50.analysis.report.tables import answer_table, series_table
 from mlperf_rn50.analysis.sets import scaling
 from mlperf_rn50.analysis.sets.load import load_run_sets
+from mlperf_rn50.analysis.sets.scaling import find_series
+from mlperf_rn50.analysis.sets.settings import Recipe
+from mlperf_rn50.analysis.show.data import render_json
+from mlperf_rn50.analysis.show.text import render_text
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.findings import make_finding
 
@@ -61,7 +66,7 @@ def test_node_splits_of_the_same_accelerators(tmp_path):
     ]
     first = study.splits[0]
     assert (first.difference, first.time_difference) == pytest.approx((0.085, 0.085))
-    assert '8.5 %' in render_table([study])
+    assert '8.5 %' in render_text(make_report([study]))
 
 
 def test_difference_below_the_evaluation_period_is_weak(tmp_path):
@@ -88,21 +93,17 @@ def test_different_targets_and_data_are_different_studies(tmp_path):
 
 
 def test_baseline_is_the_smallest_converged_or_the_named_system(tmp_path):
-    write_set(tmp_path / 's/1n', 2, status='aborted')
-    write_set(tmp_path / 's/2n', 2, nodes=2, ranks=8, epoch_s=6.0)
-    write_set(tmp_path / 's/4n', 2, nodes=4, ranks=16, epoch_s=3.0)
-    study = study_of(tmp_path)
-    assert study.baseline.name == '2n' and study.comparisons[0] is None
+    write_set(tmp_path / 's/1x4', 2, status='aborted')
+    study = study_of(write_layouts(tmp_path / 's', {'2x4': 6.0, '4x4': 3.0}, 2).parent)
+    assert study.baseline.name == '2x4' and study.comparisons[0] is None
     assert study.comparisons[2].speedup == pytest.approx(14 / 8)
-    named = study_of(tmp_path, baseline='4n')
+    named = study_of(tmp_path, baseline='4x4')
     assert named.comparisons[1].speedup == pytest.approx(8 / 14)
-    with pytest.raises(UserError, match='--baseline: got 3n, expected one of: 1n, 2n, 4n'):
-        study_of(tmp_path, baseline='3n')
-    write_set(tmp_path / 't/4n', 1, nodes=4, ranks=16)
+    write_layouts(tmp_path / 't', {'4x4': 10.0})
     # no duplicates
     for name, text in (
-        ('4n', '4n, which matches 2 systems'),
-        ('3n', 'expected one of: 1n, 2n, 4n$'),
+        ('4x4', '4x4, which matches 2 systems'),
+        ('3x4', '--baseline: got 3x4, expected one of: 1x4, 2x4, 4x4$'),
     ):
         with pytest.raises(UserError, match=text):
             studies_of(tmp_path, baseline=name)
@@ -116,7 +117,7 @@ def test_system_without_a_log_is_shown_with_its_study(tmp_path):
     assert {(s['baseline'], s['speedup'], s['efficiency']) for s in systems_of(study).values()} == {
         (None, None, None)
     }
-    text = render_table([study])
+    text = render_text(make_report([study]))
     assert '2x4: error: 1 of 1 logs cannot be read and count as not converged' in text
     assert 'speed-up' not in next(line for line in text.splitlines() if line.startswith('system'))
 
@@ -189,7 +190,9 @@ def test_only_widest_of_many_splits_is_shown_with_a_note(tmp_path):
 
 def systems_of(*studies):
     """Return the systems of the JSON report by name."""
-    return {s['system']: s for s in json.loads(''.join(render_json(studies)))['systems']}
+    return {
+        s['system']: s for s in json.loads(''.join(render_json(report_data(studies))))['systems']
+    }
 
 
 def submission(home, models, **keys):
@@ -236,3 +239,84 @@ def test_different_rules_are_findings(tmp_path):
         make_finding('divisions_differ', None, 'open', 'closed', 'a'),
     ]
     assert study.comparisons[1].speedup == pytest.approx(1)
+
+
+# Series of one machine on several numbers of nodes.
+RECIPE = Recipe('sgd', 64)
+
+
+def system(name, nodes, minutes=60.0, per_node=4, **facts):
+    """Return a set of one run on some nodes."""
+    plain = made_set(
+        name,
+        RECIPE,
+        [('converged', 60 * minutes, [(2, 0.76)])],
+        num_nodes=nodes,
+        num_accelerators=nodes * per_node,
+        accelerator='A100',
+        framework='MXNet',
+        division='closed',
+    )
+    return changed(plain, **facts)
+
+
+def names_of(*systems):
+    return [[s.name for s in x.run_sets] for x in find_series(systems)]
+
+
+@pytest.mark.parametrize(
+    'facts',
+    [
+        {'accelerator': 'V100'},
+        {'num_accelerators': 16},
+        {'framework': 'TensorFlow'},
+        {'division': 'open'},
+        {'org': 'them'},
+        {'round': 'v1.0'},
+    ],
+)
+def test_sets_that_differ_in_one_fact_are_in_no_series(facts):
+    assert names_of(system('a', 1), system('b', 2)) == [['a', 'b']]
+    assert names_of(system('a', 1), system('b', 2, **facts)) == []
+
+
+def test_case_and_spaces_of_a_framework_do_not_matter():
+    frameworks = ('NGC MXNet 23.04, NGC Pytorch 23.04', 'NGC MXNet 23.04 , NGC PyTorch 23.04')
+    assert names_of(
+        *(system(f'{k}', k, framework=f) for k, f in enumerate(frameworks, start=1))
+    ) == [['1', '2']]
+
+
+def test_sets_without_time_and_equal_numbers_of_nodes_make_no_series():
+    aborted = system('b', 2, status='aborted')
+    assert names_of(system('a', 1), aborted) == names_of(system('a', 1), system('c', 1)) == []
+
+
+def test_platform_separates_only_sets_with_equal_numbers_of_nodes():
+    pods = [system(f'pod{n}', n, platform=f'pod{n}') for n in (1, 2)]
+    assert names_of(*pods) == [['pod1', 'pod2']]
+    boxes = [
+        system(f'{n}x{box}', n, platform=f'{n}x{box}') for n in (1, 2) for box in ('box', 'crate')
+    ]
+    assert names_of(*boxes) == [['1xbox', '2xbox'], ['1xcrate', '2xcrate']]
+
+
+def test_baseline_is_the_fastest_on_the_fewest_nodes():
+    slow, fast, large = system('a', 2, 40.0), system('b', 2, 30.0), system('c', 4, 20.0)
+    assert names_of(large, slow, fast) == [['b', 'a', 'c']]
+
+
+def test_each_series_has_its_own_baseline_and_other_systems_follow(tmp_path):
+    times = {'1x4': 40.0, '2x4': 25.0, '2x8': 10.0, '4x8': 5.0, '1x2': 80.0}
+    study = study_of(write_layouts(tmp_path, times, eval_s=0.0))
+    assert [
+        [c.text for c in row[4:6]] for x in study.series for row in series_table(study, x).rows
+    ] == [['1.00', '100.0 %'], ['1.60', '80.0 %'], ['1.00', '100.0 %'], ['2.00', '100.0 %']]
+    assert [row[0].text for row in answer_table(study).rows] == ['1x2']
+    chosen = study_of(tmp_path, baseline='1x2')
+    assert [row[4].text for x in chosen.series for row in series_table(chosen, x).rows] == [
+        '2.00',
+        '3.20',
+        '8.00',
+        '16.00',
+    ]

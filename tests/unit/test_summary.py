@@ -52,12 +52,6 @@ def test_largest_series_is_first_and_series_are_compared_at_the_nodes_that_sever
     )
 
 
-def test_largest_series_is_the_faster_one_of_two_with_equal_nodes(tmp_path):
-    write_series(tmp_path / 'a', 0.8)
-    write_series(tmp_path / 'b', 0.9)
-    assert texts_of(studies_of(tmp_path))[0].startswith('On 2 nodes, b/2x4 takes')
-
-
 def test_sentence_on_a_series_has_the_name_of_the_set_with_its_number(tmp_path):
     # Two machines with one accelerator model on one node; the fastest of them is the baseline.
     for name, nodes, epoch_s in (

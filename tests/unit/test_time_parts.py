@@ -3,7 +3,7 @@
 import pytest
 from lines import mllog, run_lines, v05, write_lines
 
-from mlperf_rn50.analysis.sets.findings import set_findings
+from mlperf_rn50.analysis.sets.defects import set_findings
 from mlperf_rn50.analysis.sets.load import load_run_sets
 
 IMAGES = 1_281_167

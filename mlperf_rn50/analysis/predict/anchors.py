@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from mlperf_rn50.analysis.predict.prediction import FLOAT16_BYTES, Base, Layout, Link
+from mlperf_rn50.analysis.run_data import load_run
 from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of
-from mlperf_rn50.analysis.why.load import load_run
 from mlperf_rn50.runfolder.names import run_of
 from mlperf_rn50.runfolder.records import NetworkRecord
 

@@ -18,9 +18,9 @@ from mlperf_rn50.analysis.recipe.choose import (
     range_text,
 )
 from mlperf_rn50.analysis.recipe.reference import has_same_recipe
-from mlperf_rn50.analysis.sets.cost import cost_of
 from mlperf_rn50.analysis.sets.published import load_table
-from mlperf_rn50.analysis.sets.recipe import Recipe
+from mlperf_rn50.analysis.sets.run_set import cost_of
+from mlperf_rn50.analysis.sets.settings import Recipe
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.text import percent, plural
 

@@ -12,15 +12,15 @@ from mlperf_rn50.analysis.predict.tables import (
     render_prediction,
     render_prediction_json,
 )
-from mlperf_rn50.analysis.report import picture as drawing
-from mlperf_rn50.analysis.report.picture import COLOURS, INK, STYLE, Picture
-from mlperf_rn50.analysis.report.text import MARKDOWN
+from mlperf_rn50.analysis.show import figure as drawing
+from mlperf_rn50.analysis.show.figure import COLOURS, INK, STYLE, Plot
+from mlperf_rn50.analysis.show.text import MARKDOWN
 from mlperf_rn50.files import write_atomically
 from mlperf_rn50.runfolder.outputs import new_files
 from mlperf_rn50.text import printable
 
 
-def draw_prediction(answer: Predictions) -> Picture | None:
+def draw_prediction(answer: Predictions) -> Plot | None:
     """Plot the minutes or, without them, the time of a step against nodes. Return None if all are
     refused."""
     timed = [r for r in answer.rows if r.minutes]
@@ -42,7 +42,7 @@ def draw_prediction(answer: Predictions) -> Picture | None:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(drawing.WIDTH_IN, 3.2))
         axes = figure.subplots()
-        picture = Picture(
+        picture = Plot(
             'prediction',
             f'Predicted {unit} against nodes',
             printable(answer_heading(answer)),
@@ -121,5 +121,5 @@ def dump_prediction(answer: Predictions, folder: Path) -> Path:
         write_atomically(place / 'prediction.json', render_prediction_json(answer) + '\n')
         write_atomically(place / 'prediction.md', render_prediction(answer, MARKDOWN) + '\n')
         if picture := draw_prediction(answer):
-            drawing.dump_picture(picture, place, 'prediction')
+            drawing.dump_plot(picture, place, 'prediction')
     return folder

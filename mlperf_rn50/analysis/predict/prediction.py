@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mlperf_rn50.analysis.sets.cost import node_hours
-from mlperf_rn50.analysis.sets.recipe import Recipe
-from mlperf_rn50.analysis.sets.run_set import RunSet
+from mlperf_rn50.analysis.sets.run_set import RunSet, node_hours
+from mlperf_rn50.analysis.sets.settings import Recipe
 
 # A prediction on several nodes starts from a one-node set of another machine (other) or of the same
 # machine (own), or from the latter and a measured step on several nodes (two). Knowledge increases

@@ -19,8 +19,8 @@ from mlperf_rn50.analysis.predict.prediction import Base, Costs, Layout, Link
 from mlperf_rn50.analysis.recipe.choose import is_within
 from mlperf_rn50.analysis.sets.load import Rules, describe_others, load_logs
 from mlperf_rn50.analysis.sets.published import NAME, load_table, with_round
-from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of
+from mlperf_rn50.analysis.sets.settings import Recipe
 from mlperf_rn50.errors import ConfigError, UserError, nearest
 from mlperf_rn50.files import read_text
 from mlperf_rn50.mllog.run import IMAGENET_TRAIN, IMAGENET_VAL

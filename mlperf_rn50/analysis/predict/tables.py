@@ -16,9 +16,9 @@ from mlperf_rn50.analysis.predict.prediction import (
     relative_error,
 )
 from mlperf_rn50.analysis.recipe.reference import describe_recipe
-from mlperf_rn50.analysis.report.text import MARKDOWN, TERMINAL, Style, render_section
-from mlperf_rn50.analysis.sets.cost import cost_of
-from mlperf_rn50.table import Cell, Table, figures_cell, number_cell, percent_cell
+from mlperf_rn50.analysis.sets.run_set import cost_of
+from mlperf_rn50.analysis.show.text import MARKDOWN, TERMINAL, Style, render_text
+from mlperf_rn50.answer import Answer, Cell, Table, figures_cell, number_cell, percent_cell
 from mlperf_rn50.text import data_name, grouped, money, percent, plural, printable
 
 _MINOR = (
@@ -37,6 +37,20 @@ _ASSUMED = (
     'interval; pass '
     '--link-gbit-s or a bench allreduce file'
 )
+
+
+def _section(
+    title: str,
+    points: Sequence[str],
+    tables: Sequence[Table],
+    notes: Sequence[str],
+    style: Style,
+    notes_title: str = 'Warnings',
+) -> str:
+    """Return a section as text."""
+    return render_text(
+        Answer(title, sentences=points, tables=tables, notes=notes, notes_title=notes_title), style
+    )
 
 
 def _group(pairs: Iterable[tuple[str, Prediction]], before: str = '') -> list[str]:
@@ -331,8 +345,8 @@ def render_prediction(answer: Predictions, style: Style = TERMINAL) -> str:
     return '\n\n'.join(
         [
             style.gap.join(map(style.line, verdicts(answer))),
-            render_section(answer_heading(answer), (), [table], (), style),
-            render_section(
+            _section(answer_heading(answer), (), [table], (), style),
+            _section(
                 'Sources',
                 _inputs(answer),
                 [steps] if answer.predicted else [],
@@ -452,7 +466,7 @@ def render_validation(validation: Validation, is_markdown: bool = False) -> str:
         ),
         tuple(_cells(c, p) for c, p in validation.pairs),
     )
-    return render_section(
+    return _section(
         'Errors of predict on sets that it was not fitted to',
         (),
         [summary, rows],

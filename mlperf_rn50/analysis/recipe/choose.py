@@ -12,8 +12,8 @@ from typing import Literal
 
 from mlperf_rn50 import config as cfg
 from mlperf_rn50.analysis.sets.published import load_published
-from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.analysis.sets.run_set import RunSet
+from mlperf_rn50.analysis.sets.settings import Recipe
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.text import grouped, plural, printable

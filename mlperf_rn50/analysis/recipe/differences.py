@@ -218,19 +218,6 @@ def is_imagenet(config: Config) -> bool:
     )
 
 
-def global_batch_size(config: Config, num_ranks: int | None) -> int | None:
-    """Return a configuration's images per step, or None if they depend on an unknown number of
-    ranks."""
-    t = config.train
-    if t.global_batch_size is not None:
-        return t.global_batch_size
-    return (
-        t.local_batch_size * t.gradient_accumulation_steps * num_ranks
-        if t.local_batch_size and num_ranks
-        else None
-    )
-
-
 def _range(recipes: Sequence[RecipeGroup], key: str, batch: int) -> tuple[float, float] | None:
     """Return the lowest and highest value of a key in recipes. A learning rate may also scale with
     the batch."""
@@ -267,7 +254,7 @@ def _differing(config: Config, recipes: Sequence[RecipeGroup], batch: int) -> It
 def _comparable(config: Config, num_ranks: int | None) -> tuple[int, list[RecipeGroup]]:
     """Return the batch of an ImageNet configuration, otherwise 0, and the recipes with its
     optimizer and target."""
-    batch = global_batch_size(config, num_ranks)
+    batch = config.global_batch_size(num_ranks)
     if not is_imagenet(config) or batch is None:
         return 0, []
     return batch, group(load_published(), config.optimizer.name, config.train.target_accuracy)
@@ -369,7 +356,7 @@ def expected_time(
         gpu: name of this machine's GPU; None selects the one that run.submission_platform names.
     """
     batch, num_units = (
-        global_batch_size(config, num_ranks),
+        config.global_batch_size(num_ranks),
         -(-num_ranks // config.run.ranks_per_device),
     )
     if (

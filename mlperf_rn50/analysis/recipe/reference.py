@@ -11,8 +11,8 @@ from typing import Literal
 
 from mlperf_rn50.analysis.recipe.choose import SAME_BATCH, is_within
 from mlperf_rn50.analysis.recipe.differences import SIMILAR_BATCH
-from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.analysis.sets.run_set import RunSet
+from mlperf_rn50.analysis.sets.settings import Recipe
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import IMAGENET
 from mlperf_rn50.errors import UserError

@@ -19,11 +19,11 @@ from mlperf_rn50.analysis.recipe.choose import (
 )
 from mlperf_rn50.analysis.recipe.differences import Row, find_deviations, is_imagenet, rows_of
 from mlperf_rn50.analysis.sets.published import load_published
+from mlperf_rn50.analysis.show.text import fit_columns
 from mlperf_rn50.config import Config, render_yaml
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import parse_json, read_text
-from mlperf_rn50.table import fit_columns, wrap_line
-from mlperf_rn50.text import plural, printable
+from mlperf_rn50.text import plural, printable, wrap_line
 
 FORMAT = 'mlperf-rn50 recipe 1'
 _MAX_RECIPES, _MAX_SYSTEMS = 8, 3  # maximum recipes in a table, and systems for each recipe

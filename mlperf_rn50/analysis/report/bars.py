@@ -4,16 +4,14 @@ from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
-from mlperf_rn50.analysis.report import picture as drawing
 from mlperf_rn50.analysis.report.refs import labels_of, report_heading, study_heading
 from mlperf_rn50.analysis.report.scene import MAX_NAME, Scene, by_mark, explain_marks
 from mlperf_rn50.analysis.sets.run_set import RunSet
-from mlperf_rn50.analysis.sets.scaling import Study
-from mlperf_rn50.analysis.sets.series import Series
+from mlperf_rn50.analysis.sets.scaling import Series, Study
+from mlperf_rn50.analysis.show import figure as drawing
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.text import cut_names, plural, printable, short
 
@@ -54,11 +52,11 @@ def draw_values(
     unit: str,
     system_value: Callable[[RunSet], float | None],
     run_value: Callable[[Run], float | None],
-) -> drawing.Picture | None:
+) -> drawing.Plot | None:
     """Draw a bar for the value of each system and a point for the value of each run; None if there
     are no values."""
-    picture, axes = scene.rows(name, title)
-    sampled = scene.sample_runs(picture, _MAX_RUNS)
+    plot, axes = scene.rows(name, title)
+    sampled = scene.sample_runs(plot, _MAX_RUNS)
     sizes = [system_value(s.run_set) for s in scene.shown]
     points = [[(r, v) for r in runs if (v := run_value(r)) is not None] for runs in sampled]
     values = [v for v in (*sizes, *(v for pairs in points for _, v in pairs)) if v is not None]
@@ -68,14 +66,15 @@ def draw_values(
     is_log = drawing.differ_tenfold(values)
     for row, (s, size, pairs) in enumerate(zip(scene.shown, sizes, points)):
         if size is not None:
-            drawn = (
-                axes.plot(size, row, '|', color=s.colour, markersize=18, markeredgewidth=2.5)
-                if is_log
-                else (
-                    axes.barh(row, size, _BAR_HEIGHT, facecolor=(s.colour, 0.3), edgecolor=s.colour)
+            if is_log:
+                [drawn] = axes.plot(
+                    size, row, '|', color=s.colour, markersize=18, markeredgewidth=2.5
                 )
-            )
-            picture.tip(drawn[0], f'{s.label}: {size:,.2f} {unit}')
+            else:
+                [drawn] = axes.barh(
+                    row, size, _BAR_HEIGHT, facecolor=(s.colour, 0.3), edgecolor=s.colour
+                )
+            plot.tip(drawn, f'{s.label}: {size:,.2f} {unit}')
         for mark, places in by_mark([r for r, _ in pairs]).items():
             (line,) = axes.plot(
                 [pairs[k][1] for k in places],
@@ -84,7 +83,7 @@ def draw_values(
                 color=s.colour,
                 markersize=4.5 if len(pairs) <= 40 else 2.5,
             )
-            picture.tip(
+            plot.tip(
                 line,
                 *(
                     f'{s.run_name(r)}: {v:.2f} {unit}, {r.status}'
@@ -96,29 +95,8 @@ def draw_values(
     else:
         axes.set(xlabel=unit, xlim=(0, max(values) * 1.04 or 1.0))
     marks = explain_marks([r for pairs in points for r, _ in pairs])
-    drawing.legend(picture, [drawing.mark_of('|', 'system', 12, 2.5), *marks] if is_log else marks)
-    return picture
-
-
-def _draw_panel(
-    picture: drawing.Picture,
-    axes: Axes,
-    rows: Sequence[tuple[RunSet, float | None]],
-    style: str,
-    text: str,
-) -> None:
-    """Draw values over nodes. text formats the value in a tooltip."""
-    known = [(s, v) for s, v in rows if v is not None]
-    (line,) = axes.plot(
-        [s.num_nodes or 0 for s, _ in known],
-        [v for _, v in known],
-        style,
-        color=drawing.INK,
-        markersize=5,
-        linewidth=1,
-        markerfacecolor=drawing.INK if style == 'o-' else 'none',
-    )
-    picture.tip(line, *(f'{short(s.name, MAX_NAME)}: {text.format(v)}' for s, v in known))
+    drawing.legend(plot, [drawing.mark_of('|', 'system', 12, 2.5), *marks] if is_log else marks)
+    return plot
 
 
 def _label_panel(axes: Axes, nodes: Sequence[int], ylabel: str) -> None:
@@ -135,74 +113,76 @@ def _draw_ideal_efficiency(axes: Axes, efficiencies: Sequence[float]) -> None:
     axes.set_ylim(0, 1.1 * max([1.0, *efficiencies]))
 
 
-def draw_series(scene: Scene, series: Series) -> drawing.Picture:
+def draw_series(scene: Scene, series: Series) -> drawing.Plot:
     """Draw time, efficiency and epochs of a series over its nodes, with the ideal time and
     efficiency."""
     figure = Figure(figsize=(drawing.WIDTH_IN, 4.2))
     panels = figure.subplot_mosaic([['time', 'time'], ['efficiency', 'epochs']])
     time, efficiency, epochs = panels['time'], panels['efficiency'], panels['epochs']
     name = drawing.file_stem(scene.study.name, series.baseline.name)
-    picture = drawing.Picture(name, series.title, study_heading(scene.study), figure)
+    plot = drawing.Plot(name, series.title, study_heading(scene.study), figure)
     pairs = [(s, c) for s in series.run_sets if (c := scene.study.comparison_of.get(s))]
     nodes = sorted({s.num_nodes or 0 for s in series.run_sets})
     ideal = [
         (s.num_nodes or 0, s.minutes * c.efficiency) for s, c in pairs if s.minutes and c.efficiency
     ]
     time.plot([n for n, _ in ideal], [m for _, m in ideal], '--', color=drawing.GRID, linewidth=1.2)
-    _draw_panel(picture, time, [(s, s.minutes) for s, _ in pairs], 'o-', '{:.2f} min')
-    _draw_panel(
-        picture, efficiency, [(s, c.hardware_efficiency) for s, c in pairs], 's:', 'hardware {:.1%}'
-    )
-    _draw_panel(
-        picture, efficiency, [(s, c.efficiency) for s, c in pairs], 'o-', 'efficiency {:.1%}'
-    )
-    _draw_panel(picture, epochs, [(s, s.epochs_mean) for s, _ in pairs], 'o-', '{:.1f} epochs')
+    for axes, style, text, values in (
+        (time, 'o-', '{:.2f} min', [s.minutes for s, _ in pairs]),
+        (efficiency, 's:', 'hardware {:.1%}', [c.hardware_efficiency for _, c in pairs]),
+        (efficiency, 'o-', 'efficiency {:.1%}', [c.efficiency for _, c in pairs]),
+        (epochs, 'o-', '{:.1f} epochs', [s.epochs_mean for s, _ in pairs]),
+    ):
+        rows = [(s, value) for (s, _), value in zip(pairs, values) if value is not None]
+        [line] = axes.plot(
+            [s.num_nodes or 0 for s, _ in rows],
+            [value for _, value in rows],
+            style,
+            color=drawing.INK,
+            markersize=5,
+            linewidth=1,
+            markerfacecolor=drawing.INK if style == 'o-' else 'none',
+        )
+        plot.tip(line, *(f'{short(s.name, MAX_NAME)}: {text.format(v)}' for s, v in rows))
     for axes, ylabel in ((time, ''), (efficiency, 'efficiency'), (epochs, 'mean epochs')):
         _label_panel(axes, nodes, ylabel)
     drawing.scale_up(time.yaxis, 'minutes', [m for s, _ in pairs if (m := s.minutes)] or [1.0])
     _draw_ideal_efficiency(efficiency, [c.efficiency for _, c in pairs if c.efficiency])
     epochs.set_ylim(0, 1.1 * max((s.epochs_mean or 1.0 for s, _ in pairs), default=1.0))
+    mark = {'color': drawing.INK, 'markersize': 5}
     drawing.legend(
-        picture,
+        plot,
         [
-            Line2D([], [], color=drawing.GRID, linestyle='--', label='ideal'),
-            Line2D([], [], color=drawing.INK, marker='o', markersize=5, label='measured'),
-            Line2D(
-                [],
-                [],
-                color=drawing.INK,
-                marker='s',
-                markersize=5,
-                linestyle=':',
-                markerfacecolor='none',
-                label='images/s only',
-            ),
+            drawing.key('ideal', color=drawing.GRID, linestyle='--'),
+            drawing.key('measured', marker='o', **mark),
+            drawing.key('images/s only', marker='s', linestyle=':', markerfacecolor='none', **mark),
         ],
     )
-    return picture
+    return plot
 
 
-def draw_all_series(studies: Sequence[Study]) -> list[drawing.Picture]:
+def draw_all_series(studies: Sequence[Study]) -> list[drawing.Plot]:
     """Draw the efficiency of two or more series over nodes, those with the largest ratio of nodes
     in colour."""
     names = labels_of([x.baseline for study in studies for x in study.series])
+    prefixes = [f'{study.name}/' if len(studies) > 1 else '' for study in studies]
     curves = [
         (
-            printable(f'{study.name}/' * (len(studies) > 1) + names[x.baseline]),
+            printable(f'{prefix}{names[x.baseline]}'),
             [
                 (s.num_nodes or 0, c.efficiency)
                 for s in x.run_sets
                 if (c := study.comparison_of.get(s)) and c.efficiency
             ],
         )
-        for study in studies
+        for study, prefix in zip(studies, prefixes)
         for x in study.series
     ]
     curves = sorted((c for c in curves if len(c[1]) > 1), key=lambda c: -c[1][-1][0] / c[1][0][0])
     if len(curves) < 2:
         return []
-    picture, axes = drawing.make_picture(
-        'series', 'Efficiency of all series', report_heading(studies), 3.4, ()
+    plot, axes = drawing.make_plot(
+        'series', 'Efficiency of all series', heading=report_heading(studies), height_in=3.4
     )
     _draw_ideal_efficiency(axes, [value for _, points in curves for _, value in points])
     labels = [
@@ -213,24 +193,24 @@ def draw_all_series(studies: Sequence[Study]) -> list[drawing.Picture]:
     for k, (name, points) in reversed([*enumerate(curves)]):  # the widest on top
         k = min(k, len(colours) - 1)
         (line,) = axes.plot(*zip(*points), 'o-', color=colours[k], markersize=4, linewidth=1)
-        picture.tip(
+        plot.tip(
             line, *(f'{name}: {plural(n, "node")}, efficiency {value:.1%}' for n, value in points)
         )
     _label_panel(axes, sorted({n for _, points in curves for n, _ in points}), 'efficiency')
     drawing.legend(
-        picture,
+        plot,
         [
-            Line2D([], [], color=colour, marker='o', markersize=4, linewidth=1, label=label)
+            drawing.key(label, color=colour, marker='o', markersize=4, linewidth=1)
             for colour, label in list(zip(colours, labels))[: len(curves)]
         ],
     )
-    return [picture]
+    return [plot]
 
 
-def draw_time_parts(scene: Scene) -> drawing.Picture | None:
+def draw_time_parts(scene: Scene) -> drawing.Plot | None:
     if not any(s.run_set.parts for s in scene.shown):
         return None
-    picture, axes = scene.rows('time_parts', 'Time by phase')
+    plot, axes = scene.rows('time_parts', 'Time by phase')
     for row, s in enumerate(scene.shown):
         if (parts := s.run_set.parts) is None:
             continue
@@ -248,16 +228,16 @@ def draw_time_parts(scene: Scene) -> drawing.Picture | None:
                     edgecolor=drawing.GRID,
                     hatch=hatch,
                 )
-                picture.tip(bar, f'{s.label}: {kind} {part:,.1f} s, {100 * share:.1f} %')
+                plot.tip(bar, f'{s.label}: {kind} {part:,.1f} s, {100 * share:.1f} %')
             left += share
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(PercentFormatter(1, 0, ' %'))
     axes.set_xlabel('share of initialisation plus time to train')
     drawing.legend(
-        picture,
+        plot,
         [
             Patch(facecolor=colour, edgecolor=drawing.GRID, hatch=hatch, label=kind)
             for kind, _, colour, hatch in _PARTS
         ],
     )
-    return picture
+    return plot

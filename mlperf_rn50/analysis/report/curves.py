@@ -10,15 +10,6 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from mlperf_rn50.analysis.report.picture import (
-    GRID,
-    INK,
-    WIDTH_IN,
-    Picture,
-    differ_tenfold,
-    legend,
-    scale_up,
-)
 from mlperf_rn50.analysis.report.refs import study_heading
 from mlperf_rn50.analysis.report.scene import (
     MAX_NAME,
@@ -28,9 +19,19 @@ from mlperf_rn50.analysis.report.scene import (
     explain_colours,
     explain_marks,
 )
+from mlperf_rn50.analysis.show.figure import (
+    GRID,
+    INK,
+    WIDTH_IN,
+    Plot,
+    differ_tenfold,
+    key,
+    legend,
+    scale_up,
+)
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.mllog.sidecar.metrics import read_learning_rates
-from mlperf_rn50.mllog.sidecar.telemetry import NodeTelemetry, read_telemetry
+from mlperf_rn50.mllog.sidecar.node_telemetry import NodeTelemetry, read_telemetry
 from mlperf_rn50.runfolder.names import find_telemetry
 from mlperf_rn50.text import data_name, percent, printable, short, thin
 
@@ -45,7 +46,7 @@ _Points = Sequence[tuple[float, float, str]]  # (x, y, tooltip text)
 
 
 def _draw_system(
-    picture: Picture,
+    plot: Plot,
     axes: Axes,
     shown: SystemStyle,
     curves: Sequence[tuple[Run, _Points]],
@@ -66,7 +67,7 @@ def _draw_system(
             markersize=3,
             markevery=None if has_all_marks else ends,
         )
-        picture.tip(
+        plot.tip(
             line,
             *(text for k in places for _, _, text in curves[k][1][0 if has_all_marks else -1 :]),
         )
@@ -90,7 +91,7 @@ def _draw_target(scene: Scene, axes: Axes) -> list[Line2D]:
 
 def _draw_curves(
     scene: Scene,
-    picture: Picture,
+    plot: Plot,
     axes: Axes,
     points_of: Callable[[Run], _Points],
     x_name: str,
@@ -104,11 +105,11 @@ def _draw_curves(
             for r in runs
             if (points := points_of(r))
         ]
-        for s, runs in zip(scene.shown, scene.sample_runs(picture, _MAX_CURVES))
+        for s, runs in zip(scene.shown, scene.sample_runs(plot, _MAX_CURVES))
     ]
     whole = [c for group in run_sets for c in group]
-    # 0 has no logarithm
-    if is_log := x_name == _MINUTES and differ_tenfold([points[-1][0] for _, points in whole]):
+    is_log = x_name == _MINUTES and differ_tenfold([points[-1][0] for _, points in whole])
+    if is_log:  # 0 has no logarithm
         run_sets = [
             [(run, later) for run, points in group if (later := [p for p in points if p[0] > 0])]
             for group in run_sets
@@ -116,11 +117,11 @@ def _draw_curves(
     drawn = [c for group in run_sets for c in group]
     has_all_marks = sum(len(points) for _, points in drawn) <= _MAX_MARKS
     if not has_all_marks:
-        picture.notes.append('Only the last point of each curve is marked')
+        plot.notes.append('Only the last point of each curve is marked')
     for shown, group in zip(scene.shown, run_sets):
-        _draw_system(picture, axes, shown, group, has_all_marks)
+        _draw_system(plot, axes, shown, curves=group, has_all_marks=has_all_marks)
     legend(
-        picture,
+        plot,
         [
             *explain_colours([s for s, group in zip(scene.shown, run_sets) if group]),
             *lines,
@@ -163,47 +164,47 @@ def _accuracies_at_epochs(run: Run) -> _Points:
 
 def _learning_rates(run: Run) -> _Points:
     rates = read_learning_rates(run)
-    return (
-        [
-            (t / 60, lr, f'learning rate {lr:.4g} after {t / 60:.2f} min')
-            for t, lr in thin(rates, _MAX_POINTS)
-        ]
-        if len(rates) > 1
-        else []
-    )
+    if len(rates) < 2:
+        return []
+    return [
+        (t / 60, lr, f'learning rate {lr:.4g} after {t / 60:.2f} min')
+        for t, lr in thin(rates, _MAX_POINTS)
+    ]
 
 
-def draw_accuracy_over_time(scene: Scene) -> Picture | None:
-    picture, axes = scene.picture('accuracy_time', 'Accuracy against time', 3.4)
+def draw_accuracy_over_time(scene: Scene) -> Plot | None:
+    plot, axes = scene.plot('accuracy_time', 'Accuracy against time', 3.4)
+    target = _draw_target(scene, axes)
     curves = _draw_curves(
-        scene, picture, axes, _accuracies_at_minutes, _MINUTES, _draw_target(scene, axes)
+        scene, plot, axes, points_of=_accuracies_at_minutes, x_name=_MINUTES, lines=target
     )
-    return picture if curves else None
+    return plot if curves else None
 
 
-def draw_accuracy_over_epochs(scene: Scene) -> Picture | None:
-    picture, axes = scene.picture('accuracy_epochs', 'Accuracy against epochs', 3.4)
+def draw_accuracy_over_epochs(scene: Scene) -> Plot | None:
+    plot, axes = scene.plot('accuracy_epochs', 'Accuracy against epochs', 3.4)
+    target = _draw_target(scene, axes)
     curves = _draw_curves(
-        scene, picture, axes, _accuracies_at_epochs, 'epochs', _draw_target(scene, axes)
+        scene, plot, axes, points_of=_accuracies_at_epochs, x_name='epochs', lines=target
     )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return picture if curves else None
+    return plot if curves else None
 
 
-def draw_learning_rate(scene: Scene) -> Picture | None:
+def draw_learning_rate(scene: Scene) -> Plot | None:
     """Draw the learning rate over time. Return None if it was not logged."""
-    picture, axes = scene.picture('learning_rate', 'Applied learning rate', 3.0)
-    curves = _draw_curves(scene, picture, axes, _learning_rates, _MINUTES)
+    plot, axes = scene.plot('learning_rate', 'Applied learning rate', 3.0)
+    curves = _draw_curves(scene, plot, axes, points_of=_learning_rates, x_name=_MINUTES)
     peaks = [max(y for _, y, _ in points) for _, points in curves]
     if differ_tenfold(peaks):
         scale_up(axes.yaxis, 'learning rate', peaks)
         axes.set_ylim(bottom=min(peaks) / 30)
     else:
         axes.set_ylabel('learning rate')
-    return picture if peaks else None
+    return plot if peaks else None
 
 
-def _draw_node(picture: Picture, axes: Axes, run: Run, node: NodeTelemetry) -> None:
+def _draw_node(plot: Plot, axes: Axes, run: Run, node: NodeTelemetry) -> None:
     """Draw a node's disk and network rates during a run, and mark its epochs and evaluations."""
     times = thin(node.times_s, _MAX_SAMPLES)
     for (colour, style, width), (label, rates) in zip(_DEVICES, node.rates.items()):
@@ -215,7 +216,7 @@ def _draw_node(picture: Picture, axes: Axes, run: Run, node: NodeTelemetry) -> N
                 color=colour,
                 linewidth=width,
             )
-            picture.tip(
+            plot.tip(
                 line,
                 f'{short(printable(node.host), MAX_NAME)}: {label}, at most '
                 f'{max(known) / 1e6:,.1f} MB/s',
@@ -225,8 +226,8 @@ def _draw_node(picture: Picture, axes: Axes, run: Run, node: NodeTelemetry) -> N
             [s.start_s for s in run.segments],
             0,
             1,
-            GRID,
-            (0, (1, 2)),
+            colors=GRID,
+            linestyles=(0, (1, 2)),
             linewidth=0.8,
             transform=axes.get_xaxis_transform(),
         )
@@ -237,7 +238,7 @@ def _draw_node(picture: Picture, axes: Axes, run: Run, node: NodeTelemetry) -> N
     axes.set_ylim(bottom=0)
 
 
-def draw_telemetry(scene: Scene, shown: SystemStyle) -> Picture | None:
+def draw_telemetry(scene: Scene, shown: SystemStyle) -> Plot | None:
     """Draw disk and network rates of the first run with telemetry, one panel per node. Return None
     if there is none."""
     files = find_telemetry(shown.run_set.folder)
@@ -247,33 +248,33 @@ def draw_telemetry(scene: Scene, shown: SystemStyle) -> Picture | None:
         return None
     drawn = nodes[:_MAX_NODES]
     figure = Figure(figsize=(WIDTH_IN, 1.2 + 1.7 * len(drawn)))
-    picture = Picture(
+    plot = Plot(
         f'telemetry_{shown.place}',
         f'Disk and network of every node, {shown.run_name(run)}',
         study_heading(scene.study),
         figure,
     )
     if len(drawn) < len(nodes):
-        picture.notes.append(f'The first {len(drawn)} of {len(nodes)} nodes are drawn')
+        plot.notes.append(f'The first {len(drawn)} of {len(nodes)} nodes are drawn')
     panels = figure.subplots(len(drawn), 1, squeeze=False, sharex=True)[:, 0]
     for axes, node in zip(panels, drawn):
-        _draw_node(picture, axes, run, node)
+        _draw_node(plot, axes, run, node)
     panels[-1].set_xlabel('seconds since run_start')
     legend(
-        picture,
+        plot,
         [
             *(
-                Line2D([], [], color=colour, linestyle=style, linewidth=width, label=label)
+                key(label, color=colour, linestyle=style, linewidth=width)
                 for (colour, style, width), label in zip(_DEVICES, drawn[0].rates)
             ),
-            Line2D([], [], color=GRID, linestyle=(0, (1, 2)), label='start of an epoch'),
+            key('start of an epoch', color=GRID, linestyle=(0, (1, 2))),
             Patch(color=GRID, alpha=0.35, linewidth=0, label='evaluation'),
         ],
     )
-    return picture
+    return plot
 
 
-def draw_all_telemetry(scene: Scene) -> list[Picture]:
+def draw_all_telemetry(scene: Scene) -> list[Plot]:
     """Draw the telemetry of the first _MAX_TELEMETRY systems that have any."""
     drawn = list(
         islice(

@@ -1,26 +1,19 @@
-"""Machine-readable report: complete JSON, or CSV with a row per run or per evaluation.
+"""Machine-readable report: complete JSON, or CSV with a row per run, system or evaluation."""
 
-Text is yielded in parts, because that of 10,000 runs takes more memory than the runs.
-"""
-
-import csv
-import io
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import mlperf_rn50
 from mlperf_rn50.analysis.report.tables import findings_of
 from mlperf_rn50.analysis.sets import rcp
-from mlperf_rn50.analysis.sets.cost import kwh
-from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of
+from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of, kwh
 from mlperf_rn50.analysis.sets.scaling import Comparison, Study
+from mlperf_rn50.analysis.sets.time_parts import Parts
+from mlperf_rn50.analysis.show.data import render_csv
 from mlperf_rn50.mllog.elapsed import render_parts
 from mlperf_rn50.mllog.findings import Finding
 from mlperf_rn50.mllog.rulesets import ROUND_OF
 from mlperf_rn50.mllog.run import Run
-from mlperf_rn50.text import printable
 
 FORMAT = 'mlperf-rn50 report 1'
 # Keys whose value is an object or null.
@@ -37,6 +30,17 @@ _FACTS = (
     'global_batch_size',
     'target_accuracy',
 )
+_RUN_FACTS = (
+    'status',
+    'epochs_to_converge',
+    'time_to_train_s',
+    'final_accuracy',
+    'seed',
+    'last_epoch',
+    'age_s',
+    'num_resumes',
+)
+_RCP = ('ruleset', 'reference_epochs', 'min_epochs', 'passed', 'text')
 _EVALUATION = ('epoch', 'accuracy', 'time_s', 'line')
 # attributes of Comparison
 _FACTORS = ('speedup', 'efficiency', 'throughput_gain', 'epoch_ratio', 'share_ratio')
@@ -48,6 +52,21 @@ _EVALUATION_FACTS = (
     'global_batch_size',
     'target_accuracy',
 )
+
+
+def _values(source: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Return attributes of an object, None for those of None."""
+    return {name: getattr(source, name, None) for name in names}
+
+
+def _parts_object(parts: Parts) -> dict[str, float | None]:
+    return {
+        'init': parts.init_s,
+        'first_epoch': parts.first_s,
+        'later_epochs': parts.training_s,
+        'evaluation': parts.evaluation_s,
+        'other': parts.other_s,
+    }
 
 
 def _finding_object(finding: Finding) -> dict[str, Any]:
@@ -63,20 +82,12 @@ def _run_object(run_set: RunSet, run: Run) -> dict[str, Any]:
     energy = run_set.energies.get(run.path)
     return {
         'file': str(run.path),
-        'status': run.status,
-        'epochs_to_converge': run.epochs_to_converge,
-        'time_to_train_s': run.time_to_train_s,
-        'final_accuracy': run.final_accuracy,
-        'seed': run.seed,
-        'last_epoch': run.last_epoch,
-        'age_s': run.age_s,
-        'num_resumes': run.num_resumes,
+        **_values(run, _RUN_FACTS),
         'elapsed_parts_s': render_parts(run.elapsed) or None,
         'findings': list(map(_finding_object, run.findings)),
-        'evaluations': [{name: getattr(e, name) for name in _EVALUATION} for e in run.evaluations],
+        'evaluations': [_values(e, _EVALUATION) for e in run.evaluations],
         'energy_s': energy.seconds if energy and energy.measured else None,
-        'cpu_joules': energy.cpu_joules if energy else None,
-        'gpu_joules': energy.gpu_joules if energy else None,
+        **_values(energy, ('cpu_joules', 'gpu_joules')),
         'energy_of_nodes': energy.nodes if energy and energy.measured else None,
         'energy_not_measured': dict(energy.reasons) if energy else None,
         'lines': dict(run.lines),
@@ -98,7 +109,7 @@ def _system_object(study: Study, run_set: RunSet, comparison: Comparison | None)
         'org': run_set.org,
         'system': run_set.name,
         'study': study.name,
-        **{name: getattr(run_set, name) for name in _FACTS},
+        **_values(run_set, _FACTS),
         'generation': generation_of(run_set.accelerator) or None,
         'optimizer': next(
             (
@@ -124,15 +135,7 @@ def _system_object(study: Study, run_set: RunSet, comparison: Comparison | None)
         'time_to_train_spread_s': run_set.spread_s,
         'images_per_s': run_set.images_per_s,
         'seconds_per_epoch': run_set.epoch_s,
-        'time_parts_s': {
-            'init': parts.init_s,
-            'first_epoch': parts.first_s,
-            'later_epochs': parts.training_s,
-            'evaluation': parts.evaluation_s,
-            'other': parts.other_s,
-        }
-        if parts
-        else None,
+        'time_parts_s': parts and _parts_object(parts),
         'node_hours': run_set.node_hours,
         'price_per_node_hour': study.price_per_node_hour,
         'cost': study.cost(run_set),
@@ -141,16 +144,8 @@ def _system_object(study: Study, run_set: RunSet, comparison: Comparison | None)
         'images_per_joule': run_set.images_per_joule,
         'energy_not_measured': dict(energy.reasons) if energy else None,
         'baseline': comparison.baseline.name if comparison else None,
-        **{name: getattr(comparison, name, None) for name in _FACTORS},
-        'rcp': {
-            'ruleset': verdict.ruleset,
-            'reference_epochs': verdict.reference_epochs,
-            'min_epochs': verdict.min_epochs,
-            'passed': verdict.passed,
-            'text': verdict.text,
-        }
-        if verdict
-        else None,
+        **_values(comparison, _FACTORS),
+        'rcp': verdict and _values(verdict, _RCP),
         'findings': list(map(_finding_object, findings_of(study, run_set))),
     }
 
@@ -161,104 +156,69 @@ def _systems(studies: Sequence[Study]) -> Iterator[tuple[RunSet, dict[str, Any]]
             yield run_set, _system_object(study, run_set, comparison)
 
 
-def _encode(value: Any, depth: int) -> str:
-    return json.dumps(value, indent=1, allow_nan=False).replace('\n', '\n' + ' ' * depth)
-
-
-def _encode_with_list(
-    values: Mapping[str, Any], name: str, items: Iterable[Iterable[str]], depth: int
-) -> Iterator[str]:
-    """Yield the parts of an object of depth `depth` as JSON. Its last key is a list of items of
-    depth + 2, in parts."""
-    line = '\n' + ' ' * (depth + 1)
-    yield f'{_encode(values, depth).removesuffix(f"{line[:-1]}}}")},{line}"{name}": ['
-    for number, item in enumerate(items):
-        yield f'{"," * (number > 0)}{line} '
-        yield from item
-    yield f'{line}]{line[:-1]}}}'
-
-
-def render_json(studies: Sequence[Study]) -> Iterator[str]:
-    """Yield the parts of the JSON report, one per run, whose keys are described in
-    docs/results.md."""
-    systems = (
-        _encode_with_list(entry, 'runs', ((_encode(_run_object(s, r), 4),) for r in s.runs), 2)
-        for s, entry in _systems(studies)
-    )
-    yield from _encode_with_list(
-        {'format': FORMAT, 'version': mlperf_rn50.__version__}, 'systems', systems, 0
-    )
-    yield '\n'
-
-
-def _spreadsheet(value: Any) -> Any:
-    """Return a value for CSV. A leading apostrophe keeps spreadsheets from running text as a
-    formula."""
-    if not isinstance(value, str):
-        return '' if value is None else value
-    return f"'{printable(value)}" if value[:1] in ('=', '+', '-', '@') else printable(value)
-
-
-def _render_rows(rows: Iterable[Iterable[Any]]) -> Iterator[str]:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator='\n')
-    for row in rows:
-        writer.writerow(map(_spreadsheet, row))
-        yield out.getvalue()
-        out.seek(out.truncate(0))
+def report_data(studies: Sequence[Study]) -> dict[str, Any]:
+    """Return the object of the JSON report, whose keys are described in docs/results.md."""
+    return {
+        'format': FORMAT,
+        'version': mlperf_rn50.__version__,
+        'systems': (
+            {**entry, 'runs': (_run_object(run_set, run) for run in run_set.runs)}
+            for run_set, entry in _systems(studies)
+        ),
+    }
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that fit in a cell, without lists and objects."""
     return {
-        k: v
-        for k, v in values.items()
-        if not isinstance(v, (list, tuple, dict)) and k not in _TABLES
+        name: value
+        for name, value in values.items()
+        if not isinstance(value, (list, tuple, dict)) and name not in _TABLES
     }
 
 
-def render_csv(studies: Sequence[Study]) -> Iterator[str]:
+def _render_objects(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    return render_csv(list(dict.fromkeys(name for row in rows for name in row)), rows)
+
+
+def runs_csv(studies: Sequence[Study]) -> Iterator[str]:
     """Yield CSV with a row per run: the plain values of its system, then those of the run."""
-    rows = [
-        {
-            **_plain(entry),
-            **_plain(_run_object(run_set, run)),
-            'num_evaluations': len(run.evaluations),
-            'num_warnings': run.num_warnings,
-        }
-        for run_set, entry in _systems(studies)
-        for run in run_set.runs
-    ]
-    return _render_objects(rows)
+    return _render_objects(
+        [
+            {
+                **_plain(entry),
+                **_plain(_run_object(run_set, run)),
+                'num_evaluations': len(run.evaluations),
+                'num_warnings': run.num_warnings,
+            }
+            for run_set, entry in _systems(studies)
+            for run in run_set.runs
+        ]
+    )
 
 
-def render_systems_csv(studies: Sequence[Study]) -> Iterator[str]:
+def systems_csv(studies: Sequence[Study]) -> Iterator[str]:
     """Yield CSV with a row per system."""
     return _render_objects([_plain(entry) for _, entry in _systems(studies)])
 
 
-def _render_objects(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    head = list(dict.fromkeys(k for row in rows for k in row))
-    return _render_rows(chain([head], ([row.get(k) for k in head] for row in rows)))
-
-
-def render_evaluations_csv(studies: Sequence[Study]) -> Iterator[str]:
+def evaluations_csv(studies: Sequence[Study]) -> Iterator[str]:
     """Yield CSV with a row per evaluation: values of its system and run, then those of the
     evaluation."""
     head = ('study', 'system', *_EVALUATION_FACTS, 'file', 'status', 'seed', *_EVALUATION)
     rows = (
-        (
-            study.name,
-            s.name,
-            *(getattr(s, name) for name in _EVALUATION_FACTS),
-            str(run.path),
-            run.status,
-            run.seed,
-            *(getattr(e, name) for name in _EVALUATION),
-        )
+        {
+            'study': study.name,
+            'system': run_set.name,
+            **_values(run_set, _EVALUATION_FACTS),
+            'file': str(run.path),
+            'status': run.status,
+            'seed': run.seed,
+            **_values(evaluation, _EVALUATION),
+        }
         for study in studies
-        for s in study.run_sets
-        for run in s.runs
-        for e in run.evaluations
+        for run_set in study.run_sets
+        for run in run_set.runs
+        for evaluation in run.evaluations
     )
-    return _render_rows(chain([head], rows))
+    return render_csv(head, rows)

@@ -10,9 +10,17 @@ from mlperf_rn50.analysis.report.refs import (
     unit_name,
 )
 from mlperf_rn50.analysis.sets import rcp
-from mlperf_rn50.analysis.sets.cost import kwh
-from mlperf_rn50.analysis.sets.run_set import RunSet, ratio
+from mlperf_rn50.analysis.sets.run_set import RunSet, kwh, ratio
 from mlperf_rn50.analysis.sets.scaling import Study
+from mlperf_rn50.answer import (
+    Cell,
+    Table,
+    columns,
+    figures_cell,
+    number_cell,
+    percent_cell,
+    status_cell,
+)
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.events import RUN_RESUMED
 from mlperf_rn50.mllog.findings import Finding, make_finding
@@ -20,7 +28,6 @@ from mlperf_rn50.mllog.rulesets import ROUND_OF
 from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.mllog.sidecar.energy import KINDS, NO_COUNTERS, NO_TELEMETRY
 from mlperf_rn50.mllog.sidecar.metrics import read_node_reads
-from mlperf_rn50.table import Cell, Table, figures_cell, number_cell, percent_cell
 from mlperf_rn50.text import data_name, duration, minutes, plural
 
 _MAX_RUNS = 500  # maximum rows of the table of runs
@@ -41,16 +48,16 @@ def _status(run: Run) -> str:
     )
 
 
-def runs_table(study: Study) -> Table:
-    """Return the table of at most _MAX_RUNS runs. Converged runs are omitted first."""
+def runs_table(study: Study, most: int = _MAX_RUNS) -> Table:
+    """Return the table of at most `most` runs. Converged runs are omitted first."""
     runs = [(s, r) for s in study.run_sets for r in s.runs]
-    first = sorted(range(len(runs)), key=lambda i: runs[i][1].status == 'converged')[:_MAX_RUNS]
+    first = sorted(range(len(runs)), key=lambda i: runs[i][1].status == 'converged')[:most]
     shown = [runs[i] for i in sorted(first)]
     rows = tuple(
         (
             Cell(s.name),
             Cell(r.path.name),
-            Cell(_status(r)),
+            status_cell(_status(r)),
             number_cell(r.epochs_to_converge, refs=evaluation_refs(r)),
             Cell(minutes(r.time_to_train_s), r.time_to_train_s, clock_refs(r)),
             percent_cell(r.final_accuracy, '.2f', evaluation_refs(r)),
@@ -63,14 +70,12 @@ def runs_table(study: Study) -> Table:
         )
         for s, r in shown
     )
-    note = (
-        ''
-        if len(shown) == len(runs)
-        else (
+    note = ''
+    if len(shown) < len(runs):
+        note = (
             f'{len(shown)} of {len(runs)} runs; converged runs are omitted first, and the JSON '
             'and CSV reports have all.'
         )
-    )
     return Table(
         'Runs',
         (
@@ -106,15 +111,9 @@ def resumes_table(study: Study) -> Table:
     )
     return Table(
         'Resumed runs, seconds from run_start to run_stop',
-        (
-            'system',
-            'log',
-            'resumes',
-            'time to train',
-            'training preserved',
-            'training lost',
-            'paused by the user',
-            'between a fault and the resume',
+        columns(
+            'system | log | resumes | time to train | training preserved | training lost | '
+            'paused by the user | between a fault and the resume'
         ),
         rows,
         'The parts add up to the time to train, or to the time so far. A resumed run has no '
@@ -168,14 +167,9 @@ def parts_table(study: Study) -> Table:
     )
     return Table(
         'Time by phase, seconds per run',
-        (
-            'system',
-            'initialisation (before the clock)',
-            'first epoch',
-            'later epochs',
-            'evaluation',
-            'other',
-            'on the clock',
+        columns(
+            'system | initialisation (before the clock) | first epoch | later epochs | '
+            'evaluation | other | on the clock'
         ),
         rows,
     )
@@ -199,7 +193,7 @@ def energy_table(study: Study) -> Table:
     ]
     return Table(
         'Energy per run',
-        ('system', 'run, s', 'kWh', 'devices', 'mean W'),
+        columns('system | run, s | kWh | devices | mean W'),
         tuple(rows),
         'Energy is summed over all nodes, from run_start to run_stop.',
     )
@@ -249,7 +243,7 @@ def reads_table(study: Study) -> Table:
         )
     return Table(
         'Training records read by each node per epoch',
-        ('system', 'node', 'first epoch, MB', 'of them new', 'later epochs, MB', 'of them new'),
+        columns('system | node | first epoch, MB | of them new | later epochs, MB | of them new'),
         tuple(rows),
         'Values are from the first run with these metrics; later epochs are averaged. New bytes '
         'were read for the '
@@ -274,7 +268,7 @@ def rcp_table(study: Study) -> Table:
     )
     return Table(
         'Epochs against the reference convergence points',
-        ('system', 'global batch', 'epochs', 'reference', 'at least', 'round', 'official check'),
+        columns('system | global batch | epochs | reference | at least | round | official check'),
         rows,
         'Epochs are the mean as logged, without the runs with the fewest and the most.',
     )

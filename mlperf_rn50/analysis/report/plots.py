@@ -1,19 +1,18 @@
 """All plots: of the systems of several rounds, and of a study, where each system keeps its colour
 in all plots."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import matplotlib
 from matplotlib.axes import Axes
 
 from mlperf_rn50.analysis.recipe.choose import families, frontier, group
 from mlperf_rn50.analysis.report import bars, curves
-from mlperf_rn50.analysis.report import picture as drawing
 from mlperf_rn50.analysis.report.scene import make_scene
-from mlperf_rn50.analysis.report.tables import is_large
 from mlperf_rn50.analysis.sets import rcp
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Study
+from mlperf_rn50.analysis.show import figure as drawing
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.run import TARGET
 
@@ -27,10 +26,10 @@ def card_of(run_set: RunSet) -> str:
 
 def _draw(
     name: str, title: str, points: dict[RunSet, tuple[float, float]], labels: tuple[str, str]
-) -> tuple[drawing.Picture, Axes]:
+) -> tuple[drawing.Plot, Axes]:
     """Draw a mark for each system, coloured by accelerator."""
     rounds = sorted(s.round for s in points)
-    picture, axes = drawing.make_picture(
+    plot, axes = drawing.make_plot(
         name,
         title,
         'ResNet-50 in MLPerf Training',
@@ -52,7 +51,7 @@ def _draw(
                 markeredgewidth=0,
                 label=card,
             )
-            picture.tip(
+            plot.tip(
                 line,
                 *(
                     f'{s.org or "unnamed"} {s.name}, {s.round}: {points[s][1]:.2f} {labels[1]}, '
@@ -61,10 +60,10 @@ def _draw(
                 ),
             )
     drawing.scale_up(axes.xaxis, labels[0], [x for x, _ in points.values()])
-    return picture, axes
+    return plot, axes
 
 
-def draw_overview(run_sets: Sequence[RunSet]) -> list[drawing.Picture]:
+def draw_overview(run_sets: Sequence[RunSet]) -> list[drawing.Plot]:
     """Return plots of minutes and epochs of comparable systems, or none if these are from fewer
     than two rounds."""
     shown = [
@@ -95,7 +94,7 @@ def draw_overview(run_sets: Sequence[RunSet]) -> list[drawing.Picture]:
         )
         drawing.scale_up(time_axes.yaxis, 'minutes', [y for _, y in minutes.values()])
         drawing.legend(times, time_axes.lines)
-        picture, axes = _draw(
+        plot, axes = _draw(
             'epochs_over_batch',
             'Epochs to converge over the global batch',
             epochs,
@@ -118,53 +117,48 @@ def draw_overview(run_sets: Sequence[RunSet]) -> list[drawing.Picture]:
                 markerfacecolor='none',
                 label='reference convergence',
             )
-            picture.tip(
+            plot.tip(
                 line,
                 *(
                     f'reference convergence: {y:.2f} epochs, {x:,} images per batch'
                     for x, y in points
                 ),
             )
-        drawing.legend(picture, axes.lines)
-    return [times, picture]
+        drawing.legend(plot, axes.lines)
+    return [times, plot]
 
 
-def draw_report(studies: Sequence[Study]) -> Iterator[list[drawing.Picture]]:
-    """Yield the plots of all systems, then of each study. With several studies, plot names contain
-    the study's name."""
+def draw_all(studies: Sequence[Study]) -> list[drawing.Plot]:
+    """Return the plots of all systems."""
     with matplotlib.rc_context(drawing.STYLE):
         series = bars.draw_all_series(studies)
-    yield [*series, *draw_overview([s for study in studies for s in study.run_sets])]
-    for study in studies:
-        pictures = draw_study(study, is_large(studies))
-        for picture in pictures[len(study.series) :] if len(studies) > 1 else ():
-            picture.name = drawing.file_stem(study.name, picture.name)
-        yield pictures
+    return [*series, *draw_overview([s for study in studies for s in study.run_sets])]
 
 
-def draw_study(study: Study, is_brief: bool = False) -> list[drawing.Picture]:
-    """Return the plots for which the study has data, those of its series first. A brief report has
-    no others."""
+def draw_study(study: Study, is_brief: bool = False, is_only: bool = True) -> list[drawing.Plot]:
+    """Return the plots for which the study has data, those of its series first.
+
+    Args:
+        is_brief: only those of its series.
+        is_only: whether the report has no other study, whose plots would have equal names.
+    """
     scene = make_scene(study)
     if not scene.shown:
         return []
     with matplotlib.rc_context(drawing.STYLE):
         series = [bars.draw_series(scene, x) for x in study.series]
-        drawn = (
-            []
-            if is_brief
-            else [
-                *(bars.draw_values(scene, *value) for value in bars.VALUES),
-                *(
-                    draw(scene)
-                    for draw in (
-                        bars.draw_time_parts,
-                        curves.draw_accuracy_over_time,
-                        curves.draw_accuracy_over_epochs,
-                        curves.draw_learning_rate,
-                    )
-                ),
-                *curves.draw_all_telemetry(scene),
-            ]
-        )
-        return [p for p in (*series, *drawn) if p]
+        if is_brief:
+            return series
+        drawn = [
+            *(bars.draw_values(scene, *value) for value in bars.VALUES),
+            bars.draw_time_parts(scene),
+            curves.draw_accuracy_over_time(scene),
+            curves.draw_accuracy_over_epochs(scene),
+            curves.draw_learning_rate(scene),
+            *curves.draw_all_telemetry(scene),
+        ]
+    plots = [plot for plot in drawn if plot]
+    if not is_only:
+        for plot in plots:
+            plot.name = drawing.file_stem(study.name, plot.name)
+    return [*series, *plots]

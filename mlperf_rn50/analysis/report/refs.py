@@ -7,9 +7,9 @@ from itertools import islice
 
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Study
+from mlperf_rn50.answer import Ref
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.run import Run
-from mlperf_rn50.table import Ref
 from mlperf_rn50.text import data_name
 
 
@@ -55,8 +55,16 @@ def mixes_divisions(run_sets: Collection[RunSet]) -> bool:
 
 def labels_of(run_sets: Collection[RunSet]) -> dict[RunSet, str]:
     """Return the names of sets, with a mark on those of the open division if others are not."""
-    mark = ' (open)' * mixes_divisions(run_sets)
-    return {s: s.name + mark * (s.division == keys.OPEN) for s in run_sets}
+    mark = ' (open)' if mixes_divisions(run_sets) else ''
+    return {s: f'{s.name}{mark}' if s.division == keys.OPEN else s.name for s in run_sets}
+
+
+def mean_text(run_set: RunSet) -> str:
+    """Return over how many runs the time of a set is averaged, with marks of refused and resumed
+    ones."""
+    marks = [', refused'] if run_set.reasons else []
+    marks += [', resumed'] if run_set.is_resumed else []
+    return ''.join([f'mean of {len(run_set.scored)}', *marks])
 
 
 def unit_name(study: Study) -> str:

@@ -7,12 +7,12 @@ from math import inf
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from mlperf_rn50.analysis.report.picture import COLOURS, INK, Picture, make_picture, mark_of
 from mlperf_rn50.analysis.report.refs import labels_of, study_heading
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Study
+from mlperf_rn50.analysis.show.figure import COLOURS, INK, Plot, key, make_plot, mark_of
 from mlperf_rn50.mllog.run import Run
-from mlperf_rn50.text import cut_names, plural, printable, short, some, thin
+from mlperf_rn50.text import cut_names, grouped, plural, printable, short, some, thin
 
 _MARKS = {'converged': 'o', 'running': '>'}  # plot marks by status; 'x' for any other status
 _MEANINGS = {'o': 'converged', 'x': 'did not converge', '>': 'still running'}
@@ -43,12 +43,14 @@ class Scene:
     shown: tuple[SystemStyle, ...]
     notes: tuple[str, ...]
 
-    def picture(self, name: str, title: str, height_in: float) -> tuple[Picture, Axes]:
-        return make_picture(name, title, study_heading(self.study), height_in, self.notes)
+    def plot(self, name: str, title: str, height_in: float) -> tuple[Plot, Axes]:
+        return make_plot(
+            name, title, heading=study_heading(self.study), height_in=height_in, notes=self.notes
+        )
 
-    def rows(self, name: str, title: str) -> tuple[Picture, Axes]:
+    def rows(self, name: str, title: str) -> tuple[Plot, Axes]:
         """Return a plot with a labelled row for each system."""
-        picture, axes = self.picture(name, title, _ROW_IN * len(self.shown) + 0.9)
+        plot, axes = self.plot(name, title, _ROW_IN * len(self.shown) + 0.9)
         for row, s in enumerate(self.shown):
             axes.text(
                 0,
@@ -61,29 +63,26 @@ class Scene:
         axes.set_ylim(len(self.shown) - 0.5, -0.75)
         axes.set_yticks([])
         axes.spines['left'].set_visible(False)  # the names would interrupt it
-        return picture, axes
+        return plot, axes
 
-    def sample_runs(self, picture: Picture, most: int) -> list[Sequence[Run]]:
+    def sample_runs(self, plot: Plot, most: int) -> list[Sequence[Run]]:
         """Return the runs to draw for each system, at most `most` in total. Add a note if any are
         omitted."""
         each = max(most // max(len(self.shown), 1), 2)
         if any(len(s.run_set.runs) > each for s in self.shown):
-            picture.notes.append(
+            plot.notes.append(
                 f'At most {each} runs of each system are drawn, evenly spaced from fastest to '
                 'slowest'
             )
-        return [
-            thin(
-                sorted(
-                    s.run_set.runs,
-                    key=lambda r: inf if r.time_to_train_s is None else r.time_to_train_s,
-                )
-                if len(s.run_set.runs) > each
-                else s.run_set.runs,
-                each,
-            )
-            for s in self.shown
-        ]
+        return [_spread_runs(s.run_set.runs, each) for s in self.shown]
+
+
+def _spread_runs(runs: Sequence[Run], most: int) -> Sequence[Run]:
+    """Return at most `most` runs, evenly spaced from the fastest to the slowest."""
+    if len(runs) <= most:
+        return runs
+    times = [inf if r.time_to_train_s is None else r.time_to_train_s for r in runs]
+    return thin([runs[k] for k in sorted(range(len(runs)), key=times.__getitem__)], most)
 
 
 def make_scene(study: Study) -> Scene:
@@ -91,11 +90,9 @@ def make_scene(study: Study) -> Scene:
     sample of them."""
     nodes = {s.num_nodes: None for s in study.run_sets if s.num_nodes is not None}
     has_unique_nodes = len(nodes) == len(study.run_sets)
-    names = (
-        [plural(n, 'node') for n in nodes]
-        if has_unique_nodes
-        else [printable(name) for name in labels_of(study.run_sets).values()]
-    )
+    names = [printable(name) for name in labels_of(study.run_sets).values()]
+    if has_unique_nodes:
+        names = [plural(n, 'node') for n in nodes]
     notes = []
     places = [i for i, s in enumerate(study.run_sets) if s.refusal is None]
     if refused := [names[i] for i, s in enumerate(study.run_sets) if s.refusal is not None]:
@@ -130,19 +127,14 @@ def _spread(study: Study, places: Sequence[int], most: int) -> list[int]:
 def explain_marks(runs: Sequence[Run]) -> list[Line2D]:
     """Return legend entries for the marks of runs, or none if all runs converged."""
     marks = by_mark(runs)
-    return (
-        [mark_of(mark, text) for mark, text in _MEANINGS.items() if mark in marks]
-        if marks.keys() - {'o'}
-        else []
-    )
+    if not marks.keys() - {'o'}:
+        return []
+    return [mark_of(mark, text) for mark, text in _MEANINGS.items() if mark in marks]
 
 
 def by_mark(runs: Sequence[Run]) -> dict[str, list[int]]:
     """Return the indices of runs, grouped by the mark that shows their status."""
-    groups: dict[str, list[int]] = {}
-    for k, run in enumerate(runs):
-        groups.setdefault(_MARKS.get(run.status, 'x'), []).append(k)
-    return groups
+    return grouped(range(len(runs)), lambda k: _MARKS.get(runs[k].status, 'x'))
 
 
 def explain_colours(shown: Sequence[SystemStyle]) -> list[Line2D]:
@@ -153,6 +145,6 @@ def explain_colours(shown: Sequence[SystemStyle]) -> list[Line2D]:
         (s.colour, label if s.colour != INK else 'other systems') for s, label in zip(shown, labels)
     )
     return [
-        Line2D([], [], color=colour, marker='o', markersize=4.5, linewidth=1, label=label)
+        key(label, color=colour, marker='o', markersize=4.5, linewidth=1)
         for colour, label in sorted(names, key=lambda pair: pair[0] == INK)
     ]

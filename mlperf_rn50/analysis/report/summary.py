@@ -8,14 +8,15 @@ from mlperf_rn50.analysis.report.refs import (
     evaluation_refs,
     has_other_epochs,
     labels_of,
+    mean_text,
     time_refs,
     training_refs,
 )
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Comparison, Study
+from mlperf_rn50.answer import Cell, number_cell, percent_cell
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.rulesets import ROUND_OF
-from mlperf_rn50.table import Cell, number_cell, percent_cell
 from mlperf_rn50.text import data_name, grouped, minutes, money, percent, plural, short
 
 _MAX_NAMES, _MAX_REASON = 3, 90  # maximum systems listed in a sentence, and characters of a reason
@@ -41,14 +42,12 @@ def summarise(studies: Sequence[Study]) -> list[list[Cell]]:
         default=((None, None, False), []),
     )
     timed.sort(key=lambda s: s.time_s or 0.0)
-    goal = (
-        f' to {percent(timed[0].target_accuracy or 0.0)} on {data_name(timed[0].other_dataset)}'
-        if len({kind[:2] for kind in kinds}) > 1
-        else ''
-    )
-    goal += f' in the {"open" if is_open else "closed"} division' * (
-        len({kind[2] for kind in kinds}) > 1
-    )
+    goal = ''
+    if len({kind[:2] for kind in kinds}) > 1:
+        target = percent(timed[0].target_accuracy or 0.0)
+        goal = f' to {target} on {data_name(timed[0].other_dataset)}'
+    if len({kind[2] for kind in kinds}) > 1:
+        goal += f' in the {"open" if is_open else "closed"} division'
     scaling = _scaling(studies, names)
     texts = [
         *scaling,
@@ -64,9 +63,8 @@ def _near(a: float | None, b: float | None, *run_sets: RunSet) -> str:
     """Return a remark if a and b differ by at most the sum of the relative standard deviations of
     the sets' times."""
     share = sum((s.spread_s or 0.0) / (s.time_s or 1.0) for s in run_sets)
-    return (
-        ' (equal within the spread)' if abs((a or 0.0) - (b or 0.0)) <= share * (a or 0.0) else ''
-    )
+    is_near = abs((a or 0.0) - (b or 0.0)) <= share * (a or 0.0)
+    return ' (equal within the spread)' if is_near else ''
 
 
 def _time(run_set: RunSet) -> Cell:
@@ -84,9 +82,11 @@ def _epochs(run_set: RunSet) -> Cell:
 def _units(run_set: RunSet, per: int = 1) -> str:
     """Return the number of accelerators or ranks, divided by per."""
     count = (run_set.num_units or 0) / per
-    return f'{count:,g} {"accelerator" if run_set.num_accelerators else "rank"}' + 's' * (
-        count != 1
-    )
+    return f'{count:,g} {_unit(run_set)}{"" if count == 1 else "s"}'
+
+
+def _unit(run_set: RunSet) -> str:
+    return 'accelerator' if run_set.num_accelerators else 'rank'
 
 
 def _efficiency(c: Comparison) -> Cell:
@@ -114,67 +114,60 @@ def _scaling(studies: Sequence[Study], names: _Names) -> list[tuple]:
     if not pairs:
         return []
     widest = max(max(pairs.items(), key=lambda p: p[0][1] / p[0][0])[1], key=lambda c: c.speedup)
+    sentences = [_widest(widest, names)]
     (base, nodes, _), compared = max(
         pairs.items(), key=lambda p: (len(p[1]) > 1, len(p[1]) * log2(p[0][1] / p[0][0]))
     )
-    best, *others = sorted(compared, key=lambda c: -(c.efficiency or 0.0))
-    return [
-        (
-            f'On {widest.run_set.num_nodes:,} nodes, ',
-            names[widest.run_set],
-            ' takes ',
-            _time(widest.run_set),
-            f' minutes{_mark(widest.run_set)}, ',
-            _speedup(widest),
-            ' times as fast as ',
-            names[widest.baseline],
-            f' on {plural(widest.baseline.num_nodes or 0, "node")}{_mark(widest.baseline)}: '
-            'efficiency ',
-            _efficiency(widest),
-            *_factors(widest),
-            '.',
-        ),
-        *[
-            (
-                f'From {base:,} to {nodes:,} nodes, the series of ',
-                names[best.run_set],
-                ' becomes ',
-                _speedup(best),
-                ' times as fast (efficiency ',
-                _efficiency(best),
-                '), ',
-                *_listed(
-                    [
-                        (
-                            'that of ',
-                            names[c.run_set],
-                            ' ',
-                            _speedup(c),
-                            ' times (',
-                            _efficiency(c),
-                            ')',
-                            _near(
-                                best.efficiency,
-                                c.efficiency,
-                                best.run_set,
-                                best.baseline,
-                                c.run_set,
-                                c.baseline,
-                            ),
-                        )
-                        for c in others
-                    ]
-                ),
-                '.',
-            )
-        ]
-        * bool(others),
-    ]
+    if len(compared) > 1:
+        ordered = sorted(compared, key=lambda c: -(c.efficiency or 0.0))
+        sentences.append(_compared_series(ordered, f'From {base:,} to {nodes:,} nodes', names))
+    return sentences
+
+
+def _widest(c: Comparison, names: _Names) -> tuple:
+    """Return the sentence on the series with the largest ratio of nodes."""
+    return (
+        f'On {c.run_set.num_nodes:,} nodes, ',
+        names[c.run_set],
+        ' takes ',
+        _time(c.run_set),
+        f' minutes{_mark(c.run_set)}, ',
+        _speedup(c),
+        ' times as fast as ',
+        names[c.baseline],
+        f' on {plural(c.baseline.num_nodes or 0, "node")}{_mark(c.baseline)}: efficiency ',
+        _efficiency(c),
+        *_factors(c),
+        '.',
+    )
+
+
+def _compared_series(compared: Sequence[Comparison], scope: str, names: _Names) -> tuple:
+    """Return the sentence on several series, the most efficient first."""
+    best, *others = compared
+    items = []
+    for c in others:
+        four = (best.run_set, best.baseline, c.run_set, c.baseline)
+        near = _near(best.efficiency, c.efficiency, *four)
+        items.append(
+            ('that of ', names[c.run_set], ' ', _speedup(c), ' times (', _efficiency(c), ')', near)
+        )
+    return (
+        f'{scope}, the series of ',
+        names[best.run_set],
+        ' becomes ',
+        _speedup(best),
+        ' times as fast (efficiency ',
+        _efficiency(best),
+        '), ',
+        *_listed(items),
+        '.',
+    )
 
 
 def _mark(run_set: RunSet) -> str:
     """Return the mark of times and ratios of resumed runs."""
-    return ' (resumed)' * run_set.is_resumed
+    return ' (resumed)' if run_set.is_resumed else ''
 
 
 def _speedup(c: Comparison) -> Cell:
@@ -183,50 +176,45 @@ def _speedup(c: Comparison) -> Cell:
 
 def _factors(c: Comparison) -> Iterator[Cell | str]:
     """Yield the factors of an efficiency, the largest loss first."""
-    unit, refs = (
-        'accelerator' if c.run_set.num_accelerators else 'rank',
-        training_refs(c.run_set, c.baseline),
-    )
-    scope = ' in the scored runs' * has_other_epochs(c.run_set, c.baseline)
-    epochs = (
-        (' (', _epochs(c.run_set), ' instead of ', _epochs(c.baseline), scope, ')')
-        if c.epoch_ratio != 1
-        else ()
-    )
+    if c.rest is None:  # the others may be unknown too
+        return
+    epochs: tuple = ()
+    if c.epoch_ratio != 1:
+        scope = ' in the scored runs)' if has_other_epochs(c.run_set, c.baseline) else ')'
+        epochs = (' (', _epochs(c.run_set), ' instead of ', _epochs(c.baseline), scope)
     factors = (
-        (c.hardware_efficiency, f'images/s per {unit}', ()),
+        (c.hardware_efficiency, f'images/s per {_unit(c.run_set)}', ()),
         (c.epoch_ratio, 'epochs', epochs),
         (c.rest, 'rest', ()),
     )
-    if c.rest is not None:  # it is known if the others are
-        for k, (value, name, more) in enumerate(sorted(factors, key=lambda f: f[0] or 0.0)):
-            yield from (' x ' if k else ' = ', f'{name} ', percent_cell(value, '.1f', refs), *more)
+    refs = training_refs(c.run_set, c.baseline)
+    for k, (value, name, more) in enumerate(sorted(factors, key=lambda f: f[0] or 0.0)):
+        yield from (' x ' if k else ' = ', f'{name} ', percent_cell(value, '.1f', refs), *more)
 
 
 def _listed(items: Sequence[tuple]) -> Iterator[Cell | str]:
     """Yield the first items of a list, joined with commas or 'and', and the number of the
     others."""
-    shown = items[:_MAX_NAMES]
-    for k, item in enumerate(shown):
-        yield from ((' and ' if k == len(items) - 1 else ', ') * bool(k), *item)
-    yield f' and {len(items) - len(shown)} more' * (len(items) > len(shown))
+    for k, item in enumerate(items[:_MAX_NAMES]):
+        if k:
+            yield ' and ' if k == len(items) - 1 else ', '
+        yield from item
+    if len(items) > _MAX_NAMES:
+        yield f' and {len(items) - _MAX_NAMES} more'
 
 
 def _fastest(timed: Sequence[RunSet], names: _Names, goal: str) -> list[tuple]:
     if not timed:
         return []
     first, *others = timed
-    basis = f'MLPerf score{", rules not checked" * first.judgement.is_unchecked}'
-    if first.score_minutes is None:
-        basis = (
-            'mean of '
-            f'{len(first.scored)}{", refused" * bool(first.reasons)}'
-            f'{", resumed" * first.is_resumed}'
-        )
+    basis = mean_text(first)
+    if first.score_minutes is not None:
+        basis = 'MLPerf score'
+        if first.judgement.is_unchecked:
+            basis += ', rules not checked'
     before = [
         (names[s], ' ', _time(s), _mark(s), _near(first.time_s, s.time_s, first, s)) for s in others
     ]
-    scope = ' of the three scored runs' * has_other_epochs(first)
     return [
         (
             names[first],
@@ -235,8 +223,8 @@ def _fastest(timed: Sequence[RunSet], names: _Names, goal: str) -> list[tuple]:
             f' minutes ({basis}) and ',
             _epochs(first),
             ' epochs',
-            scope,
-            ', before ' * bool(others),
+            ' of the three scored runs' if has_other_epochs(first) else '',
+            ', before ' if others else '',
             *_listed(before),
             '.',
         )
@@ -253,45 +241,41 @@ def _prices(
         for s in study.run_sets
         if s in timed and (cost := study.cost(s)) is not None
     }
-    if costs:
-        cheapest, fastest = (
-            min(costs, key=lambda s: costs[s]),
-            min(costs, key=lambda s: s.time_s or 0.0),
-        )
-        low, fast = (
-            (
-                names[s],
-                ', ',
-                Cell(money(costs[s]), costs[s], time_refs(s)),
-                f' ({plural(s.num_nodes or 0, "node")} of {_units(s, s.num_nodes or 1)}, ',
-                _time(s),
-                f' minutes{_mark(s)})',
-            )
-            for s in (cheapest, fastest)
-        )
-        end = (
-            ('; the fastest is ', *fast)
-            if cheapest is not fastest
-            else (', which is also the fastest',)
-        )
-        yield (
-            f'At {studies[0].price_per_node_hour:,g} per node-hour, a run{goal} costs least on ',
-            *low,
-            *end,
-            '.',
-        )
+    if not costs:
+        return
+    cheapest = min(costs, key=lambda s: costs[s])
+    fastest = min(costs, key=lambda s: s.time_s or 0.0)
+    end: tuple = (', which is also the fastest',)
+    if cheapest is not fastest:
+        end = ('; the fastest is ', *_price(fastest, costs[fastest], names))
+    yield (
+        f'At {studies[0].price_per_node_hour:,g} per node-hour, a run{goal} costs least on ',
+        *_price(cheapest, costs[cheapest], names),
+        *end,
+        '.',
+    )
+
+
+def _price(run_set: RunSet, cost: float, names: _Names) -> tuple:
+    """Return a system with its cost, size and time."""
+    nodes = run_set.num_nodes or 1
+    return (
+        names[run_set],
+        ', ',
+        Cell(money(cost), cost, time_refs(run_set)),
+        f' ({plural(nodes, "node")} of {_units(run_set, nodes)}, ',
+        _time(run_set),
+        f' minutes{_mark(run_set)})',
+    )
 
 
 def _resumed(names: _Names) -> Iterator[tuple]:
     """Yield which systems have resumed runs, and what became of the time of a single one."""
-    found = [
-        (names[s], f' ({len(s.resumed):,} of {plural(len(s.counted), "run")})')
-        for s in names
-        if s.resumed
-    ]
-    parts = [r.elapsed.text for s in names for r in s.resumed if r.elapsed]
+    resumed = [(s, f' ({len(s.resumed):,} of {plural(len(s.counted), "run")})') for s in names]
+    found = [(names[s], text) for s, text in resumed if s.resumed]
+    runs = [r for s in names for r in s.resumed]
     if found:
-        only = [f'; {text}' for text in parts if sum(len(s.resumed) for s in names) == 1]
+        only = [f'; {r.elapsed.text}' for r in runs if r.elapsed and len(runs) == 1]
         yield (
             'Resumed: ',
             *_listed(found),
@@ -303,11 +287,11 @@ def _resumed(names: _Names) -> Iterator[tuple]:
 def _counts(names: _Names) -> tuple:
     """Return how many runs converged."""
     states = [r.status for s in names for r in s.runs]
-    running = f'; {states.count("running")} still running'
+    num_running = states.count('running')
+    running = f'; {num_running} still running' if num_running else ''
     return (
         f'{states.count("converged"):,} of {plural(len(states), "run")} of '
-        f'{plural(len(names), "system")} converged'
-        f'{running * ("running" in states)}.',
+        f'{plural(len(names), "system")} converged{running}.',
     )
 
 
@@ -315,20 +299,15 @@ def _refused(names: _Names) -> Iterator[tuple]:
     """Yield which systems are refused, by which rules and why; several systems have shortened
     reasons."""
     refused = [s for s in names if s.reasons]
+    if not refused:
+        return
     rounds = {ROUND_OF[s.judgement.ruleset]: None for s in refused if s.judgement.ruleset}
     by = f' by the rules of {", ".join(rounds)}' if rounds else ''
-    reasons = {s: '; '.join(s.reasons) for s in refused}
-    if refused:
-        yield (
-            f'Refused{by}: {len(refused):,} of {plural(len(names), "system")}: ',
-            *_listed(
-                [
-                    (
-                        names[s],
-                        f' ({reasons[s] if len(refused) == 1 else short(reasons[s], _MAX_REASON)})',
-                    )
-                    for s in refused
-                ]
-            ),
-            '.',
-        )
+    reasons = ['; '.join(s.reasons) for s in refused]
+    if len(refused) > 1:
+        reasons = [short(reason, _MAX_REASON) for reason in reasons]
+    yield (
+        f'Refused{by}: {len(refused):,} of {plural(len(names), "system")}: ',
+        *_listed([(names[s], f' ({reason})') for s, reason in zip(refused, reasons)]),
+        '.',
+    )

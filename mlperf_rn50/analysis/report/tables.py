@@ -11,26 +11,24 @@ from mlperf_rn50.analysis.report.refs import (
     fact_refs,
     has_other_epochs,
     labels_of,
+    mean_text,
     mixes_divisions,
     time_refs,
     training_refs,
     unit_name,
 )
 from mlperf_rn50.analysis.sets import rcp
-from mlperf_rn50.analysis.sets.cost import kwh
-from mlperf_rn50.analysis.sets.findings import render_finding, set_findings
-from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of
-from mlperf_rn50.analysis.sets.scaling import MAX_NAMES, Study, has_other_units
-from mlperf_rn50.analysis.sets.series import Series
+from mlperf_rn50.analysis.sets.defects import render_finding, set_findings
+from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of, kwh
+from mlperf_rn50.analysis.sets.scaling import MAX_NAMES, Series, Study, has_other_units
+from mlperf_rn50.answer import Cell, Ref, Table, columns, figures_cell, number_cell, percent_cell
 from mlperf_rn50.mllog.findings import Finding, most_severe
 from mlperf_rn50.mllog.sidecar.metrics import read_stragglers
-from mlperf_rn50.table import Cell, Ref, Table, figures_cell, number_cell, percent_cell
 from mlperf_rn50.text import data_name, minutes, money, percent, some
 
 MAX_SHOWN = 3  # maximum errors and warnings shown per system, unless all findings are requested
 MAX_FINDINGS = 200  # maximum findings shown per study
-LARGE_TREE = 8  # a report on more studies is brief
-_FACTORS = ('speed-up', 'efficiency', 'hardware', 'statistics', 'rest')
+_FACTORS = columns('speed-up | efficiency | hardware | statistics | rest')
 _ENERGY = ('CPU kWh', 'GPU kWh', 'images/J')
 # shown if not empty
 _OPTIONAL = (*_FACTORS, 'relative to', 'cost', 'node-hours', *_ENERGY, 'accelerator', 'framework')
@@ -38,22 +36,18 @@ _OPTIONAL = (*_FACTORS, 'relative to', 'cost', 'node-hours', *_ENERGY, 'accelera
 
 def _listed(values: Sequence[str]) -> str:
     """Join values with commas. Three or more equal values become, for example, '63 x5'."""
-    return (
-        f'{values[0]} x{len(values)}'
-        if len(values) > 2 and len(set(values)) == 1
-        else ', '.join(values) or '-'
-    )
+    if len(values) > 2 and len(set(values)) == 1:
+        return f'{values[0]} x{len(values)}'
+    return ', '.join(values) or '-'
 
 
 def official_minutes(run_set: RunSet) -> float | None:
     """Return the score scaled by reference convergence, or None if it does not differ from the
     unscaled one."""
     official, score = rcp.official_score_minutes(run_set), run_set.score_minutes
-    return (
-        official
-        if official is not None and score is not None and not math.isclose(official, score)
-        else None
-    )
+    if official is None or score is None or math.isclose(official, score):
+        return None
+    return official
 
 
 def _system_cells(run_set: RunSet, unit: str) -> dict[str, Cell]:
@@ -61,17 +55,12 @@ def _system_cells(run_set: RunSet, unit: str) -> dict[str, Cell]:
     epoch_refs = tuple(ref for r in done for ref in evaluation_refs(r))
     is_score = run_set.score_minutes is not None
     spread = '' if is_score or run_set.spread_s is None else f' ± {minutes(run_set.spread_s)}'
-    mean = (
-        'mean of '
-        f'{len(run_set.scored)}{", refused" * bool(run_set.reasons)}'
-        f'{", resumed" * run_set.is_resumed}'
-    )
+    basis = '-'
+    if run_set.scored:
+        basis = 'score' if is_score else mean_text(run_set)
     is_count = unit == 'accelerators'
-    rate, counted, num_running = (
-        run_set.images_per_s,
-        len(run_set.counted),
-        sum(r.status == 'running' for r in runs),
-    )
+    rate, counted = run_set.images_per_s, len(run_set.counted)
+    num_running = sum(r.status == 'running' for r in runs)
     still = f', {num_running} running' if num_running else ''
     return {
         'system': Cell(run_set.name),
@@ -89,7 +78,7 @@ def _system_cells(run_set: RunSet, unit: str) -> dict[str, Cell]:
         'mean epochs': number_cell(run_set.epochs_mean, ',.1f', epoch_refs),
         'time, min': Cell(minutes(run_set.time_s) + spread, run_set.time_s, time_refs(run_set)),
         'cost': Cell('-'),  # for the order of the columns; _cost_cells has the value
-        'time from': Cell('score' if is_score else mean if run_set.scored else '-'),
+        'time from': Cell(basis),
         'scaled score, min': number_cell(
             rcp.official_score_minutes(run_set), ',.2f', time_refs(run_set)
         ),
@@ -116,17 +105,13 @@ def _systems_table(
     unscaled = () if any(map(official_minutes, run_sets)) else ('scaled score, min',)
     uniform = () if mixes_divisions(run_sets) else ('division',)
     head = tuple(h for h in order if h not in {*left_out, *empty, *unscaled, *uniform})
-    return Table(
-        title,
-        head,
-        tuple(
-            (row['system'], Cell(f'refused: {s.refusal}', span=len(head) - 1))
-            if s.refusal
-            else tuple(row[h] for h in head)
-            for s, row in zip(run_sets, rows)
-        ),
-        **keys,
-    )
+    shown = [
+        (row['system'], Cell(f'refused: {run_set.refusal}', span=len(head) - 1))
+        if run_set.refusal
+        else tuple(row[h] for h in head)
+        for run_set, row in zip(run_sets, rows)
+    ]
+    return Table(title, head, tuple(shown), **keys)
 
 
 def _cost_cells(study: Study, run_set: RunSet, refs: tuple[Ref, ...]) -> dict[str, Cell]:
@@ -228,7 +213,7 @@ def _study_table(
     """Return a table of systems of a study, with a note."""
     rows = [_row(study, s) for s in run_sets]
     left_out = left_out if _bases(study, run_sets) else [*left_out, *_FACTORS]
-    table = _systems_table(title, run_sets, rows, order, left_out, minor=minor)
+    table = _systems_table(title, run_sets, rows, order=order, left_out=left_out, minor=minor)
     return replace(table, note=_note(study, run_sets, table.head))
 
 
@@ -250,14 +235,23 @@ def series_table(study: Study, series: Series) -> Table:
         *_ENERGY,
         'system',
     )
-    left_out = ['time from'] if all(s.score_minutes is not None for s in series.run_sets) else []
-    left_out += (
-        ['converged'] if all(len(s.converged) == len(s.runs) for s in series.run_sets) else []
+    left_out = []
+    if all(s.score_minutes is not None for s in series.run_sets):
+        left_out.append('time from')
+    if all(len(s.converged) == len(s.runs) for s in series.run_sets):
+        left_out.append('converged')
+    title = series.title
+    if labels_of(study.run_sets)[series.baseline] != series.baseline.name:
+        title += ', open division'
+    table = _study_table(
+        study,
+        title,
+        series.run_sets,
+        order=order,
+        minor=('batch', *order[7:]),
+        left_out=left_out,
     )
-    title = series.title + ', open division' * (
-        labels_of(study.run_sets)[series.baseline] != series.baseline.name
-    )
-    return _study_table(study, title, series.run_sets, order, ('batch', *order[7:]), left_out)
+    return replace(table, is_whole=True)
 
 
 def answer_table(study: Study) -> Table:
@@ -266,8 +260,8 @@ def answer_table(study: Study) -> Table:
         study,
         'Other systems' if study.series else 'Epochs to converge and time to train',
         study.others,
-        _row(study, study.baseline) if study.others else (),
-        (
+        order=_row(study, study.baseline) if study.others else (),
+        minor=(
             'division',
             'batch',
             'epochs to converge',
@@ -279,55 +273,47 @@ def answer_table(study: Study) -> Table:
             'node-hours',
             *_ENERGY,
         ),
-        ('epochs', 'minutes', 'relative to'),
+        left_out=('epochs', 'minutes', 'relative to'),
     )
-
-
-def is_large(studies: Sequence[Study]) -> bool:
-    return len(studies) > LARGE_TREE
 
 
 def series_matrix(studies: Sequence[Study]) -> Table | None:
     """Return the times and efficiencies of each series by number of nodes, or None for fewer than
     two series."""
-    series, rows = (
-        [(k, study, x) for k, study in enumerate(studies, start=1) for x in study.series],
-        [],
-    )
+    series = [(k, study, x) for k, study in enumerate(studies, start=1) for x in study.series]
+    if len(series) < 2:
+        return None
     nodes = sorted({s.num_nodes or 0 for _, _, x in series for s in x.run_sets})
     labels = labels_of([x.baseline for _, _, x in series])
+    rows = []
     for number, study, x in series:
-        cells = {}
-        for s in reversed(x.run_sets):  # the fastest one of those on the same number of nodes
-            c, cost = study.comparison_of.get(s), study.cost(s)
-            share, base = (c.efficiency, c.baseline) if c else (None, None)
-            cells[s.num_nodes] = Cell(
-                minutes(s.time_s),
-                s.time_s,
-                time_refs(s, base),
-                share=share,
-                more=(
-                    *([percent(share, '.0f')] if share else ()),
-                    *([f'cost {money(cost)}'] if cost else ()),
-                ),
-            )
-        name = f'{study.name}/' * (len(studies) > 1) + labels[x.baseline]
-        rows.append(
-            (
-                Cell(name, study=number if len(studies) > 1 else None),
-                *(cells.get(n, Cell('-')) for n in nodes),
-            )
-        )
-    return (
-        Table(
-            'Series: minutes by number of nodes',
-            ('series', *(f'{n:,}' for n in nodes)),
-            tuple(rows),
-            'Small numbers: efficiency relative to the first system of the series, or to '
-            '--baseline.',
-        )
-        if len(rows) > 1
-        else None
+        # the fastest one of those on the same number of nodes
+        cells = {s.num_nodes: _matrix_cell(study, s) for s in reversed(x.run_sets)}
+        name = Cell(labels[x.baseline])
+        if len(studies) > 1:
+            name = Cell(f'{study.name}/{name.text}', study=number)
+        rows.append((name, *(cells.get(n, Cell('-')) for n in nodes)))
+    return Table(
+        'Series: minutes by number of nodes',
+        ('series', *(f'{n:,}' for n in nodes)),
+        tuple(rows),
+        'Small numbers: efficiency relative to the first system of the series, or to --baseline.',
+        is_whole=True,
+    )
+
+
+def _matrix_cell(study: Study, run_set: RunSet) -> Cell:
+    """Return the time of a system, with its efficiency and cost below."""
+    c, cost = study.comparison_of.get(run_set), study.cost(run_set)
+    share, base = (c.efficiency, c.baseline) if c else (None, None)
+    more = [percent(share, '.0f')] if share else []
+    more += [f'cost {money(cost)}'] if cost else []
+    return Cell(
+        minutes(run_set.time_s),
+        run_set.time_s,
+        time_refs(run_set, base),
+        share=share,
+        more=tuple(more),
     )
 
 
@@ -357,50 +343,19 @@ def overview_table(studies: Sequence[Study]) -> Table | None:
         'All systems',
         [s for _, _, s in shown],
         rows,
-        (
-            'system',
-            'nodes',
-            'accelerators',
-            'time, min',
-            'mean epochs',
-            'cost',
-            'efficiency',
-            'generation',
-            'round',
-            'division',
-            'organisation',
-            'batch',
-            'relative to',
-            'converged',
-            'time from',
-            'scaled score, min',
-            'accelerator',
-            'framework',
-            'target',
-            'data',
-            'study',
+        order=columns(
+            'system | nodes | accelerators | time, min | mean epochs | cost | efficiency | '
+            'generation | round | division | organisation | batch | relative to | converged | '
+            'time from | scaled score, min | accelerator | framework | target | data | study'
         ),
-        (),
+        left_out=(),
         note='Times to different targets or on different data are not comparable.',
-        minor=(
-            'relative to',
-            'accelerator',
-            'framework',
-            'converged',
-            'time from',
-            'scaled score, min',
-            'target',
-            'data',
-            'study',
+        minor=columns(
+            'relative to | accelerator | framework | converged | time from | scaled score, min | '
+            'target | data | study'
         ),
-        choices=(
-            'nodes',
-            'generation',
-            'round',
-            'division',
-            'organisation',
-            'batch',
-            'accelerator',
+        choices=columns(
+            'nodes | generation | round | division | organisation | batch | accelerator'
         ),
     )
 

@@ -63,21 +63,20 @@ def _that_count(runs: Iterable[Run]) -> list[Run]:
 
 def find_differences(runs: Sequence[Run]) -> str | None:
     """Return a message about the facts that must be equal in all runs but differ, or None."""
-    readable, texts = [r for r in runs if r.status != 'unreadable'], []
+    readable = [r for r in runs if r.status != 'unreadable']
+    texts = []
     for name in (*_SHARED_IF_COUNTED, *_SHARED):
         members = _that_count(runs) if name in _SHARED_IF_COUNTED else readable
         known = [(r, value) for r in members if (value := _known_fact(r, name)) is not None]
         other = next(((r, value) for r, value in known if value != known[0][1]), None)
         if other:
-            first, second = (
+            places = [
                 f'{str(value)[:_MAX_VALUE]} in {r.path.name}' for r, value in (known[0], other)
-            )
-            texts.append(f'{name} is {first} and {second}')
-    return (
-        f'{"; ".join(texts)}, expected one value in a run set; report the runs separately'
-        if texts
-        else None
-    )
+            ]
+            texts.append(f'{name} is {" and ".join(places)}')
+    if not texts:
+        return None
+    return f'{"; ".join(texts)}, expected one value in a run set; report the runs separately'
 
 
 def find_parts(
@@ -108,12 +107,10 @@ def find_submitters(runs: Sequence[Run]) -> list[Finding]:
         (r for r in runs if r.org),
         lambda r: ''.join(c for c in str(r.org).casefold() if c.isalnum()),
     )
+    if len(named) < 2:
+        return []
     texts = [f'{str(r.org)[:_MAX_VALUE]!r} in {r.path.name}' for r, *_ in islice(named.values(), 3)]
-    return (
-        [make_finding('submitters_differ', None, len(named), ', '.join(texts))]
-        if len(named) > 1
-        else []
-    )
+    return [make_finding('submitters_differ', None, len(named), ', '.join(texts))]
 
 
 def folded(texts_by_log: Mapping[Path, Iterable[str]]) -> list[str]:
@@ -159,25 +156,23 @@ def passed_rulesets(logs: Sequence[CheckedLog]) -> Iterator[str]:
 def _choose_ruleset(run_set: RunSet, logs: Sequence[CheckedLog]) -> tuple[str | None, str]:
     """Return the ruleset of the logs' round, else the oldest that they pass, else the newest; and
     which one it is."""
-    known, named = (
-        [r for r in RULESETS if any(r in log.rulesets for log in logs)],
-        ROUNDS.get(run_set.round),
-    )
-    if len(known) < 2 or named in known:
-        return named if named in known else next(iter(known), None), ''
+    known = [r for r in RULESETS if any(r in log.rulesets for log in logs)]
+    named = ROUNDS.get(run_set.round)
+    if named in known:
+        return named, ''
+    if len(known) < 2:
+        return next(iter(known), None), ''
     oldest = next(passed_rulesets(logs), None)
-    return oldest or known[
-        -1
-    ], 'the oldest that the logs pass' if oldest else 'the newest, because the logs pass none'
+    if oldest:
+        return oldest, 'the oldest that the logs pass'
+    return known[-1], 'the newest, because the logs pass none'
 
 
 def _set_rules(run_set: RunSet, division: str | None) -> Iterator[str]:
     """Yield the rules for a result of five runs that a set breaks."""
-    divisions = (
-        {division}
-        if division
-        else {str(r.division) for r in run_set.runs if r.status != 'unreadable'}
-    )
+    divisions = {str(r.division) for r in run_set.runs if r.status != 'unreadable'}
+    if division:
+        divisions = {division}
     if len(divisions) > 1:
         yield f'got the divisions {", ".join(sorted(divisions))}, expected one'
     if keys.CLOSED in divisions and any(r.other_dataset for r in run_set.runs):
@@ -232,7 +227,8 @@ def _obstacles(run_set: RunSet) -> Iterator[str]:
     """Yield the reasons why a set that breaks no rule cannot be submitted."""
     runs = run_set.runs
     yield from sorted({r.other_dataset for r in runs if r.other_dataset})
-    yield from ['resumed'] * any(r.num_resumes for r in runs)
+    if any(r.num_resumes for r in runs):
+        yield 'resumed'
     states = {r.status for r in runs} - {'converged'}
     yield from sorted(states if len(runs) != RUNS_OF_A_SCORE else states & {'running'})
     if 1 < len(runs) != RUNS_OF_A_SCORE:
@@ -278,13 +274,10 @@ def judge_set(run_set: RunSet) -> RunSet:
         violations += [
             f'{path.name}: {danger}' for path in broken if (danger := find_danger(path, ruleset))
         ]
-    points = (
-        check_rcp(replace(run_set, judgement=judgement))
-        if ruleset and (division or run_set.division) == keys.CLOSED
-        else None
-    )
-    if points and points.is_of_round and not points.passed:
-        violations.append(f'epochs to converge: {points.text}')
+    if ruleset and (division or run_set.division) == keys.CLOSED:
+        points = check_rcp(replace(run_set, judgement=judgement))
+        if points and points.is_of_round and not points.passed:
+            violations.append(f'epochs to converge: {points.text}')
     return replace(
         run_set, judgement=replace(judgement, violations=tuple(dict.fromkeys(violations)))
     )

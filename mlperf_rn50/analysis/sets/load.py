@@ -9,11 +9,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
-from mlperf_rn50.analysis.progress import track
 from mlperf_rn50.analysis.sets.judgement import (
     find_differences,
     find_parts,
@@ -22,6 +20,7 @@ from mlperf_rn50.analysis.sets.judgement import (
 )
 from mlperf_rn50.analysis.sets.published import sets_under
 from mlperf_rn50.analysis.sets.run_set import RunSet
+from mlperf_rn50.analysis.show.bar import track
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.check.judge import CheckedLog, check_log
@@ -51,6 +50,14 @@ def _is_packed(log: Path) -> bool:
     return re.fullmatch(PACKED_LOG, log.name) is not None
 
 
+def _why_empty(path: Path, errors: Sequence[OSError]) -> str:
+    if sets_under(path):
+        return 'packaged sets have no logs, so use mlperf-rn50 report'
+    if not os.path.lexists(path):
+        return 'no such folder'
+    return 'neither a file nor a folder' if errors else no_logs(path)
+
+
 def list_logs(paths: Sequence[Path]) -> tuple[list[list[Path]], list[OSError]]:
     """Return the logs of each folder, and the errors of unreadable folders. Raise UserError for
     paths without logs.
@@ -64,31 +71,19 @@ def list_logs(paths: Sequence[Path]) -> tuple[list[list[Path]], list[OSError]]:
         is_log = (
             run_number(path.name) is not None and os.path.lexists(path) and not os.path.isdir(path)
         )
-        logs, errors = (
-            ([path], [])
-            if is_log or os.path.isfile(path)
-            else find_logs(path, f'{LOG}|{PACKED_LOG}')
-        )
+        logs, errors = [path], list[OSError]()
+        if not is_log and not os.path.isfile(path):
+            logs, errors = find_logs(path, f'{LOG}|{PACKED_LOG}')
         logs = [p for p in logs if not _is_packed(p) or p.with_suffix('') not in logs]
         if not logs and all(isinstance(e, (FileNotFoundError, NotADirectoryError)) for e in errors):
-            reason = (
-                'packaged sets have no logs, so use mlperf-rn50 report'
-                if sets_under(path)
-                else 'no such folder'
-                if not os.path.lexists(path)
-                else 'neither a file nor a folder'
-                if errors
-                else no_logs(path)
-            )
-            refused.append(f'{path}: {reason}')
+            refused.append(f'{path}: {_why_empty(path, errors)}')
         found.update(dict.fromkeys(logs))
         faults.update((e.filename, e) for e in errors)
     if refused:
         raise UserError(f'{"; ".join(refused)}; expected a log or a folder of logs')
     folders = grouped(found, lambda p: (p.parent, run_number(p.name) is None and not _is_packed(p)))
-    return [sorted(logs, key=lambda p: (len(p.name), p.name)) for logs in folders.values()], list(
-        faults.values()
-    )
+    ordered = [sorted(logs, key=lambda p: (len(p.name), p.name)) for logs in folders.values()]
+    return ordered, list(faults.values())
 
 
 @dataclass(frozen=True)
@@ -140,12 +135,13 @@ def _follow_parent() -> None:
     end_with_parent(signal.SIGKILL)
 
 
-def _load_folders(
+def load_folders(
     folders: Sequence[Sequence[Path]], rules: Rules | None
 ) -> list[tuple[RunSet | None, list[OtherBenchmark]]]:
     """Return the sets of folders of logs in the same order. Several processes read a large number
     of logs."""
-    num_processes, all_rules = min(_num_processors(), _MAX_PROCESSES), [rules] * len(folders)
+    num_processes = min(_num_processors(), _MAX_PROCESSES)
+    all_rules = [rules] * len(folders)
     is_large = sum(map(len, folders)) > _MANY and num_processes > 1
     if is_large and threading.active_count() == 1:  # threads do not survive a fork
         with (
@@ -159,110 +155,81 @@ def _load_folders(
 def _settle(runs: Sequence[Run]) -> tuple[Run, ...]:
     """Return the runs. One with contradictory counts, or with lost lines of ranks, gets the count
     of most runs."""
-    settled = list(runs)
+    settled = tuple(runs)
     for name in _COUNTS:
         known = Counter(v for r in runs if (v := r.fact(name)) is not None)
-        for (k, run), agreed in product(
-            enumerate(settled), (v for v in known if known[v] > max(1, known.total() / 2))
-        ):
-            source, value = run.sources.get(name), run.fact(name)
-            if (
-                value not in (None, agreed)
-                and source
-                and source.basis != 'logged'
-                and any(
-                    n == agreed or name != 'num_nodes' and _MIN_KEPT * agreed < n < agreed
-                    for n in source.numbers
-                )
-            ):
-                settling = make_finding(
-                    'count_settled',
-                    source.line,
-                    name,
-                    value,
-                    source.text,
-                    agreed,
-                    known[agreed],
-                    file=run.path,
-                )
-                found = [
-                    f._replace(text=f.text.removesuffix(f'; {value} is used')) for f in run.findings
-                ]
-                used = replace(
-                    source, basis='implied', text='other logs of the set', line=None, path=None
-                )
-                batch_source = run.sources.get(keys.GLOBAL_BATCH_SIZE)
-                factor = (
-                    agreed / value
-                    if batch_source and batch_source.text.endswith(f' x {name}')
-                    else 1
-                )
-                settled[k] = replace(
-                    run,
-                    **{name: agreed},
-                    sources={**run.sources, name: used},
-                    global_batch_size=run.global_batch_size
-                    and round(run.global_batch_size * factor),
-                    findings=tuple(most_severe([*found, settling])),
-                )
-    return tuple(settled)
+        for agreed, num_runs in known.items():
+            if num_runs > max(1, known.total() / 2):
+                settled = tuple(_with_count(run, name, agreed, num_runs) for run in settled)
+    return settled
+
+
+def _with_count(run: Run, name: str, agreed: int, num_runs: int) -> Run:
+    """Return a run with the count of most runs of its set, if its own may be wrong."""
+    source, value = run.sources.get(name), run.fact(name)
+    if value in (None, agreed) or not source or source.basis == 'logged':
+        return run
+    least = agreed if name == 'num_nodes' else _MIN_KEPT * agreed
+    if not any(n == agreed or least < n < agreed for n in source.numbers):
+        return run
+    settling = make_finding(
+        'count_settled', source.line, name, value, source.text, agreed, num_runs, file=run.path
+    )
+    found = [f._replace(text=f.text.removesuffix(f'; {value} is used')) for f in run.findings]
+    used = replace(source, basis='implied', text='other logs of the set', line=None, path=None)
+    batch = run.global_batch_size
+    batch_source = run.sources.get(keys.GLOBAL_BATCH_SIZE)
+    if batch and batch_source and batch_source.text.endswith(f' x {name}'):
+        batch = round(batch * agreed / value)
+    changes: dict[str, Any] = {
+        'global_batch_size': batch,
+        'sources': {**run.sources, name: used},
+        'findings': tuple(most_severe([*found, settling])),
+        name: agreed,
+    }
+    return replace(run, **changes)
 
 
 def _mark_duplicates(run_sets: Sequence[RunSet]) -> list[RunSet]:
     """Return the sets. One with logs of an earlier set has a finding; a copy from another round
     joins its `later`."""
     indices = {id(r): i for i, s in enumerate(run_sets) for r in s.runs}
-    found: dict[int, dict[int, list[Duplicate]]] = {i: {} for i in range(len(run_sets))}
+    copies: list[dict[int, list[Duplicate]]] = [{} for _ in run_sets]  # by original set
     for duplicate in find_duplicates([r for s in run_sets for r in s.runs]):
         index, other = indices[id(duplicate.run)], indices[id(duplicate.original)]
         if index != other:
-            found[index].setdefault(other, []).append(duplicate)
-    marked = [
-        replace(
-            s,
-            findings=(
-                *s.findings,
-                *(_flag_duplicates(s, run_sets[i], d) for i, d in found[k].items()),
-            ),
-            is_duplicate=sum(map(len, found[k].values())) == len(s.runs),
-        )
-        for k, s in enumerate(run_sets)
-    ]
-    first = {
-        k: i
-        for k, s in enumerate(marked)
-        for i in found[k]
-        if s.is_duplicate and len(found[k]) == 1 and s.round != run_sets[i].round
-    }
-    later = [tuple(run_sets[k] for k in first if first[k] == i) for i in range(len(run_sets))]
-    return [
-        replace(s, later=again) for k, (s, again) in enumerate(zip(marked, later)) if k not in first
-    ]
+            copies[index].setdefault(other, []).append(duplicate)
+    marked: list[RunSet | None] = []
+    later: list[list[RunSet]] = [[] for _ in run_sets]
+    for run_set, found in zip(run_sets, copies):
+        flags = [_flag_duplicates(run_set, run_sets[i], d) for i, d in found.items()]
+        is_duplicate = sum(map(len, found.values())) == len(run_set.runs)
+        first = [i for i in found if is_duplicate and run_sets[i].round != run_set.round]
+        if len(found) == 1 and first:
+            later[first[0]].append(run_set)
+            marked.append(None)
+        else:
+            findings = (*run_set.findings, *flags)
+            marked.append(replace(run_set, findings=findings, is_duplicate=is_duplicate))
+    return [replace(s, later=tuple(again)) for s, again in zip(marked, later) if s]
 
 
 def _flag_duplicates(run_set: RunSet, other: RunSet, duplicates: Sequence[Duplicate]) -> Finding:
     """Return a warning, or a note if all logs of a set were submitted again in another round."""
     name = other.name if other.name != run_set.name else str(other.folder)
     if len(duplicates) == 1:
-        first = duplicates[0]
-        return make_finding(
-            'duplicate_elsewhere',
-            None,
-            first.run.path.name,
-            first.original.path.name,
-            name,
-            file=first.run.path,
-        )
-    is_again = len(duplicates) == len(run_set.runs) and run_set.round != other.round
-    count = 'all' if len(duplicates) == len(run_set.runs) else f'{len(duplicates)} of'
-    return make_finding(
-        'duplicates_elsewhere',
-        None,
-        count,
-        len(run_set.runs),
-        name,
-        grade='note' if is_again else None,
-    )
+        log, original = duplicates[0].run.path, duplicates[0].original.path
+        return make_finding('duplicate_elsewhere', None, log.name, original.name, name, file=log)
+    is_whole = len(duplicates) == len(run_set.runs)
+    count = 'all' if is_whole else f'{len(duplicates)} of'
+    found = make_finding('duplicates_elsewhere', None, count, len(run_set.runs), name)
+    is_again = is_whole and run_set.round != other.round
+    return found._replace(grade='note') if is_again else found
+
+
+def _unreadable(log: CheckedLog) -> Run:
+    finding = make_finding('unreadable', None, log.error, file=log.path)
+    return Run(log.path, 'unknown', 'unreadable', findings=(finding,))
 
 
 def make_run_set(folder: Path, logs: Sequence[CheckedLog], fault: str | None = None) -> RunSet:
@@ -270,29 +237,18 @@ def make_run_set(folder: Path, logs: Sequence[CheckedLog], fault: str | None = N
 
     A log that cannot be read, or is of another benchmark, is an unreadable run.
     """
-    runs = _settle(
-        [
-            log.run
-            or Run(
-                log.path,
-                'unknown',
-                'unreadable',
-                findings=(make_finding('unreadable', None, log.error, file=log.path),),
-            )
-            for log in logs
-        ]
-    )
+    runs = _settle([log.run or _unreadable(log) for log in logs])
     home = folder.absolute()
     # a submission has <system>/resnet/result_<k>.txt
     home = home.parent if home.name == 'resnet' else home
     refusal = fault or find_differences(runs)
     return judge_set(
         RunSet(
-            home.name,
-            folder,
-            home.parent,
-            runs,
-            refusal,
+            name=home.name,
+            folder=folder,
+            study=home.parent,
+            runs=runs,
+            refusal=refusal,
             findings=tuple(find_submitters(runs)),
             parts_text=None if refusal else find_parts(runs),
             logs=tuple(logs),
@@ -317,7 +273,7 @@ def load_logs(
         for e in faults
         for reason in [f'the folder cannot be read: {e.strerror}']
     ]
-    loaded = _load_folders(found, rules)
+    loaded = load_folders(found, rules)
     others = [log for _, foreign in loaded for log in foreign]
     run_sets += [run_set for run_set, _ in loaded if run_set]
     if not run_sets:
@@ -339,28 +295,27 @@ def load_run_sets(paths: Sequence[Path], rules: Rules | None = None) -> list[Run
 
 def describe_others(others: Sequence[OtherBenchmark]) -> str:
     """Return the line about skipped logs of other benchmarks, or ''."""
-    names = Counter(log.benchmark for log in others)
-    return (
-        f'skipped {plural(len(others), "log")} of other benchmarks: {some([*names], _MAX_NAMES)}'
-        if others
-        else ''
-    )
+    if not others:
+        return ''
+    names = list(dict.fromkeys(log.benchmark for log in others))
+    return f'skipped {plural(len(others), "log")} of other benchmarks: {some(names, _MAX_NAMES)}'
 
 
 def filter_sets(run_sets: Sequence[RunSet], options: Mapping[str, Any]) -> Sequence[RunSet]:
     """Return the run sets that all options in _FILTERS select. Raise UserError for an option that
     selects none."""
-    for name, fact in ((n, fact) for n, fact in _FILTERS.items() if options.get(n) is not None):
-        wanted, is_part = options[name], name in ('org', 'accelerator')
+    for name, fact in _FILTERS.items():
+        wanted = options.get(name)
+        if wanted is None:
+            continue
+        is_part = name in ('org', 'accelerator')
         values = [v if isinstance(v := getattr(s, fact), tuple) else (v,) for s in run_sets]
         found = sorted({v for each in values for v in each if v is not None})
         chosen = {v for v in found if v == wanted or is_part and wanted.casefold() in v.casefold()}
         run_sets = [s for s, each in zip(run_sets, values) if chosen & set(each)]
         if not run_sets:
-            known = (
-                f'expected one of: {some(found, _MAX_CHOICES)}'
-                if found
-                else 'but no log has a value; omit it'
-            )
+            known = f'expected one of: {some(found, _MAX_CHOICES)}'
+            if not found:
+                known = 'but no log has a value; omit it'
             raise UserError(f'--{name}: got {wanted}, {known}')
     return run_sets

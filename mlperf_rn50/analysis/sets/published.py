@@ -64,11 +64,11 @@ def _published_set(entry: Mapping[str, Any]) -> RunSet:
         for name, status, epochs, time_s, curve in entry['runs']
     )
     logged = RunSet(
-        entry['name'],
-        folder,
-        folder.parent / 'results',
-        runs,
-        entry.get('refusal'),
+        name=entry['name'],
+        folder=folder,
+        study=folder.parent / 'results',
+        runs=runs,
+        refusal=entry.get('refusal'),
         is_published=True,
         given_times=RunTimes(*entry['times']) if entry['times'] else None,
     )
@@ -108,19 +108,15 @@ def sets_under(path: Path) -> tuple[RunSet, ...]:
     path = with_round(path)
     found = [s for s in load_table() if any(f.is_relative_to(path) for f in s.folders)]
     if not found:
-        raise UserError(
-            f'{path}: no such published sets'
-            f'{nearest(str(path), [n.rstrip("/") for n in published_names()]) or "; see report published"}'
-        )
+        hint = nearest(str(path), [name.rstrip('/') for name in published_names()])
+        raise UserError(f'{path}: no such published sets{hint or "; see report published"}')
     return tuple(sorted(found, key=lambda s: (s.study, s.num_units or 0, s.num_nodes or 0, s.name)))
 
 
 def with_round(path: Path) -> Path:
     """Return the path of published sets with its round in the spelling of v2.0."""
-    with suppress(ArgumentTypeError):
-        return (
-            Path(NAME, parse_round(path.parts[1]), *path.parts[2:]) if len(path.parts) > 1 else path
-        )
+    with suppress(ArgumentTypeError, IndexError):
+        return Path(NAME, parse_round(path.parts[1]), *path.parts[2:])
     return path
 
 

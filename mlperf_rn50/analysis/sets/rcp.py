@@ -2,11 +2,10 @@
 and statistics."""
 
 import functools
-import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from mlperf_rn50.analysis.sets.run_set import RunSet
+from mlperf_rn50.analysis.sets.run_set import RunSet, olympic_mean
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.run import TARGET
 
@@ -57,10 +56,11 @@ def is_applicable(run_set: RunSet) -> bool:
 
 
 def olympic_epochs(run_set: RunSet) -> float:
-    """Return the mean logged epochs without the fewest and the most. A run that did not converge
-    counts as the most."""
-    epochs = [(r.epochs_to_converge or float('inf')) - r.is_from_0 for r in run_set.counted]
-    return statistics.fmean(sorted(epochs)[1:-1])
+    """Return the mean of the logged epochs without the lowest and the highest. A run that did not
+    converge counts as the highest."""
+    return olympic_mean(
+        [(r.epochs_to_converge or float('inf')) - r.is_from_0 for r in run_set.counted]
+    )
 
 
 @functools.cache
@@ -91,10 +91,10 @@ def check_rcp(run_set: RunSet) -> RcpVerdict | None:
     try:
         return _verdict(
             ruleset or _RULESETS[-1],
-            ruleset is not None,
-            is_scaled(run_set),
-            run_set.global_batch_size or 0,
-            olympic_epochs(run_set),
+            is_of_round=ruleset is not None,
+            has_scaling=is_scaled(run_set),
+            batch=run_set.global_batch_size or 0,
+            epochs=olympic_epochs(run_set),
         )
     except ImportError:
         return None
@@ -108,40 +108,42 @@ def _verdict(
     points = sorted(checker.pruned_rcp_data.values(), key=lambda r: r['BS'])
     below = [r for r in points if r['BS'] <= batch]
     above = [r for r in points if r['BS'] >= batch]
-    if not above:
-        text = (
+    failed = RcpVerdict(
+        ruleset=ruleset,
+        is_of_round=is_of_round,
+        reference_epochs=None,
+        min_epochs=None,
+        epochs=epochs,
+        passed=False,
+        scaling=1.0,
+        text=(
             f'fails: no reference for a batch of {batch}, above {points[-1]["BS"]}; a '
             'reference must be submitted'
-        )
-        return RcpVerdict(ruleset, is_of_round, None, None, epochs, False, 1.0, text)
+        ),
+    )
+    if not above:
+        return failed
     point = above[0]  # of this batch size, or of the smallest batch size if all are larger
     if below and below[-1]['BS'] < batch < above[0]['BS']:
         point = checker._create_interp_rcp(batch, below[-1], above[0])[1]
     mean, least = float(point['RCP Mean']), float(point['RCP Mean'] / point['Max Speedup'])
+    known = replace(failed, reference_epochs=mean, min_epochs=least)
     if epochs < least:
         text = (
             f'fails: {epochs:.2f} epochs, at least {least:.2f} are credible (reference {mean:.2f})'
         )
         if not below:
             text += f'; a reference for a batch of {batch} must be submitted'
-        return RcpVerdict(ruleset, is_of_round, mean, least, epochs, False, 1.0, text)
-    text, factor = (
-        f'passes: {epochs:.2f} epochs, reference {mean:.2f}, at least {least:.2f}',
-        max(mean / epochs, 1.0),
-    )
+        return replace(known, text=text)
+    text = f'passes: {epochs:.2f} epochs, reference {mean:.2f}, at least {least:.2f}'
+    factor = max(mean / epochs, 1.0)
     if factor > 1:
         text += f'; the score {"is" if has_scaling else "would be"} scaled by {factor:.4f}'
-    return RcpVerdict(
-        ruleset, is_of_round, mean, least, epochs, True, factor if has_scaling else 1.0, text
-    )
+    return replace(known, passed=True, scaling=factor if has_scaling else 1.0, text=text)
 
 
 def official_score_minutes(run_set: RunSet) -> float | None:
     """Return the score as result_summarizer computes it, scaled if the runs took fewer epochs than
     the reference."""
-    verdict = check_rcp(run_set)
-    return (
-        run_set.score_minutes * verdict.scaling
-        if run_set.score_minutes and verdict
-        else run_set.score_minutes
-    )
+    score, verdict = run_set.score_minutes, check_rcp(run_set)
+    return score * verdict.scaling if score and verdict else score

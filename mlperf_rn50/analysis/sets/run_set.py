@@ -10,8 +10,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mlperf_rn50.analysis.sets.cost import known_nodes, node_hours
-from mlperf_rn50.analysis.sets.recipe import Recipe, eval_grid, make_recipe
+from mlperf_rn50.analysis.sets.settings import Recipe, eval_grid, make_recipe
 from mlperf_rn50.analysis.sets.time_parts import (
     Parts,
     RunTimes,
@@ -29,6 +28,8 @@ from mlperf_rn50.mllog.sidecar.energy import KINDS, Energy, read_energy
 from mlperf_rn50.runfolder.names import find_telemetry
 
 RUNS_OF_A_SCORE = 5
+MAX_PER_NODE = 16  # accelerators; some descriptions call a pod of hundreds one node
+_JOULES_PER_KWH = 3.6e6
 _T = TypeVar('_T')
 
 
@@ -38,6 +39,19 @@ def generation_of(accelerator: str | None) -> str:
     if unnamed."""
     found = re.search(r'\b[A-Z]\d{2,3}S?\b', (accelerator or '').upper())
     return found[0] if found else re.split(r'-(?!v\d)', accelerator or '')[0].strip()
+
+
+def node_hours(seconds: float, num_nodes: int) -> float:
+    return seconds / 3600 * num_nodes
+
+
+def cost_of(hours: float | None, price_per_node_hour: float | None) -> float | None:
+    """Return the cost of node-hours, in the currency of the price, or None if either is unknown."""
+    return None if hours is None or price_per_node_hour is None else hours * price_per_node_hour
+
+
+def kwh(joules: float | None) -> float | None:
+    return None if joules is None else joules / _JOULES_PER_KWH
 
 
 def ratio(a: float | None, b: float | None) -> float | None:
@@ -51,6 +65,11 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return statistics.fmean(known) if known and len(known) == len(values) else None
 
 
+def olympic_mean(values: Sequence[float]) -> float:
+    """Return the mean without the lowest and the highest value."""
+    return statistics.fmean(sorted(values)[1:-1])
+
+
 def score_minutes(times_s: Sequence[float | None]) -> float | None:
     """Return the MLPerf score of the times to train, which are None for runs that did not converge.
 
@@ -59,8 +78,7 @@ def score_minutes(times_s: Sequence[float | None]) -> float | None:
     """
     if len(times_s) != RUNS_OF_A_SCORE or sum(t is None for t in times_s) > 1:
         return None
-    kept = sorted(float('inf') if t is None else t for t in times_s)[1:-1]
-    return statistics.fmean(kept) / 60
+    return olympic_mean([float('inf') if t is None else t for t in times_s]) / 60
 
 
 def _shared(name: str, kind: type[_T]) -> cached_property[_T | None]:
@@ -69,9 +87,9 @@ def _shared(name: str, kind: type[_T]) -> cached_property[_T | None]:
 
     def first(run_set: 'RunSet') -> _T | None:
         known = [v for r in (*run_set.timed, *run_set.runs) if (v := r.fact(name)) is not None]
-        return (
-            None if not known or run_set.refusal and any(v != known[0] for v in known) else known[0]
-        )
+        if not known or run_set.refusal and any(v != known[0] for v in known):
+            return None
+        return known[0]
 
     return cached_property(first)
 
@@ -146,8 +164,11 @@ class RunSet:
 
     @cached_property
     def num_nodes(self) -> int | None:
-        """Number of nodes, None for a pod that is described as few nodes."""
-        return known_nodes(self.stated_nodes, self.num_accelerators, self.num_ranks)
+        """Number of nodes, None for a pod that is described as few nodes: those with more
+        accelerators than a node has, without a rank for each."""
+        limit = MAX_PER_NODE * (self.stated_nodes or 0)
+        is_pod = (self.num_accelerators or 0) > limit and self.num_accelerators != self.num_ranks
+        return None if is_pod else self.stated_nodes
 
     @cached_property
     def division(self) -> str | None:
@@ -207,13 +228,11 @@ class RunSet:
         """Score without regard to broken rules; None for a set with a resumed run."""
         if self.refusal or self.resumed or any(r.status == 'running' for r in self.runs):
             return None
+        valid = [
+            r.status == 'converged' and r.path not in self.judgement.misses for r in self.counted
+        ]
         return score_minutes(
-            [
-                r.time_to_train_s
-                if r.status == 'converged' and r.path not in self.judgement.misses
-                else None
-                for r in self.counted
-            ]
+            [r.time_to_train_s if is_valid else None for r, is_valid in zip(self.counted, valid)]
         )
 
     @cached_property
@@ -225,14 +244,15 @@ class RunSet:
     def scored(self) -> tuple[Run, ...]:
         """Runs over which the time is averaged: three of five as for an MLPerf score, else the
         timed runs."""
-        if self.refusal or self.olympic_minutes is None:
-            return () if self.refusal else self.timed
-        return tuple(
-            sorted(
-                self.converged,
-                key=lambda r: (r.path in self.judgement.misses, r.time_to_train_s or 0.0),
-            )[1 : RUNS_OF_A_SCORE - 1]
+        if self.refusal:
+            return ()
+        if self.olympic_minutes is None:
+            return self.timed
+        ordered = sorted(
+            self.converged,
+            key=lambda r: (r.path in self.judgement.misses, r.time_to_train_s or 0.0),
         )
+        return tuple(ordered[1 : RUNS_OF_A_SCORE - 1])  # a run without convergence is the slowest
 
     @cached_property
     def time_s(self) -> float | None:
@@ -245,12 +265,10 @@ class RunSet:
         """Standard deviation of the times of all timed runs, in seconds, or None for fewer than
         two."""
         times = [r.time_to_train_s for r in self.timed if r.time_to_train_s is not None]
+        if len(times) < 2 or self.refusal:
+            return None
         # Decimals, because Python 3.10 rounds the stdev of floats differently.
-        return (
-            float(statistics.stdev(map(Decimal, times)))
-            if len(times) > 1 and not self.refusal
-            else None
-        )
+        return float(statistics.stdev(map(Decimal, times)))
 
     @cached_property
     def epochs(self) -> tuple[int, ...]:
@@ -278,11 +296,9 @@ class RunSet:
     def epoch_s(self) -> float | None:
         if self.given_times:
             return self.given_times.epoch_s
-        return (
-            None
-            if self.refusal or self.speed_doubt
-            else seconds_per_epoch(self.scored or self.runs)
-        )
+        if self.refusal or self.speed_doubt:
+            return None
+        return seconds_per_epoch(self.scored or self.runs)
 
     @cached_property
     def images_per_s(self) -> float | None:
@@ -291,11 +307,9 @@ class RunSet:
 
     @cached_property
     def node_hours(self) -> float | None:
-        return (
-            node_hours(self.time_s, self.num_nodes)
-            if self.time_s is not None and self.num_nodes
-            else None
-        )
+        if self.time_s is None or not self.num_nodes:
+            return None
+        return node_hours(self.time_s, self.num_nodes)
 
     @cached_property
     def energies(self) -> dict[Path, Energy]:
@@ -311,18 +325,16 @@ class RunSet:
         """Mean energy of the scored runs, None without telemetry. It has only the kinds measured in
         all these runs."""
         found = [self.energies[r.path] for r in self.scored if self.energies]
+        if not found:
+            return None
         reasons = {
             kind: e.reasons[kind] for kind in KINDS for e in reversed(found) if kind in e.reasons
         }
-        return (
-            Energy(
-                statistics.fmean(e.seconds for e in found),
-                _mean([e.cpu_joules for e in found]),
-                _mean([e.gpu_joules for e in found]),
-                reasons,
-            )
-            if found
-            else None
+        return Energy(
+            statistics.fmean(e.seconds for e in found),
+            _mean([e.cpu_joules for e in found]),
+            _mean([e.gpu_joules for e in found]),
+            reasons,
         )
 
     @cached_property
@@ -378,10 +390,10 @@ class RunSet:
         }
         logged = make_recipe(
             optimizer,
-            self.global_batch_size,
-            self.train_samples,
-            self.target_accuracy,
-            [r.curve for r in self.readable],
+            batch=self.global_batch_size,
+            samples=self.train_samples,
+            target=self.target_accuracy,
+            curves=[r.curve for r in self.readable],
         )
         return replace(logged, **self.unlogged)
 
@@ -399,9 +411,6 @@ class RunSet:
 
     @property
     def step_s(self) -> float | None:
-        batch = self.global_batch_size
-        return (
-            self.times.epoch_s * batch / self.train_samples
-            if self.times and batch and self.train_samples
-            else None
-        )
+        if not self.times or not self.global_batch_size or not self.train_samples:
+            return None
+        return self.times.epoch_s * self.global_batch_size / self.train_samples

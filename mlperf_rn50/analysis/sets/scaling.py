@@ -1,20 +1,86 @@
-"""Speed-up and efficiency of systems, and the factors of the speed-up. Pure functions."""
+"""Series and studies of systems: speed-up, efficiency, and the factors of the speed-up. Pure
+functions."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from mlperf_rn50.analysis.sets import rcp
-from mlperf_rn50.analysis.sets.cost import cost_of
-from mlperf_rn50.analysis.sets.run_set import RunSet, ratio
-from mlperf_rn50.analysis.sets.series import UNNAMED, Series, find_series, machine
+from mlperf_rn50.analysis.sets.run_set import RunSet, cost_of, ratio
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.findings import Finding, make_finding
 from mlperf_rn50.text import grouped, plural, some
 
+UNNAMED = 'unnamed'  # the default of run.submission_platform
 MAX_NAMES = 8  # maximum system names in a message
 MAX_OF_SPLITS = 8  # maximum systems with equal numbers of units that are all compared in pairs
+
+
+@dataclass(frozen=True)
+class Series:
+    """Sets of one machine on at least two different numbers of nodes, sorted by number of nodes,
+    then by time."""
+
+    run_sets: tuple[RunSet, ...]
+
+    @property
+    def baseline(self) -> RunSet:
+        """The set on the fewest nodes, and of several such sets the fastest."""
+        return self.run_sets[0]
+
+    @property
+    def title(self) -> str:
+        base, per_node = self.baseline, self.baseline.units_per_node
+        nodes = ', '.join(dict.fromkeys(f'{s.num_nodes:,}' for s in self.run_sets))
+        unit = 'accelerator' if base.num_accelerators else 'rank'
+        if per_node != 1:
+            unit += 's'
+        if base.accelerator and base.num_accelerators:
+            unit = base.accelerator
+        return f'{base.name} on {nodes} nodes, {per_node:g} {unit} per node'
+
+
+def machine(run_set: RunSet) -> str:
+    """Return the platform without a leading number of nodes, such as 2x in 2xDGX-1, or '' if
+    unknown."""
+    platform = run_set.platform or UNNAMED
+    return '' if platform == UNNAMED else re.sub(r'^\d+ *x *', '', platform).casefold()
+
+
+def _series_kind(run_set: RunSet) -> tuple:
+    """Return what all sets of a series share. Submissions differ in the case and spacing of
+    framework names."""
+    framework = ''.join((run_set.framework or '').casefold().split())
+    return (
+        run_set.study,
+        run_set.round,
+        run_set.org,
+        run_set.accelerator,
+        bool(run_set.num_accelerators),
+        run_set.units_per_node,
+        framework,
+        run_set.division,
+    )
+
+
+def find_series(run_sets: Sequence[RunSet]) -> list[Series]:
+    """Return the series among sets with the same data set and target. Sets without a time are in
+    none.
+
+    Platform names are compared only if two sets have the same number of nodes, because some contain
+    this number.
+    """
+    timed = [s for s in run_sets if s.time_s and s.num_nodes and s.num_units and not s.is_duplicate]
+    found = []
+    for group in grouped(timed, _series_kind).values():
+        has_unique_nodes = len({s.num_nodes for s in group}) == len(group)
+        for part in [group] if has_unique_nodes else grouped(group, machine).values():
+            if len({s.num_nodes for s in part}) > 1:
+                part.sort(key=lambda s: (s.num_nodes or 0, s.time_s or 0.0))
+                found.append(Series(tuple(part)))
+    return found
 
 
 @dataclass(frozen=True)
@@ -50,16 +116,10 @@ def full_speed_share(run_set: RunSet) -> float | None:
 def has_other_units(run_set: RunSet, baseline: RunSet) -> bool:
     """Return whether the units differ in kind: accelerators of two models, or accelerators and CPU
     ranks."""
-    models, counts = (
-        (run_set.accelerator, baseline.accelerator),
-        (run_set.num_accelerators, baseline.num_accelerators),
-    )
-    return (
-        None not in models
-        and models[0] != models[1]
-        or None not in counts
-        and bool(counts[0]) != bool(counts[1])
-    )
+    models = {run_set.accelerator, baseline.accelerator}
+    counts = {run_set.num_accelerators, baseline.num_accelerators}
+    has_other_model = None not in models and len(models) > 1
+    return has_other_model or None not in counts and len(set(map(bool, counts))) > 1
 
 
 def compare(run_set: RunSet, baseline: RunSet) -> Comparison | None:
@@ -76,7 +136,14 @@ def compare(run_set: RunSet, baseline: RunSet) -> Comparison | None:
     epochs = ratio(baseline.scored_epochs_mean, run_set.scored_epochs_mean)
     share = ratio(full_speed_share(run_set), full_speed_share(baseline))
     return Comparison(
-        run_set, baseline, total, ratio(total, units), gain, ratio(gain, units), epochs, share
+        run_set=run_set,
+        baseline=baseline,
+        speedup=total,
+        efficiency=ratio(total, units),
+        throughput_gain=gain,
+        hardware_efficiency=ratio(gain, units),
+        epoch_ratio=epochs,
+        share_ratio=share,
     )
 
 
@@ -94,24 +161,18 @@ class Split:
 def _compare_pair(a: RunSet, b: RunSet) -> Split | None:
     """Compare two systems with equally many units. Return None if node counts are equal or units
     differ in kind."""
-    rate_a, rate_b, nodes = a.images_per_s, b.images_per_s, (a.num_nodes, b.num_nodes)
-    if (
-        not a.num_units
-        or not rate_a
-        or not rate_b
-        or None in nodes
-        or nodes[0] == nodes[1]
-        or has_other_units(a, b)
-    ):
+    slow, fast = sorted((b, a), key=lambda s: s.images_per_s or 0.0)
+    rates = ratio(fast.images_per_s, slow.images_per_s)
+    nodes = {a.num_nodes, b.num_nodes}
+    if not a.num_units or not rates or None in nodes or len(nodes) < 2 or has_other_units(a, b):
         return None
-    fast, slow = (a, b) if rate_a >= rate_b else (b, a)
     times = ratio(slow.time_s, fast.time_s)
     return Split(
-        a.num_units,
-        fast,
-        slow,
-        max(rate_a, rate_b) / min(rate_a, rate_b) - 1,
-        times - 1 if times else None,
+        units=a.num_units,
+        faster=fast,
+        slower=slow,
+        difference=rates - 1,
+        time_difference=times - 1 if times else None,
     )
 
 
@@ -241,9 +302,9 @@ def _compare_findings(
     for run_set in run_sets:
         score, official = run_set.score_minutes, rcp.official_score_minutes(run_set)
         if score and official and official != score:
-            numbering = ', by the numbers in the logs, which count from 0' * any(
-                r.is_from_0 for r in run_set.runs
-            )
+            numbering = ''
+            if any(r.is_from_0 for r in run_set.runs):
+                numbering = ', by the numbers in the logs, which count from 0'
             found[run_set].append(
                 make_finding('score_scaled', None, official, score, official / score, numbering)
             )
@@ -268,14 +329,14 @@ def _make_study(
     comparisons = tuple(c if c and uses[c.baseline] > 1 else None for c in compared)
     baseline = chosen or next((s for s in run_sets if s.time_s), run_sets[0])
     return Study(
-        baseline.study_name,
-        tuple(run_sets),
-        baseline,
-        comparisons,
-        tuple(compare_splits(run_sets)),
-        _compare_findings(run_sets, comparisons, baseline),
-        tuple(series),
-        price_per_node_hour,
+        name=baseline.study_name,
+        run_sets=tuple(run_sets),
+        baseline=baseline,
+        comparisons=comparisons,
+        splits=tuple(compare_splits(run_sets)),
+        findings=_compare_findings(run_sets, comparisons, baseline),
+        series=tuple(series),
+        price_per_node_hour=price_per_node_hour,
     )
 
 
@@ -309,12 +370,10 @@ def make_studies(
     chosen = [s for s in run_sets if s.name == baseline]
     if baseline is not None and len(chosen) != 1:
         names = ', '.join(sorted({s.name for s in run_sets}))
-        raise UserError(
-            f'--baseline: got {baseline}, expected one of: {names}'
-            if not chosen
-            else f'--baseline: got {baseline}, which matches {len(chosen)} systems; report on '
-            'fewer folders'
-        )
+        problem = f'expected one of: {names}'
+        if chosen:
+            problem = f'which matches {len(chosen)} systems; report on fewer folders'
+        raise UserError(f'--baseline: got {baseline}, {problem}')
     if chosen and chosen[0].refusal:
         raise UserError(f'--baseline: {baseline} is refused because {chosen[0].refusal}')
     for run_set in sorted(run_sets, key=_is_apart):

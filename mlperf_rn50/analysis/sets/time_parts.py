@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlperf_rn50.mllog.elapsed import gaps_of, outside_s
+from mlperf_rn50.mllog.elapsed import gaps_of, outside_s, union_s
 from mlperf_rn50.mllog.findings import Finding, make_finding
 from mlperf_rn50.mllog.run import Run
 
@@ -28,16 +28,6 @@ class Parts:
         return self.first_s + self.training_s + self.evaluation_s + self.other_s
 
 
-def _covered_s(intervals: list[tuple[float, float]], gaps: Sequence[tuple[float, float]]) -> float:
-    """Return the length of the union of intervals outside the gaps."""
-    total, end = 0.0, float('-inf')
-    for start, stop in sorted(intervals):
-        start = max(start, end)
-        total += max(outside_s(gaps, start, stop), 0.0)
-        end = max(end, stop)
-    return total
-
-
 def parts_of(run: Run) -> Parts | None:
     """Return the time by phase, or None if the log has no epochs or no end."""
     if not run.segments or run.time_to_train_s is None:
@@ -51,9 +41,15 @@ def parts_of(run: Run) -> Parts | None:
     ]
     gaps = gaps_of(run.resumes)
     first_s, trained_s, total_s = (
-        _covered_s(intervals, gaps) for intervals in (training[:1], training, training + evaluation)
+        union_s(intervals, gaps) for intervals in (training[:1], training, training + evaluation)
     )
-    return Parts(run.init_s, first_s, trained_s - first_s, total_s - trained_s, end_s - total_s)
+    return Parts(
+        init_s=run.init_s,
+        first_s=first_s,
+        training_s=trained_s - first_s,
+        evaluation_s=total_s - trained_s,
+        other_s=end_s - total_s,
+    )
 
 
 def mean_parts(runs: Sequence[Run]) -> Parts | None:
@@ -92,10 +88,8 @@ def speed_doubt(runs: Sequence[Run]) -> Finding | None:
     parts = mean_parts(runs)
     if parts is None or any(not r.last_epoch for r in runs):
         return None
-    logged_s, logged = (
-        parts.first_s + parts.training_s,
-        sum(s.num_epochs for r in runs for s in r.segments) / len(runs),
-    )
+    logged_s = parts.first_s + parts.training_s
+    logged = sum(s.num_epochs for r in runs for s in r.segments) / len(runs)
     trained = statistics.fmean(r.last_epoch or 0 for r in runs)
     actual_s = max(statistics.fmean(map(_span_s, runs)) - parts.evaluation_s, 0.0)
     if abs(logged * actual_s - trained * logged_s) <= MAX_DIFFERENCE * trained * logged_s:

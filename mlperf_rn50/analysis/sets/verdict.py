@@ -1,18 +1,21 @@
 """Verdicts on logs: whether a log, or the logs of a folder, are valid for their round."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mlperf_rn50.analysis.sets.judgement import folded, passed_rulesets, violations_of
+from mlperf_rn50.analysis.sets.load import OtherBenchmark, describe_others
 from mlperf_rn50.analysis.sets.rcp import official_score_minutes
 from mlperf_rn50.analysis.sets.run_set import RUNS_OF_A_SCORE, RunSet
+from mlperf_rn50.answer import Answer, Cell
+from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK
 from mlperf_rn50.mllog import keys
-from mlperf_rn50.mllog.check.judge import CheckedLog
+from mlperf_rn50.mllog.check.judge import CheckedLog, logs_as_json
 from mlperf_rn50.mllog.rulesets import ROUND_OF, RULESETS, V05, render_rounds
-from mlperf_rn50.text import percent, plural, printable
+from mlperf_rn50.text import percent, plural
 
 _MAX_REASONS = 3  # maximum number of reasons on a line
 
@@ -38,21 +41,12 @@ class Verdict:
         return not self.run_set.judgement.violations and not self.run_set.judgement.obstacles
 
 
-def make_verdicts(run_sets: Sequence[RunSet]) -> list[Verdict]:
-    """Return a verdict for each set of checked logs. As in MLPerf, one of five may fail."""
-    return [
-        Verdict(s, tuple(passed_rulesets(s.logs)) if s.judgement.is_sound else ())
-        for x in run_sets
-        for s in (x, *x.later)
-    ]
-
-
 def _joined(reasons: Sequence[str]) -> str:
     more = len(reasons) - _MAX_REASONS
     return '; '.join([*reasons[:_MAX_REASONS], *([f'{more} more'] if more > 0 else [])])
 
 
-def render_verdict(verdict: Verdict) -> str:
+def _verdict_text(verdict: Verdict) -> str:
     """Return a verdict, with the score of a set, as a line."""
     run_set, judged = verdict.run_set, verdict.run_set.judgement
     divisions = [
@@ -63,28 +57,25 @@ def render_verdict(verdict: Verdict) -> str:
     name = ' '.join([' for', ROUND_OF[judged.ruleset], *divisions[:1]]) if judged.ruleset else ''
     if judged.violations:
         return f'valid{name}: no ({_joined(judged.violations)})'
-    text = (
-        f'valid{name}: yes'
-        if verdict.is_valid
-        else 'no verdict yet'
-        if 'running' in judged.obstacles
-        else (f'format passes: {render_rounds(verdict.passed)}')
-    )
+    if verdict.is_valid:
+        text = f'valid{name}: yes'
+    elif 'running' in judged.obstacles:
+        text = 'no verdict yet'
+    else:
+        text = f'format passes: {render_rounds(verdict.passed)}'
     if judged.obstacles:
         text += f'; can be submitted: no ({_joined(judged.obstacles)})'
     minutes, official = run_set.score_minutes, official_score_minutes(run_set)
     if minutes is None or official is None:
-        return text + f'. A score needs {RUNS_OF_A_SCORE} such logs' * (
-            verdict.is_valid and len(verdict.logs) == 1
-        )
-    missed = ''.join(
-        f' (one may fail: {path.name}, {reason})' for path, reason in judged.misses.items()
-    )
-    return (
-        f'{text}. Set of {RUNS_OF_A_SCORE}: score {minutes:.2f} min'
-        + f', scaled by reference convergence {official:.2f}' * (official != minutes)
-        + missed
-    )
+        if verdict.is_valid and len(verdict.logs) == 1:
+            text += f'. A score needs {RUNS_OF_A_SCORE} such logs'
+        return text
+    text += f'. Set of {RUNS_OF_A_SCORE}: score {minutes:.2f} min'
+    if official != minutes:
+        text += f', scaled by reference convergence {official:.2f}'
+    for path, reason in judged.misses.items():
+        text += f' (one may fail: {path.name}, {reason})'
+    return text
 
 
 def _basis(verdict: Verdict) -> str:
@@ -99,42 +90,67 @@ def _basis(verdict: Verdict) -> str:
     )
 
 
-def render_verdicts(verdicts: Sequence[Verdict]) -> str:
-    """Return the verdict or, for several sets, their number and the verdict on each, then other
-    rounds and notes."""
+def make_check(run_sets: Sequence[RunSet], others: Sequence[OtherBenchmark] = ()) -> Answer:
+    """Return the verdicts on sets of checked logs, and skipped logs of other benchmarks. As in
+    MLPerf, one of five may fail."""
+    verdicts = [
+        Verdict(s, tuple(passed_rulesets(s.logs)) if s.judgement.is_sound else ())
+        for run_set in run_sets
+        for s in (run_set, *run_set.later)
+    ]
     logs = [log for v in verdicts for log in v.logs]
-    if len(verdicts) == 1:
-        [verdict] = verdicts
-        lines = [
-            render_verdict(verdict),
-            f'  {verdict.place}' + f', {len(logs)} logs' * (len(logs) > 1) + _basis(verdict),
-            *(f'  - {text}' for text in verdict.run_set.judgement.violations[_MAX_REASONS:]),
-        ]
-    else:
-        num_valid, num_formal = (
-            sum(not v.run_set.judgement.violations and v.is_valid == is_valid for v in verdicts)
-            for is_valid in (True, False)
-        )
-        lines = [
-            f'valid for their rounds: {num_valid} of {len(verdicts)} sets, {len(logs)} logs'
-            + f'; {num_formal} more pass the format' * bool(num_formal),
-            *(f'  {v.place}: {render_verdict(v)}{_basis(v)}' for v in verdicts),
-        ]
+    is_passed = not any(v.run_set.judgement.violations for v in verdicts)
+    first, *lines = _one_verdict(*verdicts) if len(verdicts) == 1 else _all_verdicts(verdicts)
+    lines += [*_other_rounds(verdicts), *_partial_steps(logs)]
+    if others:
+        lines.append(f'  {describe_others(others)}')
+    return Answer(
+        sentences=[(Cell(first, level='good' if is_passed else 'bad'),), *lines],
+        data={
+            **logs_as_json(logs),
+            'sets': list(map(_verdict_object, verdicts)),
+            'num_other_benchmarks': len(others),
+        },
+        exit_code=EXIT_OK if is_passed else EXIT_FAILED,
+    )
+
+
+def _one_verdict(verdict: Verdict) -> list[str]:
+    """Return the verdict on the only set, its place, and all its violations."""
+    num_logs = f', {len(verdict.logs)} logs' if len(verdict.logs) > 1 else ''
+    return [
+        _verdict_text(verdict),
+        f'  {verdict.place}{num_logs}{_basis(verdict)}',
+        *(f'  - {text}' for text in verdict.run_set.judgement.violations[_MAX_REASONS:]),
+    ]
+
+
+def _all_verdicts(verdicts: Sequence[Verdict]) -> list[str]:
+    """Return the number of valid sets, and a line for each set."""
+    num_logs = sum(len(v.logs) for v in verdicts)
+    num_valid = sum(v.is_valid for v in verdicts)
+    num_formal = sum(not v.run_set.judgement.violations for v in verdicts) - num_valid
+    more = f'; {num_formal} more pass the format' if num_formal else ''
+    return [
+        f'valid for their rounds: {num_valid} of {len(verdicts)} sets, {num_logs} logs{more}',
+        *(f'  {v.place}: {_verdict_text(v)}{_basis(v)}' for v in verdicts),
+    ]
+
+
+def _partial_steps(logs: Iterable[CheckedLog]) -> list[str]:
+    """Return notes about the last, partly filled steps of epochs in the closed division."""
     factors = Counter(
         log.last_step_lr_factor
         for log in logs
         if any(x.division == keys.CLOSED for x in log.verdicts)
     )
-    lines += _other_rounds(verdicts)
-    lines += [
+    return [
         f'  note: the last step of an epoch fills {percent(factor)} of its batch and scales its '
-        'learning rate by '
-        f'{factor:.4g}; in the reference, all steps are full, as with data.last_batch=wrap '
-        f'({plural(n, "log")})'
+        f'learning rate by {factor:.4g}; in the reference, all steps are full, as with '
+        f'data.last_batch=wrap ({plural(n, "log")})'
         for factor, n in factors.items()
         if factor and factor < 1
     ]
-    return '\n'.join(map(printable, lines))
 
 
 def _other_rounds(verdicts: Sequence[Verdict]) -> list[str]:
@@ -162,20 +178,17 @@ def _other_rounds(verdicts: Sequence[Verdict]) -> list[str]:
     return [f'  rules of other rounds (not required): {"; ".join(texts)}'] if texts else []
 
 
-def verdicts_as_json(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
-    """Return verdicts as JSON with the keys of docs/results.md."""
-    return [
-        {
-            'place': str(v.place),
-            'num_logs': len(v.logs),
-            'round': j.ruleset and ROUND_OF[j.ruleset],
-            'is_valid': v.is_valid,
-            'violations': j.violations,
-            'obstacles': j.obstacles,
-            'passed_rounds': [ROUND_OF[r] for r in v.passed],
-            'score_minutes': v.run_set.score_minutes,
-            'official_score_minutes': official_score_minutes(v.run_set),
-        }
-        for v in verdicts
-        for j in [v.run_set.judgement]
-    ]
+def _verdict_object(verdict: Verdict) -> dict[str, Any]:
+    """Return a verdict as JSON with the keys of docs/results.md."""
+    run_set, judged = verdict.run_set, verdict.run_set.judgement
+    return {
+        'place': str(verdict.place),
+        'num_logs': len(verdict.logs),
+        'round': judged.ruleset and ROUND_OF[judged.ruleset],
+        'is_valid': verdict.is_valid,
+        'violations': judged.violations,
+        'obstacles': judged.obstacles,
+        'passed_rounds': [ROUND_OF[r] for r in verdict.passed],
+        'score_minutes': run_set.score_minutes,
+        'official_score_minutes': official_score_minutes(run_set),
+    }

@@ -4,7 +4,7 @@ import statistics
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mlperf_rn50.analysis.sets.cost import cost_of, node_hours
+from mlperf_rn50.analysis.sets.run_set import cost_of, node_hours
 from mlperf_rn50.mllog.elapsed import ElapsedParts, render_parts
 
 _JSON_KEYS = {'standing': 'verdict', 'standing_epoch': 'verdict_epoch'}

@@ -23,10 +23,10 @@ from mlperf_rn50.mllog.run import (
     Run,
     RunStatus,
 )
-from mlperf_rn50.runfolder.jsonl import number, read_lines
+from mlperf_rn50.runfolder.jsonl import number
 from mlperf_rn50.runfolder.locks import is_locked
 from mlperf_rn50.runfolder.names import run_of
-from mlperf_rn50.runfolder.records import EndRecord
+from mlperf_rn50.runfolder.records import EndRecord, read_records
 from mlperf_rn50.text import plural
 
 _AVAILABILITIES = ('cloud', 'onprem', 'preview', 'research')
@@ -149,9 +149,7 @@ class RunResolver:
     def _is_sound(self) -> bool:
         """Return whether the log's times give a valid time to train; add findings about
         inconsistent times."""
-        ends = [
-            e.time_to_train_s for _, e in read_lines(run_of(self.path).metrics, EndRecord, b'"end"')
-        ]
+        ends = [e.time_to_train_s for _, e in read_records(run_of(self.path).metrics, EndRecord)]
         contradictions = [
             *clock.contradictions(self.log),
             *clock.check_duration(self.log, ends[-1] if ends else None),

@@ -7,9 +7,8 @@ from typing import Any
 
 from mlperf_rn50.config import KEYS, Config, render_value, to_tree
 from mlperf_rn50.errors import CheckpointError, ConfigError, nearest
-from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import RunFolder
-from mlperf_rn50.runfolder.records import ResumedRecord
+from mlperf_rn50.runfolder.records import ResumedRecord, read_records
 
 # The default of fused_bn_relu changed from false to null when fused_bn_add_relu was added, which
 # old checkpoints lack.
@@ -55,7 +54,7 @@ def free_keys() -> set[str]:
 def recorded_changes(run: RunFolder) -> dict[str, Any]:
     """Return the values of keys that earlier resumes were allowed to change; the files are
     untrusted."""
-    lines = read_lines(run.metrics, ResumedRecord, b'"changed"')
+    lines = read_records(run.metrics, ResumedRecord)
     return {
         key: value
         for _, record in lines

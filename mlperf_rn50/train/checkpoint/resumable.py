@@ -14,7 +14,7 @@ from mlperf_rn50.runfolder.names import (
     folder_index,
     is_checkpoint_name,
     list_checkpoints,
-    run_numbers,
+    list_runs,
 )
 from mlperf_rn50.system.launcher_env import resume_command
 from mlperf_rn50.train.checkpoint import checkpoint
@@ -86,10 +86,9 @@ def check_unfinished(run: RunFolder) -> None:
     """Raise UserError for a run that has reached its target; name the newest run of the folder that
     has not."""
     if _has_converged(run):
-        runs = (RunFolder(run.dir, number) for number in sorted(run_numbers(run.dir), reverse=True))
         others = (
             f'; run {r.index} has not: {resume_command(r.checkpoints, is_newest=False)}'
-            for r in runs
+            for r in reversed(list_runs(run.dir))
             if list_checkpoints(r.checkpoints) and not _has_converged(r)
         )
         raise UserError(

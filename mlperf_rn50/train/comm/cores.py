@@ -45,19 +45,18 @@ def read_threads(exchanging: Collection[str]) -> _Times:
     return times
 
 
-def read_cores(cpus: Collection[int]) -> tuple[float, float] | None:
+def read_cores(cpus: Collection[int], stat: Path = _STAT) -> tuple[float, float] | None:
     """Return the seconds in which any program used these cores, and in which they were stolen.
 
     The host of a virtual machine steals them.
     """
-    rows = [line.split() for line in read_small(_STAT).splitlines()]
+    rows = [line.split() for line in read_small(stat).splitlines()]
     own = [list(map(int, row[1:9])) for row in rows if row[0] in {f'cpu{cpu}' for cpu in cpus}]
     if len(own) < len(cpus):  # a container may number its cores differently
         return None
     # Columns: user, nice, system, idle, iowait, irq, softirq, steal
-    return _TICK_S * sum(sum(row[:3] + row[5:7]) for row in own), _TICK_S * sum(
-        row[7] for row in own
-    )
+    used, stolen = sum(sum(row[:3] + row[5:7]) for row in own), sum(row[7] for row in own)
+    return _TICK_S * used, _TICK_S * stolen
 
 
 def longest_waits(before: _Times, now: _Times) -> dict[str, tuple[float, float]]:

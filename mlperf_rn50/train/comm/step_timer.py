@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ import mxnet as mx
 import numpy as np
 
 from mlperf_rn50.data.pipeline import has_async_engine
+from mlperf_rn50.mllog.elapsed import union_s
 from mlperf_rn50.runfolder.records import StepSpans
 from mlperf_rn50.train.comm.device import wait_for
 
@@ -153,16 +154,6 @@ class _TimerThread(threading.Thread):
                 hidden_s,
             )
         )
-
-
-def union_s(intervals: Iterable[tuple[float, float]]) -> float:
-    """Return the total length of intervals, given as (start, end), where overlapping parts count
-    once."""
-    total, last = 0.0, -math.inf
-    for start, end in sorted(intervals):
-        total += max(0.0, end - max(start, last))
-        last = max(last, end)
-    return total
 
 
 class StepTimer:

@@ -1,4 +1,4 @@
-"""Pictures of all systems, and the page of a large tree."""
+"""Reports on several studies: plots of all systems, brief pages and texts, and filters."""
 
 import io
 import json
@@ -9,17 +9,17 @@ from dataclasses import replace
 import pytest
 from helpers import Terminal, call
 from lines import write_set
-from made_systems import made_set, refused, studies_of
+from made_systems import made_set, page_of, refused, studies_of
 
-from mlperf_rn50.analysis import progress
-from mlperf_rn50.analysis.report import tables
-from mlperf_rn50.analysis.report.page import dump_report, render_html
 from mlperf_rn50.analysis.report.plots import draw_overview
-from mlperf_rn50.analysis.report.text import MARKDOWN, render_table
+from mlperf_rn50.analysis.report.sections import make_page, make_report, page_texts
 from mlperf_rn50.analysis.sets.load import filter_sets, load_run_sets
 from mlperf_rn50.analysis.sets.rcp import reference_points
-from mlperf_rn50.analysis.sets.recipe import Recipe
 from mlperf_rn50.analysis.sets.scaling import make_studies
+from mlperf_rn50.analysis.sets.settings import Recipe
+from mlperf_rn50.analysis.show import bar
+from mlperf_rn50.analysis.show.page import dump_answer
+from mlperf_rn50.analysis.show.text import MARKDOWN, render_text
 
 
 def make_system(name, round_, accelerator, batch, epochs, **facts):
@@ -83,11 +83,19 @@ def tree(tmp_path):
     return tmp_path / 'v0.7'
 
 
-def test_large_tree_has_a_brief_page_and_few_files(tree, monkeypatch, tmp_path):
+def test_large_tree_has_a_brief_page_and_few_files(tree, tmp_path):
     studies = studies_of(tree)
-    whole = dump_report(studies, tmp_path / 'whole').read_text()
-    monkeypatch.setattr(tables, 'LARGE_TREE', 1)
-    brief = dump_report(studies, tmp_path / 'brief').read_text()
+    whole, brief = (
+        dump_answer(
+            make_report(studies),
+            tmp_path / name,
+            'report',
+            page=make_page(studies, most=most),
+            has_sources=most > 1,
+            **page_texts(studies),
+        ).read_text()
+        for name, most in (('whole', 2), ('brief', 1))
+    )
     assert sorted(p.name for p in (tmp_path / 'brief').glob('*.svg')) == [
         'series.svg',
         'v0.7_a_s_1x4.svg',
@@ -104,15 +112,14 @@ def test_large_tree_has_a_brief_page_and_few_files(tree, monkeypatch, tmp_path):
     )
 
 
-def test_large_tree_has_a_brief_text(tree, monkeypatch):
+def test_large_tree_has_a_brief_text(tree):
     write_set(tree / 'a/results/other/resnet', 2, seed=99)  # the seed causes a warning
     write_set(tree / "a's/results/odd/resnet", 1, seed=9)
     studies = make_studies(
         [refused(s, 'batches differ') if s.name == 'odd' else s for s in load_run_sets([tree])]
     )
-    whole = render_table(studies)
-    monkeypatch.setattr(tables, 'LARGE_TREE', 1)
-    brief = render_table(studies)
+    whole = render_text(make_report(studies))
+    brief = render_text(make_report(studies, most=1))
     lines = brief.splitlines()
     assert (
         lines[0] == 'ResNet-50 in MLPerf logs: 6 systems in 3 studies'
@@ -130,11 +137,15 @@ def test_large_tree_has_a_brief_text(tree, monkeypatch):
         ['2x4', '2', '8', '1.03', '2.0', '98.4 %'],
     ]
     assert rows[-2] == ['odd: refused: batches differ'] and brief.count('batches differ') == 2
-    assert "- v0.7/a's/odd: error: batches differ" in render_table(studies, has_all_findings=True)
-    assert render_table(studies, MARKDOWN).startswith(
+    assert "- v0.7/a's/odd: error: batches differ" in render_text(
+        make_report(studies, has_all_findings=True, most=1)
+    )
+    assert render_text(make_report(studies, most=1), MARKDOWN).startswith(
         '## ResNet-50 in MLPerf logs: 6 systems in 3 studies\n\n- On 2'
     )
-    priced = render_table([replace(s, price_per_node_hour=36.0) for s in studies])
+    priced = render_text(
+        make_report([replace(s, price_per_node_hour=36.0) for s in studies], most=1)
+    )
     assert '  cost  ' in priced and '  cost  ' not in brief
 
 
@@ -203,9 +214,7 @@ def test_filter_without_systems_names_the_option_and_the_values(tree, path, opti
     ) and message in done.stderr
 
 
-@pytest.mark.parametrize('is_large', [False, True])
-def test_folder_names_may_not_be_utf8(is_large, monkeypatch, tmp_path):
-    monkeypatch.setattr(tables, 'LARGE_TREE', 1 if is_large else 8)
+def test_folder_names_may_not_be_utf8(tmp_path):
     name = os.fsdecode(b'caf\xe9')
     for org in ('a', name):
         write_set(
@@ -223,13 +232,12 @@ def test_folder_names_may_not_be_utf8(is_large, monkeypatch, tmp_path):
         *(p.read_text() for p in out.glob('report.*')),
     ):
         assert 'caf?' in text or 'caf\\udce9' in text
-    assert (
-        'v0.7/caf%E9/results/caf%E9/resnet/result_0.txt' in (out / 'report.html').read_text()
-    ) != is_large
+    page = (out / 'report.html').read_text()
+    assert 'v0.7/caf%E9/results/caf%E9/resnet/result_0.txt' in page
 
 
 def test_lists_of_the_filter_are_in_numeric_order(tree):
-    page = render_html(studies_of(tree), [[], [], []], tree)
+    page = page_of(studies_of(tree))
     assert re.findall(
         '<option>(.*?)</option>', re.search('<label>batch (.*)</label>', page)[1]
     ) == ['9,984', '19,968']
@@ -238,6 +246,6 @@ def test_lists_of_the_filter_are_in_numeric_order(tree):
 @pytest.mark.parametrize('stream, is_shown', [(Terminal(), True), (io.StringIO(), False)])
 def test_progress_bar_is_shown_only_on_a_terminal(stream, is_shown, monkeypatch):
     monkeypatch.setenv('TERM', 'xterm')
-    monkeypatch.setattr(progress.sys, 'stderr', stream)
-    assert [*progress.track(iter('abc'), 3, 'read logs')] == ['a', 'b', 'c']
+    monkeypatch.setattr(bar.sys, 'stderr', stream)
+    assert [*bar.track(iter('abc'), 3, 'read logs')] == ['a', 'b', 'c']
     assert ('read logs' in stream.getvalue()) == is_shown and bool(stream.getvalue()) == is_shown

@@ -5,8 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from mlperf_rn50.analysis.sets.cost import MAX_PER_NODE
-from mlperf_rn50.analysis.sets.run_set import RUNS_OF_A_SCORE, RunSet
+from mlperf_rn50.analysis.sets.run_set import MAX_PER_NODE, RUNS_OF_A_SCORE, RunSet
 from mlperf_rn50.mllog.findings import Finding, make_finding, most_severe
 from mlperf_rn50.mllog.rulesets import ROUND_OF
 from mlperf_rn50.mllog.run import Run
@@ -63,9 +62,8 @@ def _weaknesses(run_set: RunSet) -> Iterator[Finding]:
         verb = 'was' if len(run_set.resumed) == 1 else 'were'
         count = f'{len(run_set.resumed)} of {plural(len(runs), "run")} {verb} resumed'
         is_left_out = len(run_set.timed) < len(run_set.converged)
-        yield make_finding(
-            'runs_resumed', None, count, '; means leave resumed runs out' * is_left_out
-        )
+        more = '; means leave resumed runs out' if is_left_out else ''
+        yield make_finding('runs_resumed', None, count, more)
     elif len(runs) != RUNS_OF_A_SCORE:
         yield make_finding(
             'runs_not_five',

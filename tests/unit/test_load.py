@@ -1,4 +1,4 @@
-"""Reports on many logs: parallel reading, and limits on rows and notes."""
+"""Reading of many logs by several processes, and limits on rows and notes of their report."""
 
 import os
 import signal
@@ -7,10 +7,9 @@ import pytest
 from lines import mllog, write_lines, write_set
 from made_systems import studies_of
 
-from mlperf_rn50.analysis.report import detail_tables, tables
+from mlperf_rn50.analysis.report import tables
 from mlperf_rn50.analysis.report.detail_tables import runs_table
 from mlperf_rn50.analysis.report.tables import finding_lines
-from mlperf_rn50.analysis.report.text import render_table
 from mlperf_rn50.analysis.sets import load
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.runfolder.names import find_telemetry
@@ -18,7 +17,7 @@ from mlperf_rn50.runfolder.names import find_telemetry
 
 @pytest.fixture
 def two_processors(monkeypatch):
-    monkeypatch.setattr(load, '_num_processors', lambda: 2)
+    monkeypatch.setattr(os, 'sched_getaffinity', lambda _: {0, 1})
     # Earlier tests may have left threads in this process, and load does not fork a process that has
     # threads.
     monkeypatch.setattr(load.threading, 'active_count', lambda: 1)
@@ -34,7 +33,7 @@ def test_many_logs_are_read_by_other_processes_in_order(
 ):
     monkeypatch.setattr(load.threading, 'active_count', lambda: threads)
     monkeypatch.setattr(load, 'load_folder', path_and_pid)
-    items, pids = zip(*load._load_folders([[k] for k in range(num)], None))
+    items, pids = zip(*load.load_folders([[k] for k in range(num)], None))
     assert items == tuple(range(num)) and (os.getpid() in pids) == is_local
 
 
@@ -50,7 +49,7 @@ def die_in_child(paths, _):
 def test_logs_of_killed_processes_are_read_in_the_parent(two_processors, monkeypatch):
     monkeypatch.setattr(load, 'load_folder', die_in_child)
     folders = [[k] for k in range(70)]
-    assert load._load_folders(folders, None) == folders
+    assert load.load_folders(folders, None) == folders
 
 
 def test_runs_do_not_depend_on_the_number_of_processes(two_processors, tmp_path, monkeypatch):
@@ -59,7 +58,7 @@ def test_runs_do_not_depend_on_the_number_of_processes(two_processors, tmp_path,
     write_lines(tmp_path / 'b/result_30.txt', ['no log'])
     write_lines(tmp_path / 'ssd/result_0.txt', [mllog('submission_benchmark', 0, 'ssd')])
     parallel = load_run_sets([tmp_path])
-    monkeypatch.setattr(load, '_MANY', 1000)
+    monkeypatch.setattr(os, 'sched_getaffinity', lambda _: {0})
     assert [vars(s) for s in parallel] == [vars(s) for s in load_run_sets([tmp_path])]
     assert [len(s.runs) for s in parallel] == [40, 31]
 
@@ -71,16 +70,14 @@ def studies(tmp_path):
     return studies_of(tmp_path)
 
 
-def test_truncated_run_table_keeps_unconverged_runs_and_has_a_note(studies, monkeypatch):
+def test_truncated_run_table_keeps_unconverged_runs_and_has_a_note(studies):
     assert len(runs_table(studies[0]).rows) == 5 and not runs_table(studies[0]).note
-    monkeypatch.setattr(detail_tables, '_MAX_RUNS', 2)
-    table = runs_table(studies[0])
+    table = runs_table(studies[0], most=2)
     assert [(row[0].text, row[1].text) for row in table.rows] == [
         ('1x4', 'result_0.txt'),
         ('1x4', 'result_2.txt'),
     ]
-    note = '2 of 5 runs; converged runs are omitted first, and the JSON and CSV reports have all.'
-    assert table.note == note and note in render_table(studies)
+    assert table.note.startswith('2 of 5 runs; converged runs are omitted first')
 
 
 def test_findings_beyond_the_limit_are_counted(studies, monkeypatch):

@@ -64,7 +64,7 @@ _LINE_IN, _PER_IN, _MAX_LINES = 0.17, 12.7, 8
 
 
 @dataclass
-class Picture:
+class Plot:
     """A plot. Its files include heading and caption. On a page, it has only the caption."""
 
     name: str
@@ -118,12 +118,12 @@ class Picture:
         return '<g id="'.join(_add_titles(part, self.tips) for part in text.split('<g id="'))
 
 
-def make_picture(
-    name: str, title: str, heading: str, height_in: float, notes: Sequence[str]
-) -> tuple[Picture, Axes]:
+def make_plot(
+    name: str, title: str, heading: str, height_in: float, notes: Sequence[str] = ()
+) -> tuple[Plot, Axes]:
     """Return a plot with one pair of axes."""
     figure = Figure(figsize=(WIDTH_IN, height_in))
-    return Picture(name, title, heading, figure, list(notes)), figure.add_subplot()
+    return Plot(name, title, heading, figure, notes=list(notes)), figure.add_subplot()
 
 
 def _add_titles(part: str, tips: dict[str, Sequence[str]]) -> str:
@@ -152,10 +152,10 @@ def _without(svg: str, gid: str) -> str:
     return svg
 
 
-def render_svg(picture: Picture) -> str:
+def render_svg(plot: Plot) -> str:
     """Return the SVG for a page, without heading, caption and background."""
-    svg = _without(_without(picture.svg, 'title'), 'paper')
-    top = picture.above_in * 72
+    svg = _without(_without(plot.svg, 'title'), 'paper')
+    top = plot.above_in * 72
     svg = svg.replace(
         '<g id="figure_1">', f'<g id="figure_1" transform="translate(0 {-top:g})">', 1
     )
@@ -167,9 +167,9 @@ def render_svg(picture: Picture) -> str:
     )
 
 
-def figure_of(picture: Picture, prefix: str) -> dict[str, Any]:
+def figure_of(plot: Plot, prefix: str) -> dict[str, Any]:
     """Return a plot for a page's template, with prefixed ids and the page's colours."""
-    svg = render_svg(picture)
+    svg = render_svg(plot)
     svg = svg[svg.index('<svg') :]
     svg = re.sub(r'\bid="', f'id="{prefix}', svg)
     svg = re.sub(r'(xlink:href="#|url\(#)', rf'\g<1>{prefix}', svg)
@@ -185,7 +185,7 @@ def figure_of(picture: Picture, prefix: str) -> dict[str, Any]:
         svg,
         count=1,
     )
-    return {'id': prefix, 'title': picture.title, 'notes': picture.notes, 'svg': svg}
+    return {'id': prefix, 'title': plot.title, 'notes': plot.notes, 'svg': svg}
 
 
 def file_stem(*names: str) -> str:
@@ -194,14 +194,14 @@ def file_stem(*names: str) -> str:
     return re.sub(r'[^\w.+-]+', '_', '_'.join(names), flags=re.ASCII).strip('._-')[:100] or 'plot'
 
 
-def dump_picture(picture: Picture, folder: Path, stem: str) -> None:
+def dump_plot(plot: Plot, folder: Path, stem: str) -> None:
     png = io.BytesIO()
     # before the PNG, as the SVG sets the layout
-    write_atomically(folder / f'{stem}.svg', picture.svg)
+    write_atomically(folder / f'{stem}.svg', plot.svg)
     with matplotlib.rc_context(STYLE):
-        picture.figure.savefig(png, format='png', dpi=150, metadata={'Software': None})
+        plot.figure.savefig(png, format='png', dpi=150, metadata={'Software': None})
     write_atomically(folder / f'{stem}.png', png.getvalue())
-    picture.figure.clear()  # free the memory
+    plot.figure.clear()  # free the memory
 
 
 def differ_tenfold(values: Sequence[float]) -> bool:
@@ -218,21 +218,24 @@ def plain(value: float, _: float = 0) -> str:
 
 def scale_up(axis: Axis, name: str, values: Sequence[float]) -> None:
     """Make an axis logarithmic, with plain tick labels and a name."""
-    (axis.axes.set_xscale if axis is axis.axes.xaxis else axis.axes.set_yscale)('log')
+    if axis is axis.axes.xaxis:
+        axis.axes.set_xscale('log')
+    else:
+        axis.axes.set_yscale('log')
     axis.set_major_locator(LogLocator(10, (1,) if max(values) > 500 * min(values) else (1, 2, 5)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(plain)
     axis.set_label_text(f'{name} (logarithmic)')
 
 
-def legend(picture: Picture, handles: Sequence[Line2D | Patch]) -> None:
+def legend(plot: Plot, handles: Sequence[Line2D | Patch]) -> None:
     if not handles:
         return
-    width, height = picture.figure.get_size_inches()
+    width, height = plot.figure.get_size_inches()
     longest = max(len(str(h.get_label())) for h in handles)
     num_columns = max(1, min(len(handles), int(_PER_IN * width) // (longest + 7)))
-    picture.figure.set_size_inches(width, height + 0.1 + 0.19 * -(-len(handles) // num_columns))
-    picture.figure.legend(
+    plot.figure.set_size_inches(width, height + 0.1 + 0.19 * -(-len(handles) // num_columns))
+    plot.figure.legend(
         handles=handles,
         loc='outside lower center',
         ncols=num_columns,
@@ -241,18 +244,21 @@ def legend(picture: Picture, handles: Sequence[Line2D | Patch]) -> None:
     )
 
 
+def key(label: str, **style: Any) -> Line2D:
+    """Return an entry of a legend, with the properties of a line."""
+    return Line2D([], [], label=label, **style)
+
+
 def mark_of(
     marker: str, label: str, size: float = 4.5, width: float = 1.0, colour: str = INK
 ) -> Line2D:
-    return Line2D(
-        [],
-        [],
+    return key(
+        label,
         color=colour,
         marker=marker,
         markersize=size,
         markeredgewidth=width,
         linestyle='',
-        label=label,
     )
 
 

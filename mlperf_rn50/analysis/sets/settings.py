@@ -44,11 +44,9 @@ class Recipe:
             return None
         # 0.1, because the length may be inexact
         room = math.floor(self.decay_epochs + 0.1) - self.first_eval_epoch
-        return (
-            self.first_eval_epoch + room // self.eval_period * self.eval_period
-            if room >= 0
-            else None
-        )
+        if room < 0:
+            return None
+        return self.first_eval_epoch + room // self.eval_period * self.eval_period
 
 
 def _number(optimizer: Mapping[str, Any], *names: str) -> float | None:
@@ -62,9 +60,8 @@ def eval_grid(curves: Sequence[Sequence[tuple[int, float]]]) -> tuple[int | None
     first one."""
     epochs = [sorted({epoch for epoch, _ in curve}) for curve in curves]  # logs may be out of order
     gaps = Counter(b - a for each in epochs for a, b in zip(each, each[1:]))
-    return gaps.most_common(1)[0][0] if gaps else None, min(
-        (each[0] for each in epochs if each), default=None
-    )
+    first = min((each[0] for each in epochs if each), default=None)
+    return gaps.most_common(1)[0][0] if gaps else None, first
 
 
 def _decay_epochs(
@@ -100,39 +97,39 @@ def make_recipe(
     )
     steps = _number(optimizer, f'{prefix}_opt_learning_rate_decay_steps')
     boundaries = optimizer.get('opt_learning_rate_decay_boundary_epochs')
-    falls = (
-        tuple(number(b, 0, _MAX_VALUE) for b in boundaries)
-        if isinstance(boundaries, (list, tuple))
-        else ()
-    )
+    if not isinstance(boundaries, (list, tuple)):
+        boundaries = ()
+    falls = tuple(number(b, 0, _MAX_VALUE) for b in boundaries)
     is_stepped = bool(falls) and None not in falls
+    decay = None
+    if is_stepped:
+        decay = 'step'
+    elif steps is not None:
+        decay = 'cosine' if optimizer.get(events.LR_DECAY) == 'cosine' else 'poly'
+    nesterov = optimizer.get('sgd_opt_nesterov')
     period, first = eval_grid(curves)
     return Recipe(
-        name if isinstance(name, str) else None,
-        batch,
-        _number(
+        opt_name=name if isinstance(name, str) else None,
+        global_batch_size=batch,
+        base_lr=_number(
             optimizer,
             f'{prefix}_opt_base_learning_rate',
             'opt_base_learning_rate',
             'opt_learning_rate',
         ),
-        warmup,
-        'step'
-        if is_stepped
-        else None
-        if steps is None
-        else 'cosine'
-        if optimizer.get(events.LR_DECAY) == 'cosine'
-        else 'poly',
-        _decay_epochs(steps, batch, samples, warmup),
-        _number(optimizer, f'{prefix}_opt_end_learning_rate', f'{other}_opt_end_learning_rate'),
-        _number(optimizer, f'{prefix}_opt_learning_rate_decay_poly_power'),
-        tuple(float(b) for b in falls if b is not None) if is_stepped else None,
-        _number(optimizer, f'{prefix}_opt_weight_decay', 'model_l2_regularization'),
-        _number(optimizer, f'{prefix}_opt_momentum', 'opt_momentum'),
-        _number(optimizer, 'label_smoothing'),
-        target,
-        period,
-        first,
-        nesterov if isinstance(nesterov := optimizer.get('sgd_opt_nesterov'), bool) else None,
+        warmup_epochs=warmup,
+        decay=decay,
+        decay_epochs=_decay_epochs(steps, batch, samples, warmup),
+        end_lr=_number(
+            optimizer, f'{prefix}_opt_end_learning_rate', f'{other}_opt_end_learning_rate'
+        ),
+        poly_power=_number(optimizer, f'{prefix}_opt_learning_rate_decay_poly_power'),
+        step_epochs=tuple(float(b) for b in falls if b is not None) if is_stepped else None,
+        weight_decay=_number(optimizer, f'{prefix}_opt_weight_decay', 'model_l2_regularization'),
+        momentum=_number(optimizer, f'{prefix}_opt_momentum', 'opt_momentum'),
+        label_smoothing=_number(optimizer, 'label_smoothing'),
+        target_accuracy=target,
+        eval_period=period,
+        first_eval_epoch=first,
+        nesterov=nesterov if isinstance(nesterov, bool) else None,
     )

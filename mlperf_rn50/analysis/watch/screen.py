@@ -7,12 +7,12 @@ from itertools import groupby
 from operator import itemgetter
 
 import numpy as np
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mlperf_rn50.analysis.sets.cost import cost_of
-from mlperf_rn50.analysis.watch.facts import (
+from mlperf_rn50.analysis.sets.run_set import cost_of
+from mlperf_rn50.analysis.watch.run_facts import (
     STATUS_LEVELS,
     epoch_text,
     facts_of,
@@ -55,11 +55,8 @@ def draw_curves(runs: Sequence[LiveRun], width: int, rows: int, is_ascii: bool =
     """Draw Top-1 against epochs, with legend and axes; width and rows are the size in
     characters."""
     columns, height, top = width - _AXIS_COLUMNS, rows - 2, _top(runs)
-    last = max(
-        [r.max_epochs or 0 for r in runs]
-        + [r.evaluations[-1].epoch for r in runs if r.evaluations]
-        + [1]
-    )
+    epochs = [e.epoch for r in runs for e in r.evaluations]
+    last = max([1, *epochs, *(r.max_epochs or 0 for r in runs)])
     marks, fill, line = (_ASCII_MARKS, ':', '-') if is_ascii else (_MARKS, '░', '╌')
     cells = [[(' ', '')] * columns for _ in range(height)]
 
@@ -77,10 +74,8 @@ def draw_curves(runs: Sequence[LiveRun], width: int, rows: int, is_ascii: bool =
         cells[row(target)] = [(line, 'dim')] * columns
     for k, run in enumerate(runs):
         for e in run.evaluations:
-            cells[row(e.accuracy)][column(e.epoch)] = (
-                marks[k % len(marks)],
-                _COLOURS[k % len(_COLOURS)],
-            )
+            mark = marks[k % len(marks)], _COLOURS[k % len(_COLOURS)]
+            cells[row(e.accuracy)][column(e.epoch)] = mark
     labels = {row(top * i / 2): f'{100 * top * i / 2:3.0f} % ' for i in range(3)}
     text = Text(_legend(runs, marks, fill, line)[:width] + '\n', no_wrap=True)
     for y, content in enumerate(cells):
@@ -99,8 +94,9 @@ def _legend(runs: Sequence[LiveRun], marks: str, fill: str, line: str) -> str:
     ]
     if len(runs) == 1 and any(p.low is not None for p in runs[0].band):
         parts.append(f'{fill} {runs[0].num_reference} reference runs')
-    targets = ' and '.join(map(percent, _targets(runs)))
-    return '  '.join(parts + [f'{line} target {targets}'] * bool(targets))
+    if targets := ' and '.join(map(percent, _targets(runs))):
+        parts.append(f'{line} target {targets}')
+    return '  '.join(parts)
 
 
 def _names(runs: Sequence[LiveRun]) -> list[str]:
@@ -114,49 +110,35 @@ def _facts_table(run: LiveRun, price: float | None) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style='dim', no_wrap=True, overflow='crop')
     table.add_column(overflow='fold')
-    for fact in facts_of(run, price):
-        table.add_row(fact.name, Text(fact.text, _STYLES[fact.level]))
+    for name, fact in facts_of(run, price).rows:
+        table.add_row(name.text, Text(fact.text, _STYLES[fact.level]))
     return table
 
 
 def _overview(runs: Sequence[LiveRun], width: int, price: float | None) -> Table:
     """Return a table with one row per run."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style='dim', width=width)
-    table.add_column('run', overflow='fold')
-    columns = [
-        'status',
-        'epoch',
-        'Top-1',
-        'images/s',
-        'skew',
-        'left',
-        *(['checkpoint'] if width >= _ROOMY else []),
-        *(['cost'] if price is not None else []),
-    ]
-    for name in columns:
-        table.add_column(
-            name,
-            justify='left' if name in ('status', 'epoch') else 'right',
-            no_wrap=True,
-            overflow='crop',
-        )
-    for run, name in zip(runs, _names(runs)):
-        last, step, cost = (
-            run.evaluations[-1:],
-            run.checkpoints.step,
-            cost_of(run.node_hours(), price),
-        )
+    for run, path in zip(runs, _names(runs)):
+        step, cost = run.checkpoints.step, cost_of(run.node_hours(), price)
         cells: dict[str, RenderableType] = {
+            'run': Text(path),
             'status': Text(status_word(run), _STYLES[STATUS_LEVELS[run.status]]),
             'epoch': epoch_text(run),
-            'Top-1': percent(last[0].accuracy) if last else '-',
+            'Top-1': percent(run.evaluations[-1].accuracy) if run.evaluations else '-',
             'images/s': '-' if run.images_per_s is None else f'{run.images_per_s:,.0f}',
             'skew': '-' if run.skew is None else percent(run.skew, '.1f'),
             'left': '-' if run.left_s is None else duration(run.left_s),
-            'checkpoint': '-' if step is None else f'step {step}',
-            'cost': '-' if cost is None else money(cost),
         }
-        table.add_row(Text(name), *(cells[c] for c in columns))
+        if width >= _ROOMY:
+            cells['checkpoint'] = '-' if step is None else f'step {step}'
+        if price is not None:
+            cells['cost'] = '-' if cost is None else money(cost)
+        if not table.columns:
+            table.add_column('run', overflow='fold')
+            for name in list(cells)[1:]:
+                side: JustifyMethod = 'left' if name in ('status', 'epoch') else 'right'
+                table.add_column(name, justify=side, no_wrap=True, overflow='crop')
+        table.add_row(*cells.values())
     return table
 
 
@@ -165,14 +147,14 @@ def _warnings(runs: Sequence[LiveRun]) -> list[Text]:
     statuses."""
     lines = []
     for run, name in zip(runs, _names(runs)):
-        prefix = f'{name}: ' if len(runs) > 1 else ''
-        is_unusual = len(runs) > 1 and status_word(run) not in ('running', 'converged')
-        warnings = [status_text(run)] * is_unusual + list(run.warnings)
-        lines += [
-            Text(f'{prefix}{text}', 'yellow', overflow='fold') for text in warnings[:_MAX_WARNINGS]
-        ]
-        if len(warnings) > _MAX_WARNINGS:
-            lines.append(Text(f'{prefix}and {len(warnings) - _MAX_WARNINGS} more', 'yellow'))
+        warnings, prefix = list(run.warnings), ''
+        if len(runs) > 1:
+            prefix = f'{name}: '
+            if status_word(run) not in ('running', 'converged'):
+                warnings.insert(0, status_text(run))
+        more = len(warnings) - _MAX_WARNINGS
+        shown = warnings[:_MAX_WARNINGS] + ([f'and {more} more'] if more > 0 else [])
+        lines += [Text(f'{prefix}{text}', 'yellow', overflow='fold') for text in shown]
     return lines
 
 

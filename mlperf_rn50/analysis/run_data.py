@@ -1,10 +1,10 @@
-"""A run with the records that explain its time and accuracy. The files are untrusted."""
+"""All that a run folder has about a run: its log, metrics and configuration. The files are
+untrusted."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -14,17 +14,16 @@ from mlperf_rn50.config_file import load_tree, override
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.mllog.run import Run
-from mlperf_rn50.runfolder.jsonl import read_lines
-from mlperf_rn50.runfolder.names import RunFolder, run_number, run_numbers
-from mlperf_rn50.runfolder.records import MetricsRecord, ResumedRecord
+from mlperf_rn50.runfolder.names import RunFolder
+from mlperf_rn50.runfolder.records import MetricsRecord, ResumedRecord, read_records
 
 _MAX_RECORDS, _MAX_CONFIG_BYTES = 200_000, 1 << 14
 T = TypeVar('T')
 
 
 @dataclass(frozen=True)
-class WhyRun:
-    """A run to explain; what is missing or unreadable is None or empty."""
+class RunData:
+    """A run with its records; what is missing or unreadable is None or empty."""
 
     folder: RunFolder
     log: Run | None = None
@@ -40,29 +39,26 @@ class WhyRun:
         return next(iter(self.all(kind)[::-1]), None)
 
 
-def run_folder_at(path: Path) -> RunFolder:
-    """Return the newest run of a folder, or the run of a given log. Raise UserError if there is
-    none."""
-    if (number := run_number(path.name)) is not None:
-        return RunFolder(path.parent, number)
-    if not path.is_dir() or not (numbers := run_numbers(path)):
-        raise UserError(f'{path}: got no run, expected a run folder, or result_<k>.txt in one')
-    return RunFolder(path, max(numbers))
-
-
-def load_run(folder: RunFolder) -> WhyRun:
+def load_run(folder: RunFolder) -> RunData:
     """Read the log, the records and the configuration of a run; what is unreadable is missing."""
-    log, config = None, None
-    lines: Iterator[tuple[int, MetricsRecord]] = read_lines(folder.metrics, MetricsRecord)  # type: ignore[arg-type]
+    log = None
+    lines: Iterator[tuple[int, MetricsRecord]]
+    lines = read_records(folder.metrics, MetricsRecord)  # type: ignore[arg-type]
     records = tuple(record for _, record in islice(lines, _MAX_RECORDS))
     with suppress(UserError):
         log = read_run(folder.result)
+    return RunData(folder, log, records, load_run_config(folder, records))
+
+
+def load_run_config(folder: RunFolder, records: Sequence[MetricsRecord]) -> Config | None:
+    """Return the configuration of a run with the changes of its resumes; None if it is
+    unreadable."""
     with suppress(ConfigError, msgspec.MsgspecError, AttributeError, TypeError):
         tree = load_tree(folder.config, _MAX_CONFIG_BYTES)
         for record in records:
             if isinstance(record, ResumedRecord):
                 override(tree, {key: now for key, (_, now) in record.changed.items()})
-        loaded = msgspec.convert(tree, Config)
-        check_values(loaded)
-        config = loaded
-    return WhyRun(folder, log, records, config)
+        config = msgspec.convert(tree, Config)
+        check_values(config)
+        return config
+    return None

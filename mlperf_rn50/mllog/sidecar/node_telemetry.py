@@ -58,23 +58,22 @@ def read_node(path: Path, most: int = _MAX_SAMPLES) -> NodeTelemetry | None:
             run_s = record.clock_s if record.elapsed_s is None else record.elapsed_s
             offset_s = None if run_s is None else run_s - record.time_s
         elif record.event is None and offset_s is not None:
-            samples.append(
-                (
-                    record.time_s + offset_s,
-                    *(_rate(record, kinds) for kinds in KINDS.values()),
-                    *(
-                        math.nan if v is None else v
-                        for v in (record.cpu_percent, record.page_cache_bytes)
-                    ),
-                )
-            )
+            values = [_rate(record, kinds) for kinds in KINDS.values()]
+            for value in (record.cpu_percent, record.page_cache_bytes):
+                values.append(math.nan if value is None else value)
+            samples.append((record.time_s + offset_s, *values))
             if len(samples) > most:
                 del samples[1::2]
     if not samples:
         return None
     times_s, *rates, cpu_percent, page_cache_bytes = zip(*samples)
     return NodeTelemetry(
-        host_of(path), path, times_s, dict(zip(KINDS, rates)), cpu_percent, page_cache_bytes
+        host=host_of(path),
+        path=path,
+        times_s=times_s,
+        rates=dict(zip(KINDS, rates)),
+        cpu_percent=cpu_percent,
+        page_cache_bytes=page_cache_bytes,
     )
 
 
