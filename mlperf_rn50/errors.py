@@ -66,39 +66,35 @@ def nearest(word: str, known: Sequence[str]) -> str:
     """Return the hint '; did you mean X?' for a misspelt or cut word, or '' if no known word is
     similar."""
     words = {k.casefold(): k for k in reversed(known)}
-    match = [
-        k for k in reversed(words) if k.lstrip('-').startswith(word.casefold().lstrip('-') or '-')
-    ] or difflib.get_close_matches(word.casefold(), words, n=1)
-    return f'; did you mean {words[match[0]]}?' if match else ''
+    start = word.casefold().lstrip('-') or '-'
+    matches = [k for k in reversed(words) if k.lstrip('-').startswith(start)]
+    matches += difflib.get_close_matches(word.casefold(), words, n=1)
+    return f'; did you mean {words[matches[0]]}?' if matches else ''
 
 
 def option_error(message: str, parser: ArgumentParser, more: Iterable[str] = ()) -> ConfigError:
     """Convert a parser's message to a one-line error with the nearest option, also of `more`, or an
     example."""
-    text, help_ = ' '.join(message.split()), f'; see {parser.prog} --help'
+    text = ' '.join(message.split())
+    help_ = f'; see {parser.prog} --help'
     if m := re.search(r'[Uu]nrecognized arguments: (\S+)', text):
         known = [*parser._option_string_actions, *more]
         if m[1].endswith(('.yaml', '.yml')) and '--config' in known:
             return ConfigError(f'{m[1]}: unexpected argument; did you mean --config {m[1]}?')
-        return ConfigError(
-            f'{m[1]}: unknown option{nearest(m[1].partition("=")[0], known) or help_}'
-        )
+        hint = nearest(m[1].partition('=')[0], known)
+        return ConfigError(f'{m[1]}: unknown option{hint or help_}')
     if m := re.search(r'the following arguments are required: (.+)', text):
+        missing = ', '.join(_usage_of(name, parser) for name in m[1].split(', '))
         example = re.search(r'^  (\S+(?: \S+)*(?:\n {6}.+)*)', parser.epilog or '', re.MULTILINE)
-        return ConfigError(
-            f'{", ".join(_usage_of(name, parser) for name in m[1].split(", "))}: missing'
-            + (f'; for example: {" ".join(example[1].split())}' if example else '')
-            + help_
-        )
+        hint = f'; for example: {" ".join(example[1].split())}' if example else ''
+        return ConfigError(f'{missing}: missing{hint}{help_}')
     return ConfigError(text + help_)
 
 
 def _usage_of(name: str, parser: ArgumentParser) -> str:
     """Return an argument as a usage line shows it: an option with its value, or only the value."""
-    action = next(
-        (a for a in parser._actions if name in (*a.option_strings, a.metavar, a.dest)), None
-    )
-    if not action:
-        return name
-    value = parser._get_formatter()._metavar_formatter(action, action.dest.upper())(1)[0]
-    return f'{name} {value}' if action.option_strings else value
+    for action in parser._actions:
+        if name in (*action.option_strings, action.metavar, action.dest):
+            value = parser._get_formatter()._metavar_formatter(action, action.dest.upper())(1)[0]
+            return f'{name} {value}' if action.option_strings else value
+    return name

@@ -41,9 +41,10 @@ def read_arrays(data: bytes) -> Arrays:
 
 def find_non_finite(arrays: Arrays) -> str | None:
     """Return the name of the first array with a NaN or an infinity, or None."""
-    return next(
-        (n for n, a in arrays.items() if a.dtype.kind == 'f' and not np.isfinite(a).all()), None
-    )
+    for name, array in arrays.items():
+        if array.dtype.kind == 'f' and not np.isfinite(array).all():
+            return name
+    return None
 
 
 def map_array(file: BinaryIO, dtype: type[np.generic]) -> np.ndarray:
@@ -70,11 +71,9 @@ def _read_header(f: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dty
     """Return shape, order and type of the array in a file of `size` bytes. Raise ValueError unless
     it fits exactly."""
     form = np.lib.format
+    readers = {(1, 0): form.read_array_header_1_0, (2, 0): form.read_array_header_2_0}
     try:
-        read = {(1, 0): form.read_array_header_1_0, (2, 0): form.read_array_header_2_0}[
-            form.read_magic(f)
-        ]
-        shape, is_fortran, dtype = read(f)
+        shape, is_fortran, dtype = readers[form.read_magic(f)](f)
     except Exception as e:  # NumPy raises many types for damaged headers
         reason = ' '.join(str(e).split())[:200]
         raise ValueError(

@@ -17,19 +17,15 @@ def expand(text: str, name: str = '') -> str:
 
     A value that is the path of an existing file remains unchanged. name: start of the message.
     """
-    head, value = re.fullmatch(
-        r'(--[^=]*='
-        r')?(.*)',
-        text,
-        re.DOTALL,
-    ).groups('')  # type: ignore[union-attr]
+    option = re.match(r'--[^=]*=', text)
+    head = option[0] if option else ''
+    value = text.removeprefix(head)
     if os.path.lexists(value):
         return text
     if m := re.search(r'\$(\{)?[A-Za-z_]\w*(?(1)\})', value, re.ASCII):
         raise ConfigError(
             f'{name}{text}: got the variable {m[0]}, expected its value; a shell replaces '
-            'variables, '
-            'but not within single quotes or in a file'
+            'variables, but not within single quotes or in a file'
         )
     return head + os.path.expanduser(value)
 
@@ -52,11 +48,13 @@ class _HelpFormatter(HelpFormatter):
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         wrap = partial(textwrap.fill, width=width, break_long_words=False, break_on_hyphens=False)
-        blocks = [b.splitlines() if '\n ' in b else [b] for b in text.split('\n\n')]
-        return '\n\n'.join(
-            '\n'.join(wrap(line, subsequent_indent=14 * ' ' * (line[:1] == ' ')) for line in lines)
-            for lines in blocks
-        )
+        blocks = []
+        for block in text.split('\n\n'):
+            lines = block.splitlines() if '\n ' in block else [block]
+            indents = [14 * ' ' if line.startswith(' ') else '' for line in lines]
+            wrapped = [wrap(x, subsequent_indent=i) for x, i in zip(lines, indents)]
+            blocks.append('\n'.join(wrapped))
+        return '\n\n'.join(blocks)
 
 
 class Parser(ArgumentParser):

@@ -58,19 +58,22 @@ def short(text: str, most: int) -> str:
 def cut_names(names: Sequence[str], most: int) -> list[str]:
     """Cut names in their middle to at most `most` characters, or to as many more as keep different
     names different."""
-    while True:
-        cut = [
-            n if len(n) <= most else f'{n[: most // 2]}…{n[most // 2 + 1 - most :]}' for n in names
-        ]
-        if len(set(cut)) == len(set(names)):
-            return cut
+
+    def cut(name: str) -> str:
+        half = most // 2
+        return name if len(name) <= most else f'{name[:half]}…{name[half + 1 - most :]}'
+
+    while len({cut(name) for name in names}) < len(set(names)):
         most += 1
+    return [cut(name) for name in names]
 
 
 def printable(text: str) -> str:
     """Replace control characters in text of a log, because a log is not trusted and must not
     control a terminal."""
-    return text if text.isprintable() else ''.join(c if c.isprintable() else '?' for c in text)
+    if text.isprintable():
+        return text
+    return ''.join(c if c.isprintable() else '?' for c in text)
 
 
 def wrap_line(text: str, width: int | None, indent: str = '') -> str:
@@ -101,13 +104,17 @@ def duration(seconds: float) -> str:
 
 def span(first_s: float, last_s: float) -> str:
     """Return a range of durations, or a single one if both are formatted alike."""
-    first, last = duration(first_s), duration(last_s)
+    first = duration(first_s)
+    last = duration(last_s)
     return last if first == last else f'{first} to {last}'
 
 
 def percent(fraction: float, form: str = '.2f') -> str:
+    """Return a fraction as a percentage; a rounded zero has no minus."""
     text = f'{100 * fraction:{form}}'
-    return f'{text if text.strip("-.0") else text.replace("-", "+" if "+" in form else "")} %'
+    if not text.strip('-.0'):
+        text = text.replace('-', '+' if '+' in form else '')
+    return f'{text} %'
 
 
 def minutes(seconds: float | None) -> str:

@@ -37,6 +37,7 @@ CLI = [sys.executable, '-m', 'mlperf_rn50']
 AVX2 = 'fpu sse4_1 sse4_2 avx f16c fma avx2 bmi2'
 AVX512 = f'{AVX2} avx512f avx512dq avx512cd avx512bw avx512vl'
 BF16 = f'{AVX512} avx512_vnni avx512_bf16'
+RANGE_UJ = 262_143_328_850  # of the energy counters of write_zone
 
 
 class Terminal(io.StringIO):
@@ -105,6 +106,19 @@ def address_of(array) -> int:
     return pointer.value
 
 
+def assert_near(got, expected, rtol=1e-3, share=1e-4) -> None:
+    """Assert that arrays are nearly equal, or dicts of arrays with the same names in the same
+    order. share: tolerance as a fraction of the largest value."""
+    import numpy as np
+
+    if not isinstance(expected, dict):
+        got, expected = {'': got}, {'': expected}
+    assert list(got) == list(expected)
+    for name, value in expected.items():
+        atol = share * np.abs(value).max()
+        np.testing.assert_allclose(got[name], value, rtol=rtol, atol=atol, err_msg=name)
+
+
 @contextlib.contextmanager
 def own_signals() -> Iterator[None]:
     """Restore signal handlers and the signal mask at the end of the block."""
@@ -154,6 +168,13 @@ def write_files(folder: Path, files, mode: int = 0o644) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f'{text}\n')
         path.chmod(mode)
+
+
+def write_zone(sys_folder: Path, zone: str, name: str, energy_uj: int) -> Path:
+    """Write an energy counter to a fake /sys tree; return its file."""
+    folder = sys_folder / 'class/powercap' / zone
+    write_files(folder, {'name': name, 'energy_uj': energy_uj, 'max_energy_range_uj': RANGE_UJ})
+    return folder / 'energy_uj'
 
 
 def deny(monkeypatch, end: str, *functions: str) -> None:

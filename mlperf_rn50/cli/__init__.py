@@ -10,8 +10,7 @@ code. Shared code is in the modules parsers, ranks, terminal and weights.
 import signal
 
 # Until main() handles Ctrl-C, the imports would print a traceback; the default action ends the
-# process silently.
-# else it is ignored, as under nohup
+# process silently. If it is ignored, as under nohup, it stays so.
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 import importlib
@@ -63,27 +62,12 @@ from mlperf_rn50.text import first_paragraph, printable
 if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-COMMANDS = (
-    'bench',
-    'check',
-    'classify',
-    'completion',
-    'doctor',
-    'evaluate',
-    'export',
-    'launch',
-    'package',
-    'predict',
-    'prepare',
-    'recipe',
-    'report',
-    'sweep',
-    'train',
-    'watch',
-    'why',
+COMMANDS = tuple(
+    'bench check classify completion doctor evaluate export launch package predict prepare recipe '
+    'report sweep train watch why'.split()
 )
 # Commands whose packages read no variables of MXNet, except for why --probe.
-_READERS = ('check', 'completion', 'package', 'predict', 'recipe', 'report', 'watch', 'why')
+_READERS = 'check completion package predict recipe report watch why'.split()
 _DESCRIPTION = 'MLPerf time-to-accuracy runner for ResNet-50 v1.5 on MXNet Gluon.'
 _EPILOG = """examples:
   mlperf-rn50 prepare digits --out data/digits
@@ -94,8 +78,8 @@ _EPILOG = """examples:
 
 For the options of a command, run mlperf-rn50 COMMAND --help.
 
-exit codes: 0 success, 1 failed run or check, 2 invalid arguments or input, 75 interrupted and resumable,
-130 ended at once"""
+exit codes: 0 success, 1 failed run or check, 2 invalid arguments or input, 75 interrupted and
+resumable, 130 ended at once"""
 # Import and display names of optional packages, by extra. Horovod has no extra, as pip builds it
 # without MXNet support.
 EXTRAS = {
@@ -161,11 +145,10 @@ def whole_parser() -> ArgumentParser:
         commands.add_parser(name, help=_summary(name))
         with suppress(ModuleNotFoundError):
             command = _command(name)
-            commands._name_parser_map[name] = (
-                config_parser(name, command.add_options)
-                if hasattr(command, 'add_options')
-                else command.make_parser()
-            )
+            if hasattr(command, 'add_options'):
+                commands._name_parser_map[name] = config_parser(name, command.add_options)
+            else:
+                commands._name_parser_map[name] = command.make_parser()
     return parser
 
 
@@ -189,7 +172,8 @@ def _run(argv: Sequence[str]) -> int:
             f'{", ".join(COMMANDS)}'
         )
     try:
-        command, words = _command(argv[place]), argv[place + 1 :]
+        command = _command(argv[place])
+        words = argv[place + 1 :]
         if hasattr(command, 'add_options') and {'-h', '--help'} & {*words}:
             print(config_help(argv[place], command, words), end='')
             return EXIT_OK
@@ -230,8 +214,10 @@ def _print_error(error: UserError) -> None:
         rank = launched_rank()
     except UserError:  # the rank itself may be invalid
         rank = 0
-    # A lost rank may still report its own error.
-    time.sleep(1.5 * bool(rank) + 0.5 * min(rank, 10) + 2 * isinstance(error, RankLost))
+    delay_s = 1.5 + 0.5 * min(rank, 10) if rank else 0.0
+    if isinstance(error, RankLost):  # the lost rank may still report its own error
+        delay_s += 2
+    time.sleep(delay_s)
     where = error.where or (f'{rank_name()}: ' if rank else '')
     name = paint('mlperf-rn50:', 'bad') if has_colour(sys.stderr) else 'mlperf-rn50:'
     try:

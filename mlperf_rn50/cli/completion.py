@@ -3,7 +3,7 @@ published sets.
 
 examples:
   mlperf-rn50 completion bash > ~/.local/share/bash-completion/completions/mlperf-rn50
-  mlperf-rn50 completion zsh > ~/.zfunc/_mlperf-rn50     (~/.zfunc must be in $fpath before compinit)
+  mlperf-rn50 completion zsh > ~/.zfunc/_mlperf-rn50   (~/.zfunc must be in $fpath before compinit)
   mlperf-rn50 completion fish > ~/.config/fish/completions/mlperf-rn50.fish
   source <(mlperf-rn50 completion bash)                  (only in this shell, also for launch/*.sh)
 
@@ -13,6 +13,7 @@ after an update.
 
 from argparse import SUPPRESS, ArgumentParser, _SubParsersAction
 from collections.abc import Sequence
+from typing import Any
 
 from mlperf_rn50.cli.parsers import command_parser
 from mlperf_rn50.errors import EXIT_OK
@@ -27,7 +28,8 @@ _KEYS = {'KEY', 'KEYS'}
 _PUBLISHED = {'paths': '_mlperf_rn50_file_or_published', 'sources': '_mlperf_rn50_file_or_system'}
 _BASH = """
 _mlperf_rn50_names='{names}'
-_mlperf_rn50_next() {{ # WORD NAMES, each after a space; prints the next parts, or the first that differ
+# WORD NAMES, each after a space; prints the next parts, or the first that differ
+_mlperf_rn50_next() {{
     local word=$1 found
     while found=$(compgen -W "$2" -- "$word" | grep -E "^.{{${{#word}}}}[^/]+/?$") &&
           [[ $found == */ && $found != *$'\\n'* ]]; do
@@ -35,22 +37,27 @@ _mlperf_rn50_next() {{ # WORD NAMES, each after a space; prints the next parts, 
     done
     [[ -z $found ]] || echo "$found"
 }}
-_mlperf_rn50_file_or_system() {{ compgen -f -- "$1"; _mlperf_rn50_next "$1" "$_mlperf_rn50_names"; }}
+_mlperf_rn50_file_or_system() {{
+    compgen -f -- "$1"; _mlperf_rn50_next "$1" "$_mlperf_rn50_names"
+}}
 _mlperf_rn50_file_or_published() {{
     compgen -f -- "$1"; _mlperf_rn50_next "$1" "published/${{_mlperf_rn50_names// / published/}}"
 }}
-_mlperf_script() {{ # completes a script in launch/ as its command, and as train, which gets the other options
+# completes a script in launch/ as its command, and as train, which gets the other options
+_mlperf_script() {{
     local name=${{1##*/}} typed=("${{COMP_WORDS[@]:1}}") index=$COMP_CWORD found=() command
     name=${{name%.*}} name=${{name/docker/local}}
     for command in "launch $name" train; do
         command=${{command/launch sweep/sweep}}
-        COMP_WORDS=(mlperf-rn50 $command "${{typed[@]}}") COMP_CWORD=$((index + $(wc -w <<<"$command")))
+        COMP_WORDS=(mlperf-rn50 $command "${{typed[@]}}")
+        COMP_CWORD=$((index + $(wc -w <<<"$command")))
         _shtab_mlperf_rn50
         found+=("${{COMPREPLY[@]}}")
     done
     COMPREPLY=("${{found[@]}}")
 }}
-complete -o bashdefault -F _mlperf_script {{,./}}launch/{{local,docker,mpirun,horovodrun,apptainer,kubernetes,sweep}}.sh
+complete -o bashdefault -F _mlperf_script \\
+    {{,./}}launch/{{local,docker,mpirun,horovodrun,apptainer,kubernetes,sweep}}.sh
 """
 
 
@@ -84,6 +91,7 @@ def _complete_values(parser: ArgumentParser) -> None:
 
     from mlperf_rn50.config import KEYS, SECTIONS
 
+    action: Any  # shtab reads the attribute complete
     for action in parser._actions:
         names = {action.metavar, action.dest}
         if isinstance(action, _SubParsersAction):
@@ -92,11 +100,11 @@ def _complete_values(parser: ArgumentParser) -> None:
         elif action.dest in SECTIONS:  # takes a whole section as YAML, which users do not type
             action.help = SUPPRESS
         elif action.dest in _PUBLISHED:
-            action.complete = {**shtab.FILE, 'bash': _PUBLISHED[action.dest]}  # type: ignore[attr-defined]
+            action.complete = {**shtab.FILE, 'bash': _PUBLISHED[action.dest]}
         elif names & _FOLDERS:
-            action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+            action.complete = shtab.DIRECTORY
         elif names & _FILES:
-            action.complete = shtab.FILE  # type: ignore[attr-defined]
+            action.complete = shtab.FILE
         elif names & _KEYS:
             action.choices = list(KEYS)
         elif 'ROUND' in names:

@@ -8,28 +8,29 @@ examples:
 
 from __future__ import annotations
 
-import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from mlperf_rn50.answer import STATUS_LEVELS, Answer, Cell, Table
+from mlperf_rn50.cli.output import add_format_option, print_answer
 from mlperf_rn50.cli.parsers import add_run_options, config_parser
-from mlperf_rn50.cli.terminal import paint_statuses
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, RunFailed
+from mlperf_rn50.text import plural
 
 if TYPE_CHECKING:
     from jsonargparse import Namespace
 
     from mlperf_rn50.config import Config
+    from mlperf_rn50.doctor.result import Check
     from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
 
 def add_options(parser: Any) -> None:
     add_run_options(parser)
-    parser.add_argument(
-        '--format', choices=['table', 'json'], default='table', help='output format'
-    )
+    add_format_option(parser)
     parser.add_argument(
         '--quiet', action='store_true', help='print only warnings, failures and the totals'
     )
@@ -49,7 +50,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _examine(config: Config, options: Namespace, heartbeat: Heartbeat) -> int:
-    from mlperf_rn50.doctor.checks import has_failed, render_checks
+    from mlperf_rn50.doctor.checks import has_failed
     from mlperf_rn50.system.launcher_env import rank_name
 
     try:
@@ -62,23 +63,33 @@ def _examine(config: Config, options: Namespace, heartbeat: Heartbeat) -> int:
     except (ImportError, OSError) as e:
         raise RunFailed(
             f'{rank_name()}: cannot import MXNet, DALI or Horovod: {e}; run launch/setup.sh '
-            '--check '
-            'on this host'
+            '--check on this host'
         ) from e
     rows, checks = examine(config, bool(options.config or options.resume), comm)
-    if comm.rank == 0 and options.format == 'json':
-        print(
-            json.dumps(
-                {
-                    'passed': not has_failed(checks),
-                    'checks': [asdict(c) for c in checks],
-                    'ranks': rows,
-                },
-                indent=1,
-            ),
-            flush=True,
-        )
-    elif comm.rank == 0:
-        out = sys.stderr if options.quiet else sys.stdout
-        print(paint_statuses(render_checks(checks, options.quiet), out), file=out, flush=True)
-    return EXIT_FAILED if comm.sum([has_failed(checks)])[0] else EXIT_OK
+    is_failed = has_failed(checks)
+    if comm.rank == 0:
+        data = {'passed': not is_failed, 'checks': [asdict(c) for c in checks], 'ranks': rows}
+        answer = checks_answer(checks, options.quiet, data)
+        options.wide = comm.world_size > 1  # the terminal that Open MPI opens has no width
+        is_error = options.quiet and options.format != 'json'
+        print_answer(answer, options, sys.stderr if is_error else sys.stdout)
+    return EXIT_FAILED if comm.sum([is_failed])[0] else EXIT_OK
+
+
+def checks_answer(checks: Sequence[Check], is_quiet: bool, data: Any = None) -> Answer:
+    """Return the totals, and a line for each check with the fix of a warning or failure. is_quiet
+    omits the other checks."""
+    counts = Counter(c.status for c in checks)
+    rows = []
+    for check in checks:
+        is_good = check.status in ('ok', 'not needed')
+        fix = f'; fix: {check.fix}' if check.fix and not is_good else ''
+        if not (is_good and is_quiet):
+            name = Cell(f'{check.status:10}  {check.name}')
+            level = STATUS_LEVELS.get(check.status, '')
+            rows.append((name, Cell(check.found + fix, level='' if is_good else level)))
+    totals = (
+        f'doctor: {plural(counts["ok"], "check")} passed, {counts["failed"]} failed, '
+        f'{plural(counts["warning"], "warning")}'
+    )
+    return Answer(sentences=[totals], tables=[Table('', (), tuple(rows))], data=data)

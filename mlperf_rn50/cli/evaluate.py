@@ -2,9 +2,9 @@
 confusions.
 
 examples:
-  mlperf-rn50 evaluate logs/digits_cpu launch/ranks.sh 2 mlperf-rn50 evaluate logs/digits_cpu
-  --which last --confusions 20 mlperf-rn50 evaluate weights/best.npz --data.dir data/digits
-  --train.eval_batch_size 100 --format json
+  mlperf-rn50 evaluate logs/digits_cpu
+  launch/ranks.sh 2 mlperf-rn50 evaluate logs/digits_cpu --which last --confusions 20
+  mlperf-rn50 evaluate weights/best.npz --data.dir data/digits --format json
 
 The configuration is stored with the weights; options override its keys. The exit code is 1 if Top-1
 differs from the log of the run.
@@ -12,12 +12,13 @@ differs from the log of the run.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from mlperf_rn50.cli.parsers import config_parser
+from mlperf_rn50.answer import Answer, Cell, Table, number_cell, percent_cell
+from mlperf_rn50.cli.output import add_format_option, print_answer
+from mlperf_rn50.cli.parsers import add_wide_option, config_parser
 from mlperf_rn50.cli.weights import SavedWeights, load_saved
 from mlperf_rn50.config import Config, for_evaluation, to_tree
 from mlperf_rn50.data.options import IMAGENET
@@ -43,7 +44,8 @@ def add_options(parser: Any) -> None:
     )
     add('--which', choices=['best', 'last'], default='best', help='saved network of the run')
     add('--confusions', metavar='N', type=int, default=10, help='number of confusions in the list')
-    add('--format', choices=['table', 'json'], default='table', help='output format')
+    add_format_option(parser)
+    add_wide_option(parser)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -78,7 +80,8 @@ def _evaluate(
 
     heartbeat.beat('start-up')
     comm = open_ranks(config, heartbeat)
-    data, device_id = config.data, device_id_of(config, comm)
+    data = config.data
+    device_id = device_id_of(config, comm)
     context = device_context(device_id)
     leave_openmp_to_engine()
     if not data.synthetic and class_names(data) != list(weights.description.classes):
@@ -91,27 +94,37 @@ def _evaluate(
     net = with_mirror(eval_network(config, context, trained), config)
     matrix = ConfusionMatrix(data.num_classes)
     heartbeat.beat('evaluation')
-    accuracy = evaluate(net, batches(), data.num_val, comm, heartbeat.beat, matrix.add)
+    accuracy = evaluate(
+        net,
+        batches(),
+        num_images=data.num_val,
+        comm=comm,
+        on_batch=heartbeat.beat,
+        on_logits=matrix.add,
+    )
     matrix.sum(comm)
-    if matrix.counts.trace() != accuracy.num_top1:
+    num_correct = matrix.counts.trace()
+    if num_correct != accuracy.num_top1:
         raise RunFailed(
-            f'evaluation: the confusion matrix has {matrix.counts.trace()} correct images, '
-            'expected '
+            f'evaluation: the confusion matrix has {num_correct} correct images, expected '
             f'{accuracy.num_top1} as counted for Top-1'
         )
     logged = _logged_top1(weights) if _is_as_trained(config, weights) else None
+    confusions = matrix.largest(options.confusions, weights.description.classes)
+    answer = _answer(config, weights, accuracy, logged=logged, confusions=confusions)
+    options.wide |= comm.world_size > 1  # the terminal that Open MPI opens has no width
     if comm.rank == 0:
-        confusions = matrix.largest(options.confusions, weights.description.classes)
-        print(_render(config, weights, accuracy, logged, confusions, options.format), flush=True)
+        print_answer(answer, options)
     comm.barrier()
-    return EXIT_OK if logged in (None, accuracy.top1) else EXIT_FAILED
+    return answer.exit_code
 
 
 def _is_as_trained(config: Config, weights: SavedWeights) -> bool:
     """Return whether the run's own evaluations used the same images and arithmetic."""
     from mlperf_rn50.data.records import data_digest
 
-    tree, description = to_tree(for_evaluation(config)), weights.description
+    tree = to_tree(for_evaluation(config))
+    description = weights.description
     # Synthetic images depend on the number of ranks.
     if config.data.synthetic or description.data_sha256 not in ('', data_digest(config.data)):
         return False
@@ -131,75 +144,67 @@ def _logged_top1(weights: SavedWeights) -> float | None:
     from mlperf_rn50.mllog.read.reader import read_run
     from mlperf_rn50.runfolder.names import RunFolder, folder_index
 
-    folder, description = weights.path.absolute().parent, weights.description
-    log, accuracies = RunFolder(folder.parent, folder_index(folder)).result, []
+    folder = weights.path.absolute().parent
+    description = weights.description
+    log = RunFolder(folder.parent, folder_index(folder)).result
+    top1 = description.top1
     if folder.name.startswith('weights') and log.is_file():
-        accuracies = [e.accuracy for e in read_run(log).evaluations if e.epoch == description.epoch]
-    return accuracies[-1] if accuracies else description.top1
+        for evaluation in read_run(log).evaluations:
+            if evaluation.epoch == description.epoch:
+                top1 = evaluation.accuracy
+    return top1
 
 
-def _render(
+def _answer(
     config: Config,
     weights: SavedWeights,
     accuracy: Accuracy,
     logged: float | None,
     confusions: list[Confusion],
-    output_format: str,
-) -> str:
-    if output_format == 'json':
-        return json.dumps(
-            {
-                'weights': str(weights.path),
-                'epoch': weights.description.epoch,
-                'dataset': config.data.dataset,
-                'is_imagenet': config.data.dataset == IMAGENET,
-                'is_synthetic': config.data.synthetic,
-                **asdict(accuracy),
-                'top1': accuracy.top1,
-                'top5': accuracy.top5,
-                'logged_top1': logged,
-                'is_as_logged': None if logged is None else logged == accuracy.top1,
-                'confusions': [asdict(c) for c in confusions],
-            },
-            indent=1,
-        )
-    from tabulate import tabulate
-
-    from mlperf_rn50.text import printable
+) -> Answer:
     from mlperf_rn50.train.evaluate import data_label
 
+    is_as_logged = None if logged is None else logged == accuracy.top1
     comparison = (
-        'not compared: the run has no evaluation of these weights with these images and '
-        'this precision'
+        'not compared: the run has no evaluation of these weights with these images and this '
+        'precision'
     )
     if logged is not None:
-        comparison = f'{100 * logged:.2f} %, ' + (
-            'the same' if logged == accuracy.top1 else 'NOT THE SAME'
+        comparison = f'{100 * logged:.2f} %, {"the same" if is_as_logged else "NOT THE SAME"}'
+    of_all = f'of {accuracy.num_images:,} images of {data_label(config.data)}'
+    facts = {
+        'weights': str(weights),
+        'Top-1': f'{100 * accuracy.top1:.2f} %, {accuracy.num_top1:,} {of_all}',
+        'Top-5': f'{100 * accuracy.top5:.2f} %, {accuracy.num_top5:,} {of_all}',
+        'in the log': comparison,
+    }
+    rows = [
+        (
+            Cell(c.true_class),
+            Cell(c.taken_for),
+            number_cell(c.num_images, 'd'),
+            percent_cell(c.share, '.1f'),
         )
-    of_all = f'of {accuracy.num_images:,} images of {printable(data_label(config.data))}'
-    lines = [
-        f'weights      {printable(str(weights))}',
-        f'Top-1        {100 * accuracy.top1:.2f} %, {accuracy.num_top1:,} {of_all}',
-        f'Top-5        {100 * accuracy.top5:.2f} %, {accuracy.num_top5:,} {of_all}',
-        f'in the log   {comparison}',
+        for c in confusions
     ]
-    if confusions:
-        rows = [
-            [
-                printable(c.true_class),
-                printable(c.taken_for),
-                c.num_images,
-                f'{100 * c.share:.1f} %',
-            ]
-            for c in confusions
-        ]
-        lines += [
-            '',
-            tabulate(
-                rows,
-                ['class', 'taken for', 'images', 'of the class'],
-                disable_numparse=True,
-                colalign=('left', 'left', 'right', 'right'),
-            ),
-        ]
-    return '\n'.join(lines)
+    data = {
+        'weights': str(weights.path),
+        'epoch': weights.description.epoch,
+        'dataset': config.data.dataset,
+        'is_imagenet': config.data.dataset == IMAGENET,
+        'is_synthetic': config.data.synthetic,
+        **asdict(accuracy),
+        'top1': accuracy.top1,
+        'top5': accuracy.top5,
+        'logged_top1': logged,
+        'is_as_logged': is_as_logged,
+        'confusions': [asdict(c) for c in confusions],
+    }
+    return Answer(
+        tables=[
+            Table('', (), tuple((Cell(name), Cell(text)) for name, text in facts.items())),
+            Table('', ('class', 'taken for', 'images', 'of the class'), tuple(rows)),
+        ],
+        data=data,
+        exit_code=EXIT_FAILED if is_as_logged is False else EXIT_OK,
+    )

@@ -61,16 +61,15 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.train.evaluate import data_label
 
     weights = load_saved(options.path, options.which)
-    config, net = weights.portable_network(
-        [f'--data.dir={options.data_dir}'] if options.data_dir else []
-    )
+    words = [f'--data.dir={options.data_dir}'] if options.data_dir else []
+    config, net = weights.portable_network(words)
     files, difference = export(
         net,
-        _images(config),
-        Path(options.out),
-        f'{config.model.name}_{weights.path.stem}',
-        options.format,
-        _facts(weights, config),
+        images=_images(config),
+        out=Path(options.out),
+        stem=f'{config.model.name}_{weights.path.stem}',
+        output_format=options.format,
+        facts=_facts(weights, config),
     )
     print(
         f'weights      {printable(str(weights))}\n'
@@ -99,7 +98,9 @@ def _images(config: Config) -> mx.nd.NDArray:
 
 def _facts(weights: SavedWeights, config: Config) -> dict:
     """Describe inputs, outputs and origin of the exported network."""
-    description, data, side = weights.description, config.data, config.data.image_size
+    description = weights.description
+    data = config.data
+    side = data.image_size
     return {
         'model': config.model.name,
         'input': {

@@ -43,20 +43,14 @@ def config_help(name: str, command: ModuleType, words: Sequence[str]) -> str:
     from mlperf_rn50.config import SECTIONS
     from mlperf_rn50.config_text import section_text, summary_of
 
-    if group := next(
-        (word for flag, word in pairwise(words) if flag in ('-h', '--help') and word in SECTIONS),
-        '',
-    ):
-        return (
-            f'# For a configuration file, or as options: --{group}.KEY VALUE\n'
-            f'{section_text(group, SECTIONS[group]())}\n'
-        )
+    for flag, group in pairwise(words):
+        if flag in ('-h', '--help') and group in SECTIONS:
+            head = f'# For a configuration file, or as options: --{group}.KEY VALUE'
+            return f'{head}\n{section_text(group, SECTIONS[group]())}\n'
     parser = command_parser(name, command.__doc__)
     command.add_options(parser)
-    values = [
-        action.metavar or '|'.join(action.choices or ())
-        for action in parser._get_positional_actions()
-    ]
+    arguments = parser._get_positional_actions()
+    values = [action.metavar or '|'.join(action.choices or ()) for action in arguments]
     parser.usage = ' '.join([parser.prog, *map(str, values), '[OPTIONS] [--KEY VALUE ...]'])
     rows = ''.join(f'  {section:12}{summary_of(type_)}\n' for section, type_ in SECTIONS.items())
     parser.epilog = (

@@ -2,7 +2,6 @@
 (no-color.org) is set."""
 
 import os
-import re
 import shutil
 from typing import TextIO
 
@@ -31,16 +30,3 @@ def paint(text: str, level: str) -> str:
     """Return a text in the colour of a level of a cell, or bold. Without a level, it is
     unchanged."""
     return f'\x1b[{_CODES[level]}m{text}\x1b[0m' if level else text
-
-
-def paint_statuses(text: str, stream: TextIO | None) -> str:
-    """On each line, colour the first status that is a separate word, if the stream has colour."""
-    from mlperf_rn50.answer import STATUS_LEVELS
-
-    if not has_colour(stream):
-        return text
-    return re.sub(
-        rf'(?m)^(.*?(?:^| ))({"|".join(STATUS_LEVELS)})(?=[ ,]|$)',
-        lambda m: m[1] + paint(m[2], STATUS_LEVELS[m[2]]),
-        text,
-    )

@@ -26,18 +26,18 @@ class SavedWeights(NamedTuple):
 
     def __str__(self) -> str:
         d = self.description
-        kind = ' and '.join(['best'] * d.is_best + ['last'] * d.is_last) or 'neither best nor last'
-        return (
-            f'{self.path}: {d.model["name"]}, {kind} of its run, {d.epoch} epochs on '
-            f'{d.data["dataset"]}'
-        )
+        kinds = {'best': d.is_best, 'last': d.is_last}
+        kind = ' and '.join(k for k, holds in kinds.items() if holds) or 'neither best nor last'
+        run = f'{kind} of its run, {d.epoch} epochs on {d.data["dataset"]}'
+        return f'{self.path}: {d.model["name"]}, {run}'
 
     def config(self, argv: Sequence[str], parser: ArgumentParser | None = None) -> Config:
         """Apply options to the stored configuration. Raise DataError if it is invalid, ConfigError
         for options."""
         from mlperf_rn50.config_file import resolve_tree
 
-        tree, where = self.description.tree(), f'{self.path.with_suffix(".json")}'
+        tree = self.description.tree()
+        where = str(self.path.with_suffix('.json'))
         try:
             resolve_tree(tree, where, [], config_parser())
         except ConfigError as e:

@@ -7,13 +7,12 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import mxnet as mx
 
 import mlperf_rn50
@@ -22,16 +21,25 @@ from mlperf_rn50.data.batches import device_context, synthetic_batches, train_ba
 from mlperf_rn50.data.pipeline import synthetic_inputs
 from mlperf_rn50.data.records import MANIFEST_NAME, Record, data_digest, find_split, load_manifest
 from mlperf_rn50.data.verify import check_sample, is_edited
-from mlperf_rn50.doctor.checks import Check, Facts, check_facts
+from mlperf_rn50.doctor.checks import check_facts
 from mlperf_rn50.doctor.gpu_stack import (
     cuda_libraries,
-    cuda_major,
     environment_facts,
     has_code,
     mxnet_facts,
     one_line,
 )
 from mlperf_rn50.doctor.machine import limit_facts, use_of_cores
+from mlperf_rn50.doctor.result import (
+    Check,
+    DataFacts,
+    HorovodFacts,
+    MxnetFacts,
+    RankFacts,
+    Trial,
+    gpus_in_use,
+    parse_facts,
+)
 from mlperf_rn50.errors import ConfigError, DataError, UserError
 from mlperf_rn50.model.fused import fusion_text, layout_warnings, with_layout
 from mlperf_rn50.model.zoo import build_model, count_parameters
@@ -52,37 +60,16 @@ _BYTES_PER_PARAMETER = 8  # a float32 weight and its float32 momentum
 
 
 def code_digest() -> str:
+    """Return a digest of the program's files and their names."""
     folder = Path(mlperf_rn50.__file__).parent
-    files = [
-        f'{path.relative_to(folder)}\0'.encode() + path.read_bytes()
-        for path in sorted(folder.rglob('*.py'))
-    ]
-    return hashlib.sha256(b''.join(files)).hexdigest()[:12]
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob('*.py')):
+        digest.update(f'{path.relative_to(folder)}\0'.encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
-def own_facts(run_dir: Path, mxnet: Mapping[str, Any]) -> Facts:
-    """Gather those facts about this rank that do not depend on other ranks."""
-    run_dir = run_dir.absolute()
-    existing = next(f for f in (run_dir, *run_dir.parents) if f.exists())
-    return {
-        'host': platform.node(),
-        'python': sys.version.split()[0],
-        'packages': package_versions(),
-        'code': code_digest(),
-        'processor': asdict(find_processor()),
-        'mxnet': dict(mxnet),
-        'gpus': [asdict(g) for g in find_visible_gpus()],
-        'visible': os.environ.get(VISIBLE),
-        'num_open_gpus': len(find_gpus()[1]),  # not limited by CUDA_VISIBLE_DEVICES
-        'cuda_libraries': cuda_libraries(cuda_major(mxnet)),
-        'gpu_environment': environment_facts(os.environ, mxnet['kind'] == 'container'),
-        'disk_free_bytes': shutil.disk_usage(existing).free,
-        'energy': energy_facts(),
-        **limit_facts(),
-    }
-
-
-def _data_facts(config: Config, rank: int) -> dict:
+def data_facts(config: Config, rank: int) -> DataFacts:
     """Describe the data set that this rank reads, and check some of its records, different ones on
     each rank."""
     folder = Path(config.data.dir)
@@ -96,43 +83,41 @@ def _data_facts(config: Config, rank: int) -> dict:
             num_probed += check_sample(records, entry, _NUM_PROBED, rank)
             records.close()
     except DataError as e:
-        return {'problem': str(e)}
-    return {
-        'problem': '',
-        'dataset': manifest['dataset'],
-        'num_probed': num_probed,
-        'has_checksums': all('crc_sha256' in entry for entry in manifest['splits'].values()),
-        'manifest': data_digest(config.data)[:12],
-        'num_images': sum(s['num_images'] for s in manifest['splits'].values()),
-    }
+        return DataFacts(str(e))
+    splits = manifest['splits'].values()
+    return DataFacts(
+        problem='',
+        dataset=manifest['dataset'],
+        num_probed=num_probed,
+        has_checksums=all('crc_sha256' in entry for entry in splits),
+        manifest=data_digest(config.data)[:12],
+        num_images=sum(entry['num_images'] for entry in splits),
+    )
 
 
-def _horovod_facts(config: Config, comm: Comm) -> dict:
+def _horovod_facts(config: Config, comm: Comm) -> HorovodFacts:
     try:
         import horovod.mxnet as hvd
     except ImportError as e:  # open_comm has refused more than one rank
-        return {
-            'controllers': [],
-            'in_use': f'one rank, without Horovod ({one_line(str(e))})',
-            'has_gloo': False,
-            'operations': [],
-        }
-    built = {'MPI': hvd.mpi_built(), 'Gloo': hvd.gloo_built()}
+        in_use = f'one rank, without Horovod ({one_line(str(e))})'
+        return HorovodFacts(controllers=[], in_use=in_use, has_gloo=False, operations=[])
+    built = {'MPI': hvd.mpi_built(), 'Gloo': hvd.gloo_built(), 'NCCL': hvd.nccl_built()}
+    operations = [name for name, is_built in built.items() if is_built]
     in_use = 'no Horovod (one process)'
     if comm.world_size > 1:
         in_use = describe_exchange(
             'MPI' if hvd.mpi_enabled() else 'Gloo',
-            config.train.device,
-            comm.world_size,
-            config.run.ranks_per_device,
-            bool(hvd.nccl_built()),
+            device=config.train.device,
+            num_ranks=comm.world_size,
+            num_sharing=config.run.ranks_per_device,
+            has_nccl=bool(hvd.nccl_built()),
         )
-    return {
-        'controllers': [k for k, v in built.items() if v],
-        'in_use': in_use,
-        'has_gloo': bool(hvd.gloo_enabled()),
-        'operations': [k for k, v in {**built, 'NCCL': hvd.nccl_built()}.items() if v],
-    }
+    return HorovodFacts(
+        controllers=[name for name in operations if name != 'NCCL'],
+        in_use=in_use,
+        has_gloo=bool(hvd.gloo_enabled()),
+        operations=operations,
+    )
 
 
 def _clock_offset_s(comm: Comm) -> float:
@@ -148,7 +133,8 @@ def _clock_offset_s(comm: Comm) -> float:
 
 def _all_reduce_s(comm: Comm, context: mx.Context) -> float:
     """Measure the median time of three all-reduces, after one for warm-up."""
-    array, times = mx.nd.zeros((_ALL_REDUCE_FLOATS,), context), []
+    array = mx.nd.zeros((_ALL_REDUCE_FLOATS,), context)
+    times = []
     for _ in range(4):
         comm.barrier()
         start = time.monotonic()
@@ -158,7 +144,7 @@ def _all_reduce_s(comm: Comm, context: mx.Context) -> float:
     return sorted(times[1:])[1]
 
 
-def _run_folder_problem(folder: Path, comm: Comm) -> str | None:
+def run_folder_problem(folder: Path, comm: Comm) -> str | None:
     """Return why rank 0's test file in the run folder is not visible here ('' if it is), or None on
     a single host.
 
@@ -168,8 +154,10 @@ def _run_folder_problem(folder: Path, comm: Comm) -> str | None:
     if len(set(comm.gather_object(platform.node()))) == 1:
         return None
     folder = folder.absolute()
-    token, problem = f'.doctor-{secrets.token_hex(8)}', ''
+    problem = ''
     made: list[Path] = []
+    token = f'.doctor-{secrets.token_hex(8)}'
+    # Rank 0 writes a file.
     if comm.rank == 0:
         made = [f for f in (folder, *folder.parents) if not f.exists()]
         try:
@@ -177,135 +165,176 @@ def _run_folder_problem(folder: Path, comm: Comm) -> str | None:
             (folder / token).touch()
         except OSError as e:
             problem = f'{e.filename or folder}: {e.strerror}'
+    # The others look for it.
     token, problem_of_0 = comm.gather_object([token, problem])[0]
+    file = folder / token
     if comm.rank and not problem_of_0:
         for opened in (folder.parent, folder):  # opening a folder makes NFS look it up again
             with suppress(OSError):
                 os.close(os.open(opened, os.O_RDONLY))
-        problem = '' if (folder / token).exists() else f'no {folder / token}'
+        problem = '' if file.exists() else f'no {file}'
     comm.barrier()
+    # Rank 0 leaves no trace.
     if comm.rank == 0:
-        for remove in ((folder / token).unlink, *(f.rmdir for f in made)):
+        for remove in (file.unlink, *(f.rmdir for f in made)):
             with suppress(OSError):  # the file was never created, or a folder is no longer empty
                 remove()
     return problem
 
 
-def try_batches(config: Config, world_size: int, rank: int, device_id: int | None) -> dict:
+def try_batches(config: Config, world_size: int, rank: int, device_id: int | None) -> Trial:
     """Run a training pass (without an update), an evaluation, and DALI on synthetic batches, to
     find problems early."""
-    start, what, problem = time.monotonic(), 'a training pass', ''
+    start = time.monotonic()
+    what = 'a training pass'
+    problem = ''
+    used_bytes = 0
     try:
         plan = make_plan(config, world_size)
         trainer = Trainer(plan, Comm(), 0, device_id)
-        trainer.forward(
-            next(synthetic_batches(config, plan.train_shard(rank), device_id))
-        ).backward()
+        batch = next(synthetic_batches(config, plan.train_shard(rank), device_id))
+        trainer.forward(batch).backward()
         mx.nd.waitall()
+
         what = 'an evaluation'
+        batch = next(synthetic_batches(config, plan.eval_shard(rank), device_id))
         with trainer.evaluating() as net:
-            wait_for(net(next(synthetic_batches(config, plan.eval_shard(rank), device_id)).images))
+            wait_for(net(batch.images))
+
         if not config.data.synthetic:
-            what, record = (
-                f'DALI with data.decoder={config.data.decoder}',
-                Record(synthetic_inputs(1).images[0], 0, 0),
-            )
+            what = f'DALI with data.decoder={config.data.decoder}'
+            record = Record(synthetic_inputs(1).images[0], 0, 0)
             records: Any = SimpleNamespace(
                 describe='synthetic record {}'.format, read=lambda _: record, num_bytes=len
             )
-            wait_for(
-                next(
-                    train_batches(config, plan.train_shard(rank), 0, 0, device_id, lambda: records)
-                ).images
+            batches = train_batches(
+                config,
+                plan.train_shard(rank),
+                seed=0,
+                first_step=0,
+                device_id=device_id,
+                open_records=lambda: records,
             )
+            wait_for(next(batches).images)
     except (RuntimeError, UserError) as e:  # MXNet and DALI raise RuntimeError
         problem = one_line(str(e))
-    free, total = (0, 0) if device_id is None or problem else mx.context.gpu_memory_info(device_id)
-    return {
-        'what': what,
-        'problem': problem,
-        'warnings': layout_warnings(config),
-        'seconds': time.monotonic() - start,
-        'used_bytes': total - free,
-    }
+    if device_id is not None and not problem:
+        free, total = mx.context.gpu_memory_info(device_id)
+        used_bytes = total - free
+    seconds = time.monotonic() - start
+    return Trial(
+        what=what,
+        problem=problem,
+        warnings=layout_warnings(config),
+        seconds=seconds,
+        used_bytes=used_bytes,
+    )
 
 
 def _layers(config: Config) -> str:
     """Describe how this rank computes a ResNet's layers."""
+    if not config.model.is_resnet:
+        return 'no choice for this network'
     try:
         return fusion_text(config, os.environ, find_processor())
     except ConfigError as e:
         return str(e)
 
 
-def gather_facts(config: Config, has_config: bool, comm: Comm) -> list[Facts]:
-    """Return the facts of all ranks on rank 0, an empty list on other ranks. All ranks must call
-    this."""
+def _mxnet_facts(packages: dict[str, str]) -> MxnetFacts:
+    return mxnet_facts(
+        packages,
+        os.environ,
+        maps=Path('/proc/self/maps').read_text(),
+        has_cuda=mx.runtime.Features().is_enabled('CUDA'),
+        has_fused_norm=hasattr(mx.nd, 'BatchNormAddRelu'),
+    )
+
+
+def _own_facts(config: Config, has_config: bool, comm: Comm) -> RankFacts:
+    """Return the facts of this rank. All ranks must call this."""
     import nvidia.dali
 
     comm.barrier()  # so that the other ranks do not work either
     use = use_of_cores()
-    device_id, device_problem = None, ''
+    run_dir = Path(config.run.dir).absolute()
+    folder_problem = run_folder_problem(run_dir, comm) if has_config else None
+    device_id = None
+    device_problem = ''
     try:
         device_id = device_id_of(config, comm)
     except ConfigError as e:
         device_problem = str(e)
-    run_folder_problem = _run_folder_problem(Path(config.run.dir), comm) if has_config else None
-    mxnet = mxnet_facts(
-        package_versions(),
-        os.environ,
-        Path('/proc/self/maps').read_text(),
-        mx.runtime.Features().is_enabled('CUDA'),
-        hasattr(mx.nd, 'BatchNormAddRelu'),
-    )
-    facts = own_facts(Path(config.run.dir), mxnet) | {
-        'device': device_id,
-        'device_problem': device_problem,
-    }
+    packages = package_versions()
+    mxnet = _mxnet_facts(packages)
+    gpus = find_visible_gpus()
+    usable_id = device_id
     # An operator on a GPU for which MXNet has no code may end the process.
-    if comm.sum([not has_code(facts)])[0]:
-        device_id = None
-    facts |= {
-        'trial': None
-        if device_id is None
-        else try_batches(config, comm.world_size, comm.rank, device_id),
-        'layers': _layers(config) if config.model.is_resnet else 'no choice for this network',
-        'rank': comm.rank,
-        'local_rank': comm.local_rank,
-        'local_size': comm.local_size,
-        'config': hashlib.sha256(render_yaml(config).encode()).hexdigest()[:12],
-        'dali': nvidia.dali.__version__,
-        'horovod': _horovod_facts(config, comm),
-        'run_folder_problem': run_folder_problem,
-        'data': _data_facts(config, comm.rank)
-        if has_config and not config.data.synthetic
-        else None,
-        'use': use,
-        'clock_offset_s': _clock_offset_s(comm),
-        'all_reduce_s': _all_reduce_s(comm, device_context(device_id)),
-        'all_reduce_bytes': 4 * _ALL_REDUCE_FLOATS,
-    }
-    return comm.gather_object(facts, only_on_rank_0=True)
+    if comm.sum([not has_code(mxnet, gpus_in_use(gpus, device_id))])[0]:
+        usable_id = None
+    trial = None
+    if usable_id is not None:
+        trial = try_batches(config, comm.world_size, comm.rank, usable_id)
+
+    has_data = has_config and not config.data.synthetic
+    existing = next(f for f in (run_dir, *run_dir.parents) if f.exists())
+    return RankFacts(
+        host=platform.node(),
+        python=sys.version.split()[0],
+        packages=packages,
+        code=code_digest(),
+        processor=find_processor(),
+        mxnet=mxnet,
+        gpus=gpus,
+        visible=os.environ.get(VISIBLE),
+        num_open_gpus=len(find_gpus()[1]),
+        cuda_libraries=cuda_libraries(mxnet.cuda_major),
+        gpu_environment=environment_facts(os.environ, mxnet.kind == 'container'),
+        disk_free_bytes=shutil.disk_usage(existing).free,
+        energy=energy_facts(),
+        **limit_facts(),
+        device=device_id,
+        device_problem=device_problem,
+        trial=trial,
+        layers=_layers(config),
+        rank=comm.rank,
+        local_rank=comm.local_rank,
+        local_size=comm.local_size,
+        config=hashlib.sha256(render_yaml(config).encode()).hexdigest()[:12],
+        dali=nvidia.dali.__version__,
+        horovod=_horovod_facts(config, comm),
+        run_folder_problem=folder_problem,
+        data=data_facts(config, comm.rank) if has_data else None,
+        use=use,
+        clock_offset_s=_clock_offset_s(comm),
+        all_reduce_s=_all_reduce_s(comm, device_context(usable_id)),
+        all_reduce_bytes=4 * _ALL_REDUCE_FLOATS,
+    )
 
 
-def examine(config: Config, has_config: bool, comm: Comm) -> tuple[list[Facts], list[Check]]:
-    """Gather the facts of all ranks and check them, on rank 0. Both results are empty on other
-    ranks.
+def examine(
+    config: Config, has_config: bool, comm: Comm
+) -> tuple[list[dict[str, Any]], list[Check]]:
+    """Gather the facts of all ranks, as JSON values, and check them, on rank 0. Both results are
+    empty on other ranks.
 
-    Without has_config, only device and precision of config count.
+    All ranks must call this. Without has_config, only device and precision of config count.
     """
     config = with_layout(config)
-    rows = gather_facts(config, has_config, comm)
+    facts = msgspec.to_builtins(_own_facts(config, has_config, comm))
+    rows = comm.gather_object(facts, only_on_rank_0=True)
     if comm.rank:
         return [], []
+    parsed = [parse_facts(row) for row in rows]
+    train = config.train
     if not has_config:
-        return rows, check_facts(rows, config.train.device, config.train.precision)
+        return rows, check_facts(parsed, train.device, train.precision)
     num_parameters = count_parameters(build_model(config, mx.cpu(), 0))
     return rows, check_facts(
-        rows,
-        config.train.device,
-        config.train.precision,
-        config.run.num_nodes,
-        config.run.ranks_per_node,
-        _BYTES_PER_PARAMETER * num_parameters * (config.checkpoint.keep + 1),
+        parsed,
+        train.device,
+        train.precision,
+        num_nodes=config.run.num_nodes,
+        ranks_per_node=config.run.ranks_per_node,
+        needed_disk_bytes=_BYTES_PER_PARAMETER * num_parameters * (config.checkpoint.keep + 1),
     )

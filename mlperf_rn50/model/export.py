@@ -37,9 +37,8 @@ def difference(expected: np.ndarray, got: np.ndarray) -> Difference:
     if expected.shape != got.shape:
         return Difference(np.nan, np.nan, len(expected))
     errors = np.abs(expected.astype(np.float64) - got).max(axis=1)
-    return Difference(
-        float(errors.max()), float((errors / np.abs(expected).max(axis=1)).max()), len(expected)
-    )
+    relative = errors / np.abs(expected).max(axis=1)
+    return Difference(float(errors.max()), float(relative.max()), len(expected))
 
 
 def export(
@@ -52,59 +51,52 @@ def export(
     differ. net is float32 on the CPU, without fused operators. images are the check's input,
     (batch, 3, side, side). facts are added to the JSON.
     """
-    names = (
-        [f'{stem}.onnx']
-        if output_format == 'onnx'
-        else [f'{stem}-symbol.json', f'{stem}-0000.params']
-    )
-    names.append(f'{stem}.{output_format}.json')
+    is_onnx = output_format == 'onnx'
+    files = [f'{stem}.onnx'] if is_onnx else [f'{stem}-symbol.json', f'{stem}-0000.params']
+    names = [*files, f'{stem}.{output_format}.json']
     refuse_existing(out / name for name in names)  # before the work
     expected = net(images).asnumpy()
     with new_files(out, is_repeatable=False) as place, TemporaryDirectory(dir=place) as scratch:
         written = Path(scratch) / stem
         net.export(str(written))
-        if output_format == 'onnx':
-            shape = tuple(images.shape[1:])
-            mx.onnx.export_model(
-                f'{written}-symbol.json',
-                f'{written}-0000.params',
-                [(1, *shape)],
-                [np.float32],
-                f'{written}.onnx',
-                dynamic=True,
-                dynamic_input_shapes=[('batch', *shape)],
-            )
-            import onnx
-
-            network = onnx.load(f'{written}.onnx')
-            # MXNet lists the parameters, too; onnxruntime would warn of each
-            del network.graph.input[1:]
-            onnx.save(network, f'{written}.onnx')
-        measured = difference(
-            expected, (_run_onnx if output_format == 'onnx' else _run_gluon)(written, images)
-        )
+        if is_onnx:
+            _convert_to_onnx(written, images.shape[1:])
+        got = _run_onnx(written, images) if is_onnx else _run_gluon(written, images)
+        measured = difference(expected, got)
         if not measured.relative <= LIMIT:  # also true for NaN
             raise RunFailed(
                 f'{out / names[0]}: not written; got logits that differ by '
-                f'{measured.absolute:.3g}, '
-                f'{measured.relative:.3g} of the largest logit, expected at most {LIMIT:g} of it'
+                f'{measured.absolute:.3g}, {measured.relative:.3g} of the largest logit, expected '
+                f'at most {LIMIT:g} of it'
             )
-        dump_json(
-            Path(scratch) / names[-1],
-            {
-                **facts,
-                'format': output_format,
-                'files': names[:-1],
-                'check': {
-                    'images': measured.num_images,
-                    'max_absolute_difference': measured.absolute,
-                    'max_relative_difference': measured.relative,
-                },
-            },
-        )
+        check = {
+            'images': measured.num_images,
+            'max_absolute_difference': measured.absolute,
+            'max_relative_difference': measured.relative,
+        }
+        description = {**facts, 'format': output_format, 'files': files, 'check': check}
+        dump_json(Path(scratch) / names[-1], description)
         for name in names:
             (Path(scratch) / name).rename(place / name)
     return [out / name for name in names], measured
+
+
+def _convert_to_onnx(stem: Path, shape: tuple[int, ...]) -> None:
+    import onnx
+
+    mx.onnx.export_model(
+        f'{stem}-symbol.json',
+        f'{stem}-0000.params',
+        [(1, *shape)],
+        [np.float32],
+        f'{stem}.onnx',
+        dynamic=True,
+        dynamic_input_shapes=[('batch', *shape)],
+    )
+    network = onnx.load(f'{stem}.onnx')
+    # MXNet lists the parameters, too; onnxruntime would warn of each
+    del network.graph.input[1:]
+    onnx.save(network, f'{stem}.onnx')
 
 
 def _run_gluon(stem: Path, images: NDArray) -> np.ndarray:

@@ -61,13 +61,17 @@ class Fusion:
     pads_images: bool = False
 
     def __str__(self) -> str:
-        used = ['BatchNormAddRelu'] * bool(self.norm_add_relu)
-        if self.norm_relu:
-            used.append(
-                'BatchNorm with act_type=relu' if self.norm_relu is NormRelu else 'BatchNormReLU'
-            )
-        padding = '; the first convolution adds a channel of zeros' * self.pads_images
-        return f'fused operators: {", ".join(used) or "none"}{padding}'
+        used = []
+        if self.norm_add_relu:
+            used.append('BatchNormAddRelu')
+        if self.norm_relu is NormRelu:
+            used.append('BatchNorm with act_type=relu')
+        elif self.norm_relu:
+            used.append('BatchNormReLU')
+        text = f'fused operators: {", ".join(used) or "none"}'
+        return (
+            f'{text}; the first convolution adds a channel of zeros' if self.pads_images else text
+        )
 
 
 PLAIN = Fusion()
@@ -87,19 +91,15 @@ def has_norm_add_relu() -> bool:
 def _suits_kernels(config: Config) -> bool:
     """Return whether a network has the device, precision and layout that NVIDIA's kernels
     support."""
-    return (config.train.device, config.train.precision, config.model.layout) == (
-        'gpu',
-        'float16',
-        'NHWC',
-    )
+    train = config.train
+    return (train.device, train.precision, config.model.layout) == ('gpu', 'float16', 'NHWC')
 
 
 def pads_images(config: Config) -> bool:
     """Return whether the first convolution adds a channel, by default for bfloat16, whose kernels
     need two pairs."""
-    return (config.train.device, config.train.precision) == ('cpu', 'bfloat16') and (
-        config.data.pad_to_4_channels is None
-    )
+    is_bfloat16 = (config.train.device, config.train.precision) == ('cpu', 'bfloat16')
+    return is_bfloat16 and config.data.pad_to_4_channels is None
 
 
 def fusion_of(config: Config, processor: Processor) -> Fusion:
@@ -115,22 +115,22 @@ def fusion_of(config: Config, processor: Processor) -> Fusion:
     if config.train.device == 'cpu':
         is_fused = processor.has_avx512 if model.fused_bn_relu is None else model.fused_bn_relu
         return Fusion(nn.BatchNormReLU if is_fused else None, pads_images=pads_images(config))
-    operators = (
-        ('fused_bn_relu', 'BatchNorm with act_type', model.fused_bn_relu, has_norm_relu()),
-        ('fused_bn_add_relu', 'BatchNormAddRelu', model.fused_bn_add_relu, has_norm_add_relu()),
-    )
-    for key, operator, is_configured, is_available in operators:
-        if is_configured and not is_available:
+    is_suitable = _suits_kernels(config)
+    layers: list[type[nn.HybridBlock] | None] = []
+    for key, operator, layer, is_available in (
+        ('fused_bn_relu', 'BatchNorm with act_type', NormRelu, has_norm_relu()),
+        ('fused_bn_add_relu', 'BatchNormAddRelu', NormAddRelu, has_norm_add_relu()),
+    ):
+        configured = getattr(model, key)
+        if configured and not is_available:
             raise ConfigError(
                 f'model.{key}: got true, but MXNet {mx.__version__} has no {operator}; omit the '
-                'key or '
-                'use a build from NVIDIA'
+                'key or use a build from NVIDIA'
             )
-    uses = [
-        is_available and is_configured is not False and _suits_kernels(config)
-        for _, _, is_configured, is_available in operators
-    ]
-    return Fusion(NormRelu if uses[0] else None, NormAddRelu if uses[1] else None)
+        is_used = is_suitable and is_available and configured is not False
+        layers.append(layer if is_used else None)
+    norm_relu, norm_add_relu = layers
+    return Fusion(norm_relu, norm_add_relu)
 
 
 def runs_nvidias_kernels(config: Config) -> bool:
@@ -142,11 +142,12 @@ def runs_nvidias_kernels(config: Config) -> bool:
 def with_layout(config: Config) -> Config:
     """Return a configuration with a layout, by default NHWC where NVIDIA's kernels run and
     otherwise NCHW."""
-    nhwc, nchw = (
-        replace(config, model=replace(config.model, layout=layout)) for layout in ('NHWC', 'NCHW')
-    )
-    is_fast = config.model.is_resnet and runs_nvidias_kernels(nhwc)
-    return config if config.model.layout else nhwc if is_fast else nchw
+    if config.model.layout:
+        return config
+    nhwc = replace(config, model=replace(config.model, layout='NHWC'))
+    if config.model.is_resnet and runs_nvidias_kernels(nhwc):
+        return nhwc
+    return replace(config, model=replace(config.model, layout='NCHW'))
 
 
 def layout_warnings(config: Config) -> list[str]:
@@ -161,11 +162,9 @@ def layout_warnings(config: Config) -> list[str]:
     # the first BatchNorm has the most rows, a quarter of the pixels
     num_images = _MAX_ROWS // (-(-side // 2)) ** 2
     return [
-        "model.layout: got NHWC without NVIDIA's kernels, expected NCHW; cuDNN's BatchNorm is "
-        'slow on it and '
-        f'supports at most {_MAX_ROWS:,} rows in training, which is {num_images:,} images of '
-        f'{side} pixels per '
-        'rank; set model.layout to null'
+        "model.layout: got NHWC without NVIDIA's kernels, expected NCHW; cuDNN's BatchNorm is slow "
+        f'on it and supports at most {_MAX_ROWS:,} rows in training, which is {num_images:,} '
+        f'images of {side} pixels per rank; set model.layout to null'
     ]
 
 
@@ -180,7 +179,7 @@ def fusion_text(config: Config, environ: Mapping[str, str], processor: Processor
         and None in (fusion.norm_relu, fusion.norm_add_relu)
         and environ.get('MXNET_USE_FUSION') != '0'
     )
-    later = (
-        '; MXNet fuses the plain operators automatically unless MXNET_USE_FUSION=0' * is_fused_later
-    )
-    return f'layout {config.model.layout}; {fusion}{later}'
+    text = f'layout {config.model.layout}; {fusion}'
+    if is_fused_later:
+        text += '; MXNet fuses the plain operators automatically unless MXNET_USE_FUSION=0'
+    return text

@@ -6,6 +6,7 @@ stage1_unit1_bn1_gamma, ...). Source: He et al. 2015 (https://arxiv.org/abs/1512
 v1.5 stride; initialisation as in MLPerf's MXNet submissions.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -43,7 +44,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Unit:
+class ResidualUnit:
     """A residual unit, as used for the network and the log."""
 
     name: str
@@ -83,23 +84,24 @@ def depth_of(config: ModelConfig) -> int:
     return int(config.name.removeprefix('resnet'))
 
 
-def units(depth: int) -> list[Unit]:
+def units(depth: int) -> list[ResidualUnit]:
     """Return the residual units of a ResNet of this depth, in order."""
     counts, is_bottleneck = STAGES[depth]
-    result, in_channels = [], STAGE_CHANNELS[0]
+    in_channels = STAGE_CHANNELS[0]
+    result = []
     for stage, (num_units, channels) in enumerate(zip(counts, STAGE_CHANNELS), start=1):
         out_channels = channels * (EXPANSION if is_bottleneck else 1)
         for unit in range(1, num_units + 1):
             stride = 2 if unit == 1 and stage > 1 else 1
             result.append(
-                Unit(
-                    f'stage{stage}_unit{unit}',
-                    in_channels,
-                    channels,
-                    out_channels,
-                    stride,
-                    stride > 1 or in_channels != out_channels,
-                    is_bottleneck,
+                ResidualUnit(
+                    name=f'stage{stage}_unit{unit}',
+                    in_channels=in_channels,
+                    channels=channels,
+                    out_channels=out_channels,
+                    stride=stride,
+                    has_projection=stride > 1 or in_channels != out_channels,
+                    is_bottleneck=is_bottleneck,
                 )
             )
             in_channels = out_channels
@@ -140,23 +142,26 @@ class _RowConv(nn.Conv2D):
         self._num = min(in_side, self._kwargs['kernel'][0] - self._first)
 
     def hybrid_forward(self, F, x, weight, bias=None):
-        first, num, end = self._first, self._num, self._first + self._num
+        side = self._kwargs['kernel'][0]
+        first = self._first
+        num = self._num
+        end = first + num
         if self._in_side > 1:  # turn the covered pixels into channels
             # keep only the first pixel, by pooling, so that its gradient has oneDNN's layout
             if num < self._in_side:
                 x = F.Pooling(x, kernel=(1, 1), stride=self._kwargs['stride'], pool_type='avg')
             x = F.transpose(F.reshape(x, (0, -1, 1, 1)), _ROW)
-        if num < (side := self._kwargs['kernel'][0]):
+        if num < side:  # keep only the taps that cover a pixel
             if num == 1:  # as a column, whose gradient takes half the time
                 tap = first * (side + 1)
                 weight = F.slice_axis(F.reshape(weight, (-3, -3)), axis=1, begin=tap, end=tap + 1)
             else:
                 weight = F.slice(weight, (None, None, first, first), (None, None, end, end))
             weight = F.reshape(weight, (self._channels, -1, 1, 1))
-        given = [x, weight] if bias is None else [x, weight, bias]
-        return F.Convolution(
-            *given, kernel=(1, 1), num_filter=self._channels, no_bias=bias is None, name='fwd'
-        )
+        keys = dict(kernel=(1, 1), num_filter=self._channels, name='fwd')
+        if bias is None:
+            return F.Convolution(x, weight, no_bias=True, **keys)
+        return F.Convolution(x, weight, bias, **keys)
 
 
 class _PaddedConv(nn.Conv2D):
@@ -176,7 +181,7 @@ class _PaddedConv(nn.Conv2D):
 
 
 @dataclass(frozen=True)
-class _Layers:
+class LayerMaker:
     """Factory of layers. Convolutions have BatchNorms or, if these are folded, biases. 1x1 maps are
     rows."""
 
@@ -185,20 +190,18 @@ class _Layers:
     fusion: Fusion
 
     def conv(self, name: str, in_channels: int, layer: Layer, in_side: int) -> nn.Conv2D:
-        make = (
-            partial(_RowConv, in_side)
-            if side_after(in_side, layer.stride) == 1
-            else _PaddedConv
-            if self.fusion.pads_images and in_channels == 3
-            else nn.Conv2D
-        )
+        make: Callable[..., nn.Conv2D] = nn.Conv2D
+        if side_after(in_side, layer.stride) == 1:
+            make = partial(_RowConv, in_side)
+        elif self.fusion.pads_images and in_channels == 3:
+            make = _PaddedConv
         xavier = mx.init.Xavier if self.config.layout == 'NCHW' else _ChannelsLastXavier
         init = xavier(rnd_type='gaussian', factor_type='in', magnitude=2)
         return make(
-            layer.out_channels,
-            layer.kernel,
-            layer.stride,
-            layer.kernel // 2,
+            channels=layer.out_channels,
+            kernel_size=layer.kernel,
+            strides=layer.stride,
+            padding=layer.kernel // 2,
             use_bias=self.is_folded,
             in_channels=in_channels,
             layout=self.config.layout,
@@ -209,13 +212,11 @@ class _Layers:
     def norm(self, name: str, layer: Layer, is_last: bool = False) -> list[nn.HybridBlock]:
         """Return a layer's BatchNorm, unless it is folded, and its ReLU, if any. is_last: the layer
         ends a unit."""
-        relu = [nn.Activation('relu')] if layer.has_relu else []
-        if self.is_folded:
-            return relu
         keys = self._norm_keys(name, layer, is_last)
-        if layer.has_relu and self.fusion.norm_relu:
+        if layer.has_relu and self.fusion.norm_relu and not self.is_folded:
             return [self.fusion.norm_relu(**keys)]
-        return [nn.BatchNorm(**keys), *relu]
+        layers = [] if self.is_folded else [nn.BatchNorm(**keys)]
+        return [*layers, nn.Activation('relu')] if layer.has_relu else layers
 
     def norm_add_relu(self, name: str, layer: Layer) -> nn.HybridBlock | None:
         """Return BatchNorm, addition and ReLU at the end of a unit as one layer, or None if they
@@ -236,12 +237,14 @@ class _Layers:
         )
 
 
-class ResidualUnit(nn.HybridBlock):
-    def __init__(self, unit: Unit, make: _Layers, in_side: int):
+class UnitBlock(nn.HybridBlock):
+    def __init__(self, unit: ResidualUnit, make: LayerMaker, in_side: int):
         super().__init__(prefix=f'{unit.name}_')
         with self.name_scope():
-            self.body, num = nn.HybridSequential(prefix=''), len(unit.layers)
-            channels, side = unit.in_channels, in_side
+            num = len(unit.layers)
+            channels = unit.in_channels
+            side = in_side
+            self.body = nn.HybridSequential(prefix='')
             # Created before the shortcut, so that the parameters have the same order with and
             # without fusion.
             self.end = make.norm_add_relu(f'bn{num}', unit.layers[-1])
@@ -250,13 +253,12 @@ class ResidualUnit(nn.HybridBlock):
                     self.body.add(make.conv(f'conv{i}', channels, layer, side))
                     if i < num or self.end is None:
                         self.body.add(*make.norm(f'bn{i}', layer, is_last=i == num))
-                    channels, side = layer.out_channels, side_after(side, layer.stride)
+                    channels = layer.out_channels
+                    side = side_after(side, layer.stride)
             self.shortcut = None
             if unit.has_projection:
-                self.shortcut, layer = (
-                    nn.HybridSequential(prefix=''),
-                    Layer(1, unit.stride, unit.out_channels, False),
-                )
+                layer = Layer(1, unit.stride, unit.out_channels, False)
+                self.shortcut = nn.HybridSequential(prefix='')
                 with self.shortcut.name_scope():
                     self.shortcut.add(
                         make.conv('conv1sc', unit.in_channels, layer, in_side),
@@ -285,7 +287,9 @@ class ResNet(nn.HybridBlock):
         """image_size: side of all images, if 1x1 maps are to be rows; else None."""
         super().__init__(prefix='')
         model = replace(config.model, layout=config.model.layout or 'NCHW')
-        make, stem = _Layers(model, is_folded, fusion), Layer(7, 2, STAGE_CHANNELS[0], True)
+        make = LayerMaker(model, is_folded, fusion)
+        stem = Layer(7, 2, STAGE_CHANNELS[0], True)
+        residual_units = units(depth_of(model))
         # side of the first unit's input; 0: any
         side = side_after(side_after(image_size or 0, stem.stride), 2)
         with self.name_scope():
@@ -296,22 +300,21 @@ class ResNet(nn.HybridBlock):
                     make.conv('conv0', num_channels, stem, 0),
                     *make.norm('bn0', stem),
                     nn.MaxPool2D(3, 2, 1, layout=model.layout),
-                    *([nn.HybridLambda(lambda F, x: F.transpose(x, _ROW))] if side == 1 else []),
                 )
-                for unit in units(depth_of(model)):
-                    self.features.add(ResidualUnit(unit, make, side))
+                if side == 1:
+                    self.features.add(nn.HybridLambda(lambda F, x: F.transpose(x, _ROW)))
+                for unit in residual_units:
+                    self.features.add(UnitBlock(unit, make, side))
                     side = side_after(side, unit.stride)
-                # undoes _ROW
-                self.features.add(
-                    *(
-                        [nn.HybridLambda(lambda F, x: F.transpose(F.reshape(x, (-3, -3))))]
-                        if side == 1
-                        else [nn.GlobalAvgPool2D(layout=model.layout), nn.Flatten()]
+                if side == 1:  # undo _ROW
+                    self.features.add(
+                        nn.HybridLambda(lambda F, x: F.transpose(F.reshape(x, (-3, -3))))
                     )
-                )
+                else:
+                    self.features.add(nn.GlobalAvgPool2D(layout=model.layout), nn.Flatten())
             self.fc = nn.Dense(
                 config.data.num_classes,
-                in_units=units(depth_of(model))[-1].out_channels,
+                in_units=residual_units[-1].out_channels,
                 weight_initializer=mx.init.Normal(0.01),
                 bias_initializer='zeros',
                 prefix='fc1_',

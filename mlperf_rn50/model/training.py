@@ -29,7 +29,8 @@ class MovingAverage:
     """Averages of arrays, float32, by name; none with decay None."""
 
     def __init__(self, decay: float | None, sources: Mapping[str, nd.NDArray]):
-        self._decay, self._sources = decay or 0.0, sources if decay is not None else {}
+        self._decay = decay or 0.0
+        self._sources = {} if decay is None else sources
         self.arrays = {name: nd.zeros(a.shape, a.context) for name, a in self._sources.items()}
 
     def update(self, step: int) -> None:

@@ -26,19 +26,9 @@ FORMAT = 1
 BEST, LAST = 'best', 'last'
 # Keys that determine the preprocessing of the input, and the images on which the accuracy was
 # measured.
-DATA_KEYS = (
-    'dir',
-    'dataset',
-    'num_val',
-    'num_classes',
-    'synthetic',
-    'image_size',
-    'resize_shorter',
-    'interpolation',
-    'mean',
-    'std',
-    'decoder',
-    'pad_to_4_channels',
+DATA_KEYS = tuple(
+    'dir dataset num_val num_classes synthetic image_size resize_shorter interpolation mean std '
+    'decoder pad_to_4_channels'.split()
 )
 _ADDED_DATA_KEYS = ('eval_flip',)  # keys that descriptions of 0.6.0 and older lack
 TRAIN_KEYS = ('precision', 'device', 'eval_batch_size')
@@ -78,25 +68,20 @@ def describe_weights(
     eval_batch_size: int,
     epoch: int,
     seed: int,
-    *,
-    is_best: bool,
-    is_last: bool,
     **more: Any,
 ) -> WeightsDescription:
-    """Return the description of a run's network. more: further fields, such as those of its
-    accuracy."""
+    """Return the description of a run's network. more: the other fields, such as is_best, is_last
+    and those of its accuracy."""
     tree = to_tree(for_evaluation(config))
     train = {**tree['train'], 'eval_batch_size': eval_batch_size}
     return WeightsDescription(
-        __version__,
-        tree['model'],
-        {k: tree['data'][k] for k in (*DATA_KEYS, *_ADDED_DATA_KEYS)},
-        {k: train[k] for k in TRAIN_KEYS},
-        tuple(classes),
-        epoch,
-        seed,
-        is_best,
-        is_last,
+        program_version=__version__,
+        model=tree['model'],
+        data={k: tree['data'][k] for k in (*DATA_KEYS, *_ADDED_DATA_KEYS)},
+        train={k: train[k] for k in TRAIN_KEYS},
+        classes=tuple(classes),
+        epoch=epoch,
+        seed=seed,
         **more,
     )
 
@@ -139,18 +124,16 @@ def find_weights(path: Path, which: str = BEST) -> Path:
     kept = [p for p in folders if (p / f'{BEST}.npz').is_file()]
     if not kept:
         raise UserError(
-            f'{path}: contains no weights, expected weights/{BEST}.npz; a run writes them with '
-            'its first '
-            'checkpoint after an evaluation and at its end'
+            f'{path}: contains no weights, expected weights/{BEST}.npz; a run writes them with its '
+            'first checkpoint after an evaluation and at its end'
         )
     folder = path if path in kept else max(kept, key=folder_index)
-    last, best = folder / f'{LAST}.npz', folder / f'{BEST}.npz'
+    last = folder / f'{LAST}.npz'
+    best = folder / f'{BEST}.npz'
     # A last.npz of an earlier epoch than best.npz dates from before the run was resumed.
-    return (
-        last
-        if which == LAST and last.is_file() and _describe(last).epoch > _describe(best).epoch
-        else best
-    )
+    if which == LAST and last.is_file() and _describe(last).epoch > _describe(best).epoch:
+        return last
+    return best
 
 
 def load_weights(path: Path) -> tuple[WeightsDescription, Arrays]:
@@ -203,11 +186,9 @@ def _describe(npz: Path) -> WeightsDescription:
             if missing := [key for key in keys if key not in content[section]]:
                 raise ValueError(f'{section}.{missing[0]} is missing')
         check_keys({section: content[section] for section in needed})
-        if len(description.classes) != description.data['num_classes']:
-            raise ValueError(
-                f'classes: got {len(description.classes)}, expected '
-                f'data.num_classes={description.data["num_classes"]} names'
-            )
+        num_classes = description.data['num_classes']
+        if (num := len(description.classes)) != num_classes:
+            raise ValueError(f'classes: got {num}, expected data.num_classes={num_classes} names')
         return description
     except (OSError, ValueError, UserError, msgspec.MsgspecError) as e:
         raise _damaged(path, e) from e
@@ -225,17 +206,18 @@ def portable(config: Config, arrays: Arrays) -> tuple[Config, Arrays]:
     train = replace(config.train, precision='float32', device='cpu')
     if config.data.pad_to_4_channels:
         axis = 3 if config.model.layout == 'NHWC' else 1
-        arrays = {
-            n: a.take(range(3), axis) if a.ndim == 4 and a.shape[axis] == 4 else a
-            for n, a in arrays.items()
-        }
+        padded = {n: a for n, a in arrays.items() if a.ndim == 4 and a.shape[axis] == 4}
+        arrays = {**arrays, **{n: a.take(range(3), axis) for n, a in padded.items()}}
     return replace(config, data=data, model=model, train=train), arrays
 
 
 def _with_shape(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Return an array, transposed between NCHW and NHWC if only then it has this shape."""
-    orders = ((0, 1, 2, 3), (0, 3, 1, 2), (0, 2, 3, 1)) if array.ndim == 4 else ()
-    return next((a for a in map(array.transpose, orders) if a.shape == shape), array)
+    if array.ndim == 4 and array.shape != shape:
+        for order in ((0, 3, 1, 2), (0, 2, 3, 1)):
+            if array.transpose(order).shape == shape:
+                return array.transpose(order)
+    return array
 
 
 def set_weights(net: Any, arrays: Arrays, has_other_classes: bool = False) -> list[str]:
@@ -249,17 +231,15 @@ def set_weights(net: Any, arrays: Arrays, has_other_classes: bool = False) -> li
 
     params = dict(net.collect_params().items())
     arrays = {n: _with_shape(a, params[n].shape) if n in params else a for n, a in arrays.items()}
-    for names, place in (
-        (sorted(params.keys() - arrays), 'weights'),
-        (sorted(arrays.keys() - params), 'network'),
-    ):
+    missing = {'weights': params.keys() - arrays, 'network': arrays.keys() - params}
+    for place, names in missing.items():
         if names:
             raise UserError(
-                f'weights: {names[0]} is missing in the {place} ({len(names)} such names); '
+                f'weights: {min(names)} is missing in the {place} ({len(names)} such names); '
                 'expected the same model.name'
             )
     fresh = _fresh_layer(params, arrays)
-    left_out = fresh or list(params)[-2:] * has_other_classes
+    left_out = list(params)[-2:] if has_other_classes else fresh
     for name, param in params.items():
         if name not in fresh and arrays[name].shape != param.shape:
             raise UserError(
@@ -273,9 +253,10 @@ def set_weights(net: Any, arrays: Arrays, has_other_classes: bool = False) -> li
             mx.nd.array(arrays[name], dtype=array.dtype).copyto(array)
     if not left_out:
         return []
-    kind, counts = '' if fresh else 'other ', [d[left_out[0]].shape[0] for d in (arrays, params)]
+    kind = '' if fresh else 'other '
+    old, new = (layers[left_out[0]].shape[0] for layers in (arrays, params))
     return [
-        f'the weights are for {counts[0]} {kind}classes, the data has {counts[1]}; the last layer '
+        f'the weights are for {old} {kind}classes, the data has {new}; the last layer '
         f'({", ".join(left_out)}) is newly initialised'
     ]
 
@@ -284,6 +265,7 @@ def _fresh_layer(params: dict[str, Any], arrays: Arrays) -> list[str]:
     """Return the names of the last layer's weight and bias if only the number of classes differs,
     otherwise []."""
     last = list(params)[-2:]
-    old, new = [arrays[n].shape for n in last], [params[n].shape for n in last]
+    old = [arrays[n].shape for n in last]
+    new = [params[n].shape for n in last]
     differs = all(a and b and a[0] != b[0] and a[1:] == b[1:] for a, b in zip(old, new))
     return last if differs and old[0][0] == old[1][0] else []

@@ -21,7 +21,7 @@ from mxnet.gluon.model_zoo import vision
 
 from mlperf_rn50.config import Config, image_shape, with_size
 from mlperf_rn50.errors import ConfigError, DataError, UserError
-from mlperf_rn50.model.fused import PLAIN, fusion_of
+from mlperf_rn50.model.fused import fusion_of
 from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.resnet import ResNet, row_image_size
 from mlperf_rn50.model.weights import set_weights
@@ -42,7 +42,37 @@ _GOOGLENET = (
     ((256, 160, 320, 32, 128, 128), (384, 192, 384, 48, 128, 128)),
 )
 
-Kernel = int | tuple[int, int]
+# Inception-v4 (figure 9), from the units of figures 3 to 8 with the sizes of table 1. Each row is a
+# unit: its parallel paths, in the words that _path explains.
+_INCEPTION_V4 = (
+    ('max', '96:3/2'),
+    ('64:1 96:3/1', '64:1 64:7x1 64:1x7 96:3/1'),
+    ('192:3/2', 'max'),
+    # four units A, and reduction A
+    *[('avg 96:1', '96:1', '64:1 96:3', '64:1 96:3 96:3')] * 4,
+    ('max', '384:3/2', '192:1 224:3 256:3/2'),
+    # seven units B, and reduction B
+    *[
+        (
+            'avg 128:1',
+            '384:1',
+            '192:1 224:1x7 256:7x1',
+            '192:1 192:1x7 224:7x1 224:1x7 256:7x1',
+        )
+    ]
+    * 7,
+    ('max', '192:1 192:3/2', '256:1 256:1x7 320:7x1 320:3/2'),
+    # three units C
+    *[
+        (
+            'avg 256:1',
+            '256:1',
+            '384:1 256:1x3|256:3x1',
+            '384:1 448:1x3 512:3x1 256:1x3|256:3x1',
+        )
+    ]
+    * 3,
+)
 
 
 def image_size_of(name: str) -> int:
@@ -63,6 +93,11 @@ def _branches(*blocks: nn.HybridBlock) -> HybridConcurrent:
     return result
 
 
+def _classifier(dropout: float, num_classes: int) -> list[nn.HybridBlock]:
+    """Return the last layers of the networks here, which accept feature maps of any size."""
+    return [nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dropout(dropout), nn.Dense(num_classes)]
+
+
 def _conv(channels: int, kernel: int, stride: int = 1) -> nn.HybridBlock:
     """Return a convolution with bias and ReLU, as in GoogLeNet."""
     return nn.Conv2D(channels, kernel, stride, kernel // 2, activation='relu')
@@ -81,122 +116,53 @@ def _googlenet(num_classes: int) -> nn.HybridBlock:
     def pool() -> nn.HybridBlock:
         return nn.MaxPool2D(3, 2, ceil_mode=True)
 
-    stages = (
-        block
-        for stage in _GOOGLENET
-        for block in (pool(), *(_googlenet_unit(*sizes) for sizes in stage))
-    )
-    return _chain(
-        _conv(64, 7, 2),
-        pool(),
-        _conv(64, 1),
-        _conv(192, 3),
-        *stages,
-        nn.GlobalAvgPool2D(),
-        nn.Flatten(),
-        nn.Dropout(0.4),
-        nn.Dense(num_classes),
-    )
+    blocks = [_conv(64, 7, 2), pool(), _conv(64, 1), _conv(192, 3)]
+    for stage in _GOOGLENET:
+        blocks.append(pool())
+        blocks += [_googlenet_unit(*sizes) for sizes in stage]
+    return _chain(*blocks, *_classifier(0.4, num_classes))
 
 
-def _norm_conv(
-    channels: int, kernel: Kernel, stride: int = 1, padding: Kernel = 0
-) -> nn.HybridBlock:
-    """Return convolution, BatchNorm and ReLU, as in the later Inception networks."""
-    return _chain(
-        nn.Conv2D(channels, kernel, stride, padding, use_bias=False),
-        nn.BatchNorm(epsilon=0.001),
-        nn.Activation('relu'),
-    )
+def _path(text: str) -> nn.HybridBlock:
+    """Return a chain of layers of the later Inception networks, given as words.
 
-
-def _path(*layers: tuple[int, Kernel]) -> nn.HybridBlock:
-    """Return a chain of convolutions, given as (channels, kernel), that keep the size of the
-    feature map."""
-
-    def same(kernel: Kernel) -> Kernel:
-        return kernel // 2 if isinstance(kernel, int) else (kernel[0] // 2, kernel[1] // 2)
-
-    return _chain(*(_norm_conv(channels, kernel, 1, same(kernel)) for channels, kernel in layers))
-
-
-def _pooled(channels: int) -> nn.HybridBlock:
-    return _chain(nn.AvgPool2D(3, 1, 1, count_include_pad=False), _path((channels, 1)))
+    64:3 is a padded convolution with 64 channels and a kernel of 3x3, BatchNorm and ReLU; 64:1x7
+    has a kernel of 1x7; 64:3/2 has a stride of 2 and no padding. max and avg are pools. Paths
+    separated by | are parallel.
+    """
+    blocks: list[nn.HybridBlock] = []
+    for word in text.split():
+        if word == 'max':
+            blocks.append(nn.MaxPool2D(3, 2))
+        elif word == 'avg':
+            blocks.append(nn.AvgPool2D(3, 1, 1, count_include_pad=False))
+        elif '|' in word:
+            blocks.append(_branches(*map(_path, word.split('|'))))
+        else:
+            channels, _, shape = word.partition(':')
+            sides, _, stride = shape.partition('/')
+            height, *width = map(int, sides.split('x'))
+            kernel = (height, *(width or [height]))
+            padding = 0 if stride else tuple(side // 2 for side in kernel)
+            blocks += [
+                nn.Conv2D(int(channels), kernel, int(stride or 1), padding, use_bias=False),
+                nn.BatchNorm(epsilon=0.001),
+                nn.Activation('relu'),
+            ]
+    return _chain(*blocks)
 
 
 def _inception_v4(num_classes: int) -> nn.HybridBlock:
-    """Return the network of figure 9 in the paper, from the units of figures 3 to 8 with the sizes
-    of table 1."""
-
-    def split() -> nn.HybridBlock:
-        return _branches(_path((256, (1, 3))), _path((256, (3, 1))))
-
-    # Gluon numbers the parameters in the order of creation, so the units are created in the order
-    # of the network.
-    return _chain(
-        # Stem.
-        _norm_conv(32, 3, 2),
-        _norm_conv(32, 3),
-        _path((64, 3)),
-        _branches(nn.MaxPool2D(3, 2), _norm_conv(96, 3, 2)),
-        _branches(
-            _chain(_path((64, 1)), _norm_conv(96, 3)),
-            _chain(_path((64, 1), (64, (7, 1)), (64, (1, 7))), _norm_conv(96, 3)),
-        ),
-        _branches(_norm_conv(192, 3, 2), nn.MaxPool2D(3, 2)),
-        # Four units A, and reduction A.
-        *(
-            _branches(
-                _pooled(96),
-                _path((96, 1)),
-                _path((64, 1), (96, 3)),
-                _path((64, 1), (96, 3), (96, 3)),
-            )
-            for _ in range(4)
-        ),
-        _branches(
-            nn.MaxPool2D(3, 2),
-            _norm_conv(384, 3, 2),
-            _chain(_path((192, 1), (224, 3)), _norm_conv(256, 3, 2)),
-        ),
-        # Seven units B, and reduction B.
-        *(
-            _branches(
-                _pooled(128),
-                _path((384, 1)),
-                _path((192, 1), (224, (1, 7)), (256, (7, 1))),
-                _path((192, 1), (192, (1, 7)), (224, (7, 1)), (224, (1, 7)), (256, (7, 1))),
-            )
-            for _ in range(7)
-        ),
-        _branches(
-            nn.MaxPool2D(3, 2),
-            _chain(_path((192, 1)), _norm_conv(192, 3, 2)),
-            _chain(_path((256, 1), (256, (1, 7)), (320, (7, 1))), _norm_conv(320, 3, 2)),
-        ),
-        # Three units C.
-        *(
-            _branches(
-                _pooled(256),
-                _path((256, 1)),
-                _chain(_path((384, 1)), split()),
-                _chain(_path((384, 1), (448, (1, 3)), (512, (3, 1))), split()),
-            )
-            for _ in range(3)
-        ),
-        nn.GlobalAvgPool2D(),
-        nn.Flatten(),
-        nn.Dropout(0.2),
-        nn.Dense(num_classes),
-    )
+    # Gluon numbers the parameters in the order of creation, which is that of the network.
+    stem = _path('32:3/2 32:3/1 64:3')
+    units = [_branches(*map(_path, paths)) for paths in _INCEPTION_V4]
+    return _chain(stem, *units, *_classifier(0.2, num_classes))
 
 
 def _inception_v3(num_classes: int) -> nn.HybridBlock:
     """Return Gluon's network with global pooling, so that it accepts images of any size."""
     features = vision.inception_v3(prefix='').features[:-2]
-    return _chain(
-        features, nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dropout(0.5), nn.Dense(num_classes)
-    )
+    return _chain(features, *_classifier(0.5, num_classes))
 
 
 # Networks that Gluon lacks, or has for a single size of images.
@@ -207,12 +173,10 @@ class Classifier(nn.HybridBlock):
     def __init__(self, config: ModelConfig, num_classes: int):
         super().__init__(prefix=f'{config.name}_')
         with self.name_scope():
-            make = _MAKERS.get(config.name)
-            self.net = (
-                make(num_classes)
-                if make
-                else getattr(vision, config.name)(classes=num_classes, prefix='')
-            )
+            if config.name in _MAKERS:
+                self.net = _MAKERS[config.name](num_classes)
+            else:
+                self.net = getattr(vision, config.name)(classes=num_classes, prefix='')
 
     def hybrid_forward(self, F, x):
         return F.cast(self.net(x), 'float32')
@@ -226,23 +190,48 @@ def build_for_sizes(config: Config, net: nn.HybridBlock) -> dict[int, nn.HybridB
     (row_image_size).
     """
     sides = sorted({*config.data.sizes, config.data.size_of()}, reverse=True)
-    rows, data = (
-        {side: row_image_size(with_size(config, side)) for side in sides},
-        mx.sym.var('data', dtype='float32'),
-    )
-    nets: dict[int | None, nn.HybridBlock] = {row_image_size(config): net}
-    for size in {*rows.values()} - {*nets} if config.model.is_resnet else ():
-        nets[size] = mx.gluon.SymbolBlock(_resnet(config, size)(data), data, net.collect_params())
-        nets[size].hybridize(static_alloc=True, static_shape=True)
-    return {side: nets.get(rows[side], net) for side in sides}
+    if not config.model.is_resnet:
+        return dict.fromkeys(sides, net)
+    data = mx.sym.var('data', dtype='float32')
+    fusion = fusion_of(config, find_processor())
+    nets = {row_image_size(config): net}
+    result = {}
+    for side in sides:
+        rows = row_image_size(with_size(config, side))
+        if rows not in nets:
+            symbol = ResNet(config, fusion=fusion, image_size=rows)(data)
+            nets[rows] = mx.gluon.SymbolBlock(symbol, data, net.collect_params())
+            nets[rows].hybridize(static_alloc=True, static_shape=True)
+        result[side] = nets[rows]
+    return result
 
 
-def _resnet(config: Config, image_size: int | None, is_plain: bool = False) -> ResNet:
-    return ResNet(
-        config,
-        fusion=PLAIN if is_plain else fusion_of(config, find_processor()),
-        image_size=image_size,
-    )
+def _initialised_resnet(config: Config, context: mx.Context, is_plain: bool) -> ResNet:
+    if is_plain:
+        net = ResNet(config)
+    else:
+        fusion = fusion_of(config, find_processor())
+        net = ResNet(config, fusion=fusion, image_size=row_image_size(config))
+    net.initialize(ctx=context)
+    return net
+
+
+def _initialised_classifier(config: Config, context: mx.Context) -> Classifier:
+    net = Classifier(config.model, config.data.num_classes)
+    data = config.data
+    smallest = min({*data.sizes, data.size_of(), data.eval_size or data.image_size})
+    try:  # infer shapes without a forward pass, which would change the layout of the weights
+        net.infer_shape(mx.nd.zeros((1, *image_shape(with_size(config, smallest)))))
+    except (mx.MXNetError, ValueError) as e:
+        if 'exceed' not in str(e):  # MXNet's message for a kernel larger than its input
+            raise
+        name = config.model.name
+        raise ConfigError(
+            f'data.image_size, data.sizes, data.eval_size: got {smallest}, too small for {name}, '
+            f'expected about {image_size_of(name)}; raise it'
+        ) from e
+    net.initialize(mx.init.Xavier(rnd_type='gaussian', factor_type='in', magnitude=2), ctx=context)
+    return net
 
 
 def build_model(
@@ -258,37 +247,18 @@ def build_model(
         amp.init('bfloat16')
     mx.random.seed(seed)
     if config.model.is_resnet:
-        net = _resnet(config, None if is_plain else row_image_size(config), is_plain)
-        net.initialize(ctx=context)
+        net = _initialised_resnet(config, context, is_plain)
     else:
-        net, d = Classifier(config.model, config.data.num_classes), config.data
-        smallest = min({*d.sizes, d.size_of(), d.eval_size or d.image_size})
-        try:  # infer shapes without a forward pass, which would change the layout of the weights
-            net.infer_shape(mx.nd.zeros((1, *image_shape(with_size(config, smallest)))))
-        except (mx.MXNetError, ValueError) as e:
-            if 'exceed' not in str(e):  # MXNet's message for a kernel larger than its input
-                raise
-            name = config.model.name
-            raise ConfigError(
-                f'data.image_size, data.sizes, data.eval_size: got {smallest}, too small for '
-                f'{name}, '
-                f'expected about {image_size_of(name)}; raise it'
-            ) from e
-        net.initialize(
-            mx.init.Xavier(rnd_type='gaussian', factor_type='in', magnitude=2), ctx=context
-        )
+        net = _initialised_classifier(config, context)
     if config.train.precision == 'float16':
         net.cast('float16')
+    keys = {}
+    variable = 'MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_BWD'
     # On a GPU, the backward pass is one segment if the exchange follows it; otherwise several, so
-    # that both overlap.
-    is_own = (
-        config.train.device == 'gpu' and 'MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_BWD' not in os.environ
-    )
-    # NVIDIA's builds pass every keyword on, and reject None.
-    bulk_size = (
-        {'backward_bulk_size': 999 if config.comm.num_buckets == 1 else 25} if is_own else {}
-    )
-    net.hybridize(static_alloc=True, static_shape=True, **bulk_size)
+    # that both overlap. NVIDIA's builds pass every keyword on, and reject None.
+    if config.train.device == 'gpu' and variable not in os.environ:
+        keys['backward_bulk_size'] = 999 if config.comm.num_buckets == 1 else 25
+    net.hybridize(static_alloc=True, static_shape=True, **keys)
     return net
 
 
@@ -323,7 +293,8 @@ def _nodes(
     graph = json.loads(symbol.tojson())['nodes']
     names = [node['name'] if node['op'] == 'null' else f'{node["name"]}_output' for node in graph]
     for node, name in zip(graph, names):
-        if len(given := [names[i] for i, *_ in node['inputs']]) > 1:
+        given = [names[i] for i, *_ in node['inputs']]
+        if len(given) > 1:
             yield node['op'], given[-1], shape_of[given[1]], shape_of[name]
 
 
@@ -340,9 +311,9 @@ def count_flops(net: nn.HybridBlock, shape: tuple[int, int, int]) -> int:
 def variance_corrections(net: nn.HybridBlock, shape: tuple[int, ...]) -> dict[str, float]:
     """Return N / (N - 1) for each running variance by name. N is the number of values per channel
     in a batch."""
-    counts = {
-        var: math.prod(output) // gamma[0]
-        for op, var, gamma, output in _nodes(net, shape)
-        if 'BatchNorm' in op
-    }
-    return {var: num / max(1, num - 1) for var, num in counts.items()}
+    corrections = {}
+    for op, var, gamma, output in _nodes(net, shape):
+        if 'BatchNorm' in op:
+            num = math.prod(output) // gamma[0]
+            corrections[var] = num / max(1, num - 1)
+    return corrections

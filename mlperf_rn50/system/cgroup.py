@@ -18,13 +18,13 @@ from pathlib import Path, PurePosixPath
 from mlperf_rn50.text import grouped
 
 ROOT = Path('/')
-# of a rank with few cores, 29 of which were measured, and of Open MPI on a node
-_NUM_PROCESSES, _NUM_OF_MPI = 32, 16
+_NUM_PROCESSES = 32  # of a rank with few cores, 29 of which were measured
+_NUM_OF_MPI = 16  # of Open MPI on a node
 _NO_LIMIT_BYTES = 1 << 60  # without a limit, version 1 reports almost 1 << 63
 
 
 @dataclass(frozen=True)
-class Limits:
+class GroupLimits:
     """Limits that control groups set for a process. None means no limit."""
 
     memory_limit_bytes: int | None = None  # limit of the group with the least memory left
@@ -59,19 +59,23 @@ def _number(text: str) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
+def _numbers(pattern: str, path: Path) -> list[int]:
+    """Return the numbers in the lines of a small file that match a pattern."""
+    return [int(n) for n in re.findall(pattern, read_small(path), re.MULTILINE)]
+
+
 def _mounts(text: str) -> Iterator[tuple[set[str], str, str]]:
     """Yield (controllers, root, mount point) of every mounted hierarchy. For version 2, controllers
     is {''}."""
     for line in text.splitlines():
         before, _, after = line.partition(' - ')
-        fields, system = before.split(), after.split()
+        fields = before.split()
+        system = after.split()
         if len(fields) > 4 and len(system) > 2 and system[0] in ('cgroup', 'cgroup2'):
             controllers = {''} if system[0] == 'cgroup2' else set(system[2].split(','))
             # mountinfo writes a space in a path as \040.
-            top, point = (
-                re.sub(r'\\([0-7]{3})', lambda m: chr(int(m[1], 8)), f) for f in fields[3:5]
-            )
-            yield controllers, top, point
+            paths = [re.sub(r'\\([0-7]{3})', lambda m: chr(int(m[1], 8)), f) for f in fields[3:5]]
+            yield controllers, paths[0], paths[1]
 
 
 def _folders(root: Path) -> Iterator[Path]:
@@ -79,21 +83,16 @@ def _folders(root: Path) -> Iterator[Path]:
     mounts = list(_mounts(read_small(root / 'proc/self/mountinfo')))
     for line in read_small(root / 'proc/self/cgroup').splitlines():
         names, _, group = line.partition(':')[2].partition(':')
-        mount = next(
-            ((top, point) for known, top, point in mounts if set(names.split(',')) <= known), None
-        )
-        if mount is None:
-            continue
-        top, point = mount
         path = PurePosixPath(group)
-        # In a container without a cgroup namespace, the group's path is outside the mount, whose
-        # top is then the group.
-        inside = (
-            path.relative_to(top)
-            if path.is_relative_to(top) and '..' not in path.parts
-            else PurePosixPath()
-        )
-        yield from (root / point.lstrip('/') / p for p in (inside, *inside.parents))
+        for known, top, point in mounts:
+            if set(names.split(',')) <= known:
+                # In a container without a cgroup namespace, the group's path is outside the mount,
+                # whose top is then the group.
+                inside = PurePosixPath()
+                if path.is_relative_to(top) and '..' not in path.parts:
+                    inside = path.relative_to(top)
+                yield from (root / point.lstrip('/') / p for p in (inside, *inside.parents))
+                break
 
 
 def _memory(folder: Path) -> tuple[int, int] | None:
@@ -104,49 +103,37 @@ def _memory(folder: Path) -> tuple[int, int] | None:
     ):
         limit_bytes = _number(read_small(folder / limit))
         if limit_bytes is not None and limit_bytes < _NO_LIMIT_BYTES:
-            reclaimable = re.search(
-                rf'^{cache} (\d+)$', read_small(folder / 'memory.stat'), re.MULTILINE
-            )
             used_bytes = _number(read_small(folder / used)) or 0
-            return limit_bytes, max(0, used_bytes - int(reclaimable[1] if reclaimable else 0))
+            reclaimable = sum(_numbers(rf'^{cache} (\d+)$', folder / 'memory.stat'))
+            return limit_bytes, max(0, used_bytes - reclaimable)
     return None
 
 
 def memory_cgroup(root: Path = ROOT) -> Path | None:
     """Return the folder of this process's innermost group that counts out-of-memory kills, or
     None."""
-    return next(
-        (
-            f
-            for f in _folders(root)
-            if any((f / name).exists() for name in ('memory.events', 'memory.oom_control'))
-        ),
-        None,
-    )
+    for folder in _folders(root):
+        if (folder / 'memory.events').exists() or (folder / 'memory.oom_control').exists():
+            return folder
+    return None
 
 
 def _quota(folder: Path) -> float | None:
     """Return the CPU quota of a group in CPUs, or None if there is no quota."""
-    words = read_small(folder / 'cpu.max').split() or [
-        read_small(folder / 'cpu.cfs_quota_us'),
-        read_small(folder / 'cpu.cfs_period_us'),
-    ]
+    words = read_small(folder / 'cpu.max').split()
+    if not words:
+        words = [read_small(folder / f'cpu.cfs_{name}_us') for name in ('quota', 'period')]
     quota, period = (_number(w) for w in (*words, '')[:2])
     return quota / period if quota and period else None
 
 
 def throttled_s(root: Path = ROOT) -> float:
     """Return the seconds in which CPU quotas stopped a group of this process; each CPU counts."""
-    texts = [read_small(f / 'cpu.stat') for f in _folders(root)]
-    return max(
-        (
-            int(number) * unit_s
-            for text in texts
-            for name, unit_s in (('throttled_usec', 1e-6), ('throttled_time', 1e-9))
-            for number in re.findall(rf'^{name} (\d+)$', text, re.MULTILINE)
-        ),
-        default=0.0,
-    )
+    seconds = [0.0]
+    for folder in _folders(root):
+        for name, unit_s in (('throttled_usec', 1e-6), ('throttled_time', 1e-9)):
+            seconds += [n * unit_s for n in _numbers(rf'^{name} (\d+)$', folder / 'cpu.stat')]
+    return max(seconds)
 
 
 def processes_needed(num_ranks: int) -> int:
@@ -157,24 +144,18 @@ def processes_needed(num_ranks: int) -> int:
 def free_processes(root: Path = ROOT) -> tuple[int, str] | None:
     """Return the number of processes and threads that may still be started, and their limit; None
     without a limit."""
-    limits = [
-        (
-            limit - (_number(read_small(f / 'pids.current')) or 0),
-            f'the pids limit of the cgroup is {limit}',
-        )
-        for f in _folders(root)
-        if (limit := _number(read_small(f / 'pids.max'))) is not None
-    ]
+    limits = []
+    for folder in _folders(root):
+        limit = _number(read_small(folder / 'pids.max'))
+        if limit is not None:
+            used = _number(read_small(folder / 'pids.current')) or 0
+            limits.append((limit - used, f'the pids limit of the cgroup is {limit}'))
     most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     if os.geteuid() and most != resource.RLIM_INFINITY:  # root has no limit
-        own = [
-            text
-            for p in (root / 'proc').glob('[0-9]*/status')
-            if re.search(rf'^Uid:\t{os.getuid()}\t', text := read_small(p), re.MULTILINE)
-        ]
-        used = sum(
-            int(n) for text in own for n in re.findall(r'^Threads:\t(\d+)', text, re.MULTILINE)
-        )
+        used = 0
+        for path in (root / 'proc').glob('[0-9]*/status'):
+            if _numbers(rf'^Uid:\t({os.getuid()})\t', path):
+                used += sum(_numbers(r'^Threads:\t(\d+)', path))
         limits.append((most - used, f'ulimit -u is {most}'))
     return min(limits, default=None)
 
@@ -190,17 +171,16 @@ def _cpuset(folder: Path) -> set[int] | None:
     return None
 
 
-def find_limits(root: Path = ROOT) -> Limits:
+def find_limits(root: Path = ROOT) -> GroupLimits:
     """Return the limits of this process. root may be a folder with copies of /proc and the
     mounts."""
     folders = list(_folders(root))
-    limit_bytes, used_bytes = min(
-        (m for f in folders if (m := _memory(f))), key=lambda m: m[0] - m[1], default=(None, 0)
-    )
+    memory = [m for f in folders if (m := _memory(f))]
+    limit_bytes, used_bytes = min(memory, key=lambda m: m[0] - m[1], default=(None, 0))
     cpusets = [c for f in folders if (c := _cpuset(f))]
-    return Limits(
-        limit_bytes,
-        used_bytes,
-        min((q for f in folders if (q := _quota(f))), default=None),
-        tuple(sorted(set.intersection(*cpusets))) if cpusets else None,
+    return GroupLimits(
+        memory_limit_bytes=limit_bytes,
+        memory_used_bytes=used_bytes,
+        quota_cpus=min((q for f in folders if (q := _quota(f))), default=None),
+        cpuset=tuple(sorted(set.intersection(*cpusets))) if cpusets else None,
     )

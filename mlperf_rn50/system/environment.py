@@ -20,27 +20,14 @@ from mlperf_rn50.system.processor import find_processor
 Facts = dict[str, Any]
 SYS = Path('/sys')
 _GPU_KEYS = ('name', 'memory.total', 'clocks.max.sm', 'power.limit', 'driver_version')
-_VARIABLES = (
-    'OMP_',
-    'HOROVOD_',
-    'MXNET_',
-    'DNNL_',
-    'DALI_',
-    'NCCL_',
-    'KMP_',
-    'GLIBC_',
-    'CUDA_VISIBLE_DEVICES',
-    'CUDA_DEVICE_ORDER',
+_VARIABLES = tuple(
+    'OMP_ HOROVOD_ MXNET_ DNNL_ DALI_ NCCL_ KMP_ GLIBC_ CUDA_VISIBLE_DEVICES '
+    'CUDA_DEVICE_ORDER'.split()
 )
 _MXNETS = ('mxnet', 'mxnet-cu112', 'mxnet-cu117')
 _PACKAGES = (
     *_MXNETS,
-    'horovod',
-    'nvidia-dali-cuda120',
-    'numpy',
-    'mlperf-logging',
-    'mlperf-compliance',
-    'openmpi',
+    *'horovod nvidia-dali-cuda120 numpy mlperf-logging mlperf-compliance openmpi'.split(),
 )
 _NAMES = {
     'nvidia-dali-cuda120': 'DALI',
@@ -52,56 +39,54 @@ _NAMES = {
 
 def query_gpus(*keys: str) -> list[dict[str, str]]:
     """Query nvidia-smi for properties of each GPU of this host, such as memory.total."""
-    text = output_of(
-        'nvidia-smi', f'--query-gpu={",".join(keys)}', '--format=csv,noheader', timeout_s=60
-    )
-    return [dict(zip(keys, (w.strip() for w in line.split(',')))) for line in text.splitlines()]
+    query = f'--query-gpu={",".join(keys)}'
+    text = output_of('nvidia-smi', query, '--format=csv,noheader', timeout_s=60)
+    return [dict(zip(keys, map(str.strip, line.split(',')))) for line in text.splitlines()]
+
+
+def _decoded(text: str, key: str) -> list[Facts]:
+    """Return the list at a key of a program's JSON, [] for other output."""
+    # imported late, because --version needs no packages
+    from mlperf_rn50.runfolder.jsonl import decode
+
+    return (decode(text, dict) or {}).get(key, [])
 
 
 def parse_cpu(text: str) -> Facts:
     """Parse model, sockets, cores, threads, frequency and caches from the output of `lscpu
     --json`."""
-    # imported late, because --version needs no packages
-    from mlperf_rn50.runfolder.jsonl import decode
-
-    entries = (decode(text, dict) or {}).get('lscpu', [])
-    fields = {entry.get('field', '').rstrip(':'): entry.get('data') for entry in entries}
+    fields = {e.get('field', '').rstrip(':'): e.get('data') for e in _decoded(text, 'lscpu')}
 
     def count(name: str) -> int | None:
-        return int(fields[name]) if re.fullmatch(r'\d+', fields.get(name) or '') else None
+        text = fields.get(name) or ''
+        return int(text) if re.fullmatch(r'\d+', text) else None
 
     mhz = fields.get('CPU max MHz') or ''
-    caches = ', '.join(
-        f'{name.removesuffix(" cache")} {size}'
-        for name, size in fields.items()
-        if name.endswith(' cache')
-    )
+    sizes = {n.removesuffix(' cache'): v for n, v in fields.items() if n.endswith(' cache')}
     return {
         'model': fields.get('Model name'),
         'sockets': count('Socket(s)'),
         'cores_per_socket': count('Core(s) per socket'),
         'threads_per_core': count('Thread(s) per core'),
         'max_mhz': float(mhz) if re.fullmatch(r'[\d.]+', mhz) else None,
-        'caches': caches or None,
+        'caches': ', '.join(f'{name} {size}' for name, size in sizes.items()) or None,
     }
 
 
 def parse_storage(text: str) -> list[Facts]:
     """Parse kind, model and size of each disk from the output of `lsblk --json`."""
 
-    def kind(disk: Facts) -> str:
-        if str(disk.get('name')).startswith('vd'):
-            return 'virtual disk'
-        return 'NVMe SSD' if disk.get('tran') == 'nvme' else 'HDD' if disk.get('rota') else 'SSD'
-
-    from mlperf_rn50.runfolder.jsonl import decode
-
-    devices = (decode(text, dict) or {}).get('blockdevices', [])
-    return [
-        {'kind': kind(d), 'model': (d.get('model') or '').strip() or None, 'bytes': int(d['size'])}
-        for d in devices
-        if d.get('type') == 'disk' and int(d.get('size') or 0)
-    ]
+    disks = []
+    for device in _decoded(text, 'blockdevices'):
+        if device.get('type') == 'disk' and int(device.get('size') or 0):
+            kind = 'HDD' if device.get('rota') else 'SSD'
+            if device.get('tran') == 'nvme':
+                kind = 'NVMe SSD'
+            if str(device.get('name')).startswith('vd'):
+                kind = 'virtual disk'
+            model = (device.get('model') or '').strip() or None
+            disks.append({'kind': kind, 'model': model, 'bytes': int(device['size'])})
+    return disks
 
 
 def find_networks(sys: Path = SYS) -> list[Facts]:
@@ -110,38 +95,27 @@ def find_networks(sys: Path = SYS) -> list[Facts]:
     result = []
     for path in sorted((sys / 'class/net').glob('*/device')):
         speed = read_small(path.parent / 'speed')
-        result.append(
-            {
-                'name': path.parent.name,
-                'rate': f'{speed} Mb/s' if re.fullmatch(r'[1-9]\d*', speed) else None,
-            }
-        )
+        rate = f'{speed} Mb/s' if re.fullmatch(r'[1-9]\d*', speed) else None
+        result.append({'name': path.parent.name, 'rate': rate})
     for path in sorted((sys / 'class/infiniband').glob('*/ports/*/rate')):
         result.append({'name': path.parts[-4], 'rate': read_small(path) or None})
     return result
 
 
 def find_hardware() -> Facts:
+    lsblk = 'lsblk --json --bytes --nodeps --output NAME,TYPE,SIZE,ROTA,TRAN,MODEL'
     return {
         'cpu': parse_cpu(output_of('lscpu', '--json')),
         'memory_bytes': os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'),
-        'storage': parse_storage(
-            output_of(
-                'lsblk',
-                '--json',
-                '--bytes',
-                '--nodeps',
-                '--output',
-                'NAME,TYPE,SIZE,ROTA,TRAN,MODEL',
-            )
-        ),
+        'storage': parse_storage(output_of(*lsblk.split())),
         'networks': find_networks(),
         'gpus': query_gpus(*_GPU_KEYS),
     }
 
 
 def host_facts() -> Facts:
-    hardware, os_name = find_hardware(), None
+    hardware = find_hardware()
+    os_name = None
     with suppress(OSError):
         os_name = platform.freedesktop_os_release().get('PRETTY_NAME')
     return {
@@ -182,12 +156,9 @@ def package_versions() -> dict[str, str]:
     # A container may have MXNet and Open MPI without Python package metadata.
     if not any(name in result for name in _MXNETS) and (version := _mxnet_version()):
         result['mxnet'] = version
-    if (
-        'mxnet' in result
-        and 'openmpi' not in result
-        and (match := re.match(r'mpirun \(Open MPI\) (\S+)', output_of('mpirun', '--version')))
-    ):
-        result['openmpi'] = match[1]
+    if 'mxnet' in result and 'openmpi' not in result:
+        if match := re.match(r'mpirun \(Open MPI\) (\S+)', output_of('mpirun', '--version')):
+            result['openmpi'] = match[1]
     return result
 
 
@@ -195,10 +166,8 @@ def _mxnet_version() -> str | None:
     """Read the version of MXNet from its files, without importing it."""
     spec = util.find_spec('mxnet')
     for folder in (spec and spec.submodule_search_locations) or ():
-        path = Path(folder) / 'libinfo.py'
-        if path.is_file() and (
-            match := re.search(r"^__version__ = '([\w.+-]+)'", path.read_text(), re.MULTILINE)
-        ):
+        text = read_small(Path(folder) / 'libinfo.py')
+        if match := re.search(r"^__version__ = '([\w.+-]+)'", text, re.MULTILINE):
             return match[1]
     return None
 
@@ -227,34 +196,29 @@ def git_commit() -> dict[str, str | None]:
     try:
         # an installed package may be in another checkout
         git(folder, 'ls-files', '--error-unmatch', '__init__.py')
-        commit = (
-            git(folder, 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*')
-            .decode()
-            .strip()
-        )
+        commit = git(folder, 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*')
     except ValueError as e:
         return {'git_commit': None, 'git_commit_missing': str(e)}
-    return {'git_commit': commit}
+    return {'git_commit': commit.decode().strip()}
 
 
 def render_stack() -> str:
     """Render the output of --version: program, packages, Python and processor."""
-    versions, processor, commit = package_versions(), find_processor(), git_commit()['git_commit']
+    versions = package_versions()
+    processor = find_processor()
+    commit = git_commit()['git_commit']
     mxnet = next((n for n in versions if n.startswith('mxnet')), 'mxnet')
     names = {mxnet: f'MXNet {mxnet.partition("-")[2]}'.strip(), **_NAMES}
-    limit = (
-        f', limited to {processor.uses} by DNNL_MAX_CPU_ISA'
-        if processor.uses != processor.has
-        else ''
-    )
+    program = f'mlperf-rn50 {versions["mlperf-rn50"]}'
+    packages = [f'{name} {versions.get(key, "not installed")}' for key, name in names.items()]
+    cpu = f'{processor.name or platform.machine()}, {processor.has}'
+    if processor.uses != processor.has:
+        cpu += f', limited to {processor.uses} by DNNL_MAX_CPU_ISA'
     return '\n'.join(
         [
-            f'mlperf-rn50 {versions["mlperf-rn50"]}' + (f' (commit {commit})' if commit else ''),
-            ', '.join(
-                f'{name} {versions.get(package, "not installed")}'
-                for package, name in names.items()
-            ),
+            f'{program} (commit {commit})' if commit else program,
+            ', '.join(packages),
             f'Python {sys.version.split()[0]}, {platform.platform()}',
-            f'{processor.name or platform.machine()}, {processor.has}{limit}',
+            cpu,
         ]
     )

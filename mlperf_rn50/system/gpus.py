@@ -21,7 +21,8 @@ from mlperf_rn50.system.power import find_gpus
 from mlperf_rn50.text import grouped
 
 VISIBLE = 'CUDA_VISIBLE_DEVICES'
-_NVIDIA, _DISPLAY_CLASS = '0x10de', '0x03'
+_NVIDIA = '0x10de'
+_DISPLAY_CLASS = '0x03'
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,8 @@ def _text(value: Any) -> str:
 def linux_bus_id(text: str) -> str:
     """Convert a PCI address from NVML notation (00000000:3B:00.0) to Linux notation. Return '' for
     anything else."""
-    domain, _, rest = text.partition(':')
-    return (
-        f'{int(domain, 16):04x}:{rest.lower()}'
-        if re.fullmatch(r'[0-9A-Fa-f]+', domain) and rest
-        else ''
-    )
+    match = re.fullmatch(r'([0-9A-Fa-f]+):(.+)', text)
+    return f'{int(match[1], 16):04x}:{match[2].lower()}' if match else ''
 
 
 def _read_gpu(nvml: Any, handle: Any) -> Gpu:
@@ -61,12 +58,12 @@ def _read_gpu(nvml: Any, handle: Any) -> Gpu:
     with suppress(Exception):  # an NVML error; some devices have no memory of their own
         memory_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
     return Gpu(
-        _text(nvml.nvmlDeviceGetUUID(handle)),
-        _text(nvml.nvmlDeviceGetName(handle)),
-        linux_bus_id(_text(nvml.nvmlDeviceGetPciInfo(card).busId)),
-        f'{major}.{minor}',
-        _text(nvml.nvmlSystemGetDriverVersion()),
-        memory_bytes,
+        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+        name=_text(nvml.nvmlDeviceGetName(handle)),
+        bus_id=linux_bus_id(_text(nvml.nvmlDeviceGetPciInfo(card).busId)),
+        compute_cap=f'{major}.{minor}',
+        driver_version=_text(nvml.nvmlSystemGetDriverVersion()),
+        memory_bytes=memory_bytes,
     )
 
 
@@ -76,15 +73,13 @@ def _visible_handles(nvml: Any, handles: Sequence[Any], visible: str | None) -> 
     visible_handles: list[Any] = []
     for word in map(str.strip, visible.split(',')):
         try:
-            handle = (
-                handles[int(word)]
-                if re.fullmatch('[0-9]{1,9}', word)
-                else nvml.nvmlDeviceGetHandleByUUID(word)
-            )
+            if re.fullmatch('[0-9]{1,9}', word):
+                visible_handles.append(handles[int(word)])
+            else:
+                visible_handles.append(nvml.nvmlDeviceGetHandleByUUID(word))
         # an NVML error, or a number beyond the last card; CUDA ignores the rest of the list
         except Exception:
             break
-        visible_handles.append(handle)
     return visible_handles
 
 
@@ -93,9 +88,8 @@ def find_visible_gpus() -> list[Gpu]:
     are not resolved."""
     nvml, handles = find_gpus()
     with suppress(Exception):  # an NVML error
-        return [
-            _read_gpu(nvml, h) for h in _visible_handles(nvml, handles, os.environ.get(VISIBLE))
-        ]
+        handles = _visible_handles(nvml, handles, os.environ.get(VISIBLE))
+        return [_read_gpu(nvml, handle) for handle in handles]
     return []
 
 
@@ -144,7 +138,8 @@ def choose_gpus(views: Sequence[View], ranks_per_device: int) -> list[int]:
     ranks per GPU; a rank that sees a single GPU uses number 0. Raise ConfigError if more or
     non-consecutive ranks would share a GPU.
     """
-    numbers, alike = [], Counter[tuple[str, tuple[str, ...]]]()
+    numbers = []
+    alike = Counter[tuple[str, tuple[str, ...]]]()
     sizes = Counter((v.host, v.uuids) for v in views)
     for rank, view in enumerate(views):
         key = view.host, view.uuids
@@ -154,34 +149,26 @@ def choose_gpus(views: Sequence[View], ranks_per_device: int) -> list[int]:
             raise ConfigError(_too_many(rank, view, sizes[key], ranks_per_device))
         numbers.append(number)
     uuids = [v.uuids[n] for v, n in zip(views, numbers)]
+    cards = [v.cards[n] if v.cards else '' for v, n in zip(views, numbers)]
     _check_shared(uuids, views, ranks_per_device)
-    _check_instances(
-        uuids,
-        [v.cards[n] if v.cards else '' for v, n in zip(views, numbers)],
-        views,
-        ranks_per_device,
-    )
+    _check_instances(uuids, cards, views, ranks_per_device)
     return numbers
 
 
 def _too_many(rank: int, view: View, num_ranks: int, ranks_per_device: int) -> str:
-    num_gpus, setting = (
-        len(view.uuids),
-        '' if view.visible is None else f' ({VISIBLE}={view.shown})',
-    )
+    num_gpus = len(view.uuids)
+    setting = '' if view.visible is None else f' ({VISIBLE}={view.shown})'
     if not num_gpus:
         return (
-            f'train.device: got gpu, but rank {rank} on {view.host} sees no GPU{setting}; make '
-            'one visible, or set '
-            'train.device=cpu'
+            f'train.device: got gpu, but rank {rank} on {view.host} sees no GPU{setting}; make one '
+            'visible, or set train.device=cpu'
         )
-    same = f'; all see {", ".join(view.uuids)}' if not view.uuids[0].startswith('number ') else ''
+    is_known = not view.uuids[0].startswith('number ')
+    same = f'; all see {", ".join(view.uuids)}' if is_known else ''
     return (
         f'run.ranks_per_device: got {ranks_per_device} with {num_ranks} ranks on {view.host} that '
-        f'see {num_gpus} '
-        f'GPU{"s" * (num_gpus > 1)}{setting}{same}; expected at least '
-        f'{-(-num_ranks // num_gpus)}, or a GPU for '
-        'each rank'
+        f'see {num_gpus} GPU{"s" * (num_gpus > 1)}{setting}{same}; expected at least '
+        f'{-(-num_ranks // num_gpus)}, or a GPU for each rank'
     )
 
 
@@ -192,19 +179,17 @@ def _check_shared(uuids: Sequence[str], views: Sequence[View], ranks_per_device:
         # the ranks that exchange gradients with other GPUs
         leaders = [r for r in ranks if r % ranks_per_device == 0]
         hosts = ', '.join(dict.fromkeys(views[r].host for r in ranks))
+        shown = '; '.join(dict.fromkeys(views[r].shown for r in ranks))
         got = f'run.ranks_per_device: got {ranks_per_device}, but ranks'
         if len(ranks) > ranks_per_device:
             raise ConfigError(
                 f'{got} {", ".join(map(str, ranks))} on {hosts} all use GPU {uuid} ({VISIBLE}: '
-                f'{"; ".join(dict.fromkeys(views[r].shown for r in ranks))}); expected a GPU for '
-                'each, '
-                f'or {len(ranks)}'
+                f'{shown}); expected a GPU for each, or {len(ranks)}'
             )
         if len(leaders) > 1:  # NCCL rejects two ranks on one GPU
             raise ConfigError(
                 f'{got} {leaders[0]} and {leaders[1]} on {hosts}, which are not consecutive, use '
-                'GPU '
-                f'{uuid}; expected consecutive ranks on a GPU'
+                f'GPU {uuid}; expected consecutive ranks on a GPU'
             )
 
 
@@ -215,14 +200,13 @@ def _check_instances(
     card's PCI address."""
     leaders: dict[tuple[str, str], int] = {}
     for rank in range(0, len(uuids), ranks_per_device):
-        host, card = views[rank].host, cards[rank]
+        host = views[rank].host
+        card = cards[rank]
         first = leaders.setdefault((host, card), rank)
         if card and uuids[first] != uuids[rank]:
             raise ConfigError(
                 f'run.ranks_per_device: got {ranks_per_device}, but ranks {first} and {rank} on '
-                f'{host} '
-                f'use {uuids[first]} and {uuids[rank]}, two instances of the card {card}, which '
-                'NCCL '
-                'refuses; expected one rank per card, or the number of consecutive ranks on each '
-                'card'
+                f'{host} use {uuids[first]} and {uuids[rank]}, two instances of the card {card}, '
+                'which NCCL refuses; expected one rank per card, or the number of consecutive '
+                'ranks on each card'
             )

@@ -32,8 +32,12 @@ class EnergyCounter:
     def __init__(
         self, name: str, read: Callable[[], float], now_s: float, range_j: float | None = None
     ):
-        self.name, self._read, self._range_j = name, read, range_j
-        self._before, self._then_s, self._total_j = read(), now_s, 0.0
+        self.name = name
+        self._read = read
+        self._range_j = range_j
+        self._before = read()
+        self._then_s = now_s
+        self._total_j = 0.0
 
     def joules(self, now_s: float) -> float:
         """Return the joules so far, given a monotonic clock's time. Raise CounterLost if they are
@@ -46,8 +50,12 @@ class EnergyCounter:
             risen_j += self._range_j if risen_j < 0 else 0.0
         if risen_j < 0:
             raise CounterLost('the counter decreased')
-        self._before, self._then_s = value_j, now_s
         self._total_j += risen_j
+        return self._take(value_j, now_s)
+
+    def _take(self, value: float, now_s: float) -> float:
+        self._before = value
+        self._then_s = now_s
         return self._total_j
 
 
@@ -56,12 +64,12 @@ class PowerIntegral(EnergyCounter):
 
     def joules(self, now_s: float) -> float:
         """Return the joules so far, like EnergyCounter.joules."""
-        power_w, seconds = self._read(), now_s - self._then_s
+        power_w = self._read()
+        seconds = now_s - self._then_s
         if seconds > _MAX_POWER_GAP_S:
             raise CounterLost('the last reading is too old')
         self._total_j += (power_w + self._before) / 2 * seconds
-        self._before, self._then_s = power_w, now_s
-        return self._total_j
+        return self._take(power_w, now_s)
 
 
 def _microjoules(path: Path) -> float:
@@ -75,8 +83,9 @@ def open_packages(sys: Path, now_s: float) -> list[EnergyCounter]:
         for zone in sorted((sys / 'class/powercap').glob('intel-rapl:*')):
             name = (zone / 'name').read_text().strip()
             if name.startswith('package'):
-                path, range_j = zone / 'energy_uj', _microjoules(zone / 'max_energy_range_uj')
-                packages.append(EnergyCounter(name, partial(_microjoules, path), now_s, range_j))
+                range_j = _microjoules(zone / 'max_energy_range_uj')
+                read = partial(_microjoules, zone / 'energy_uj')
+                packages.append(EnergyCounter(name, read, now_s, range_j))
     except (OSError, ValueError):
         return []
     return packages
@@ -89,9 +98,8 @@ def find_gpus() -> tuple[ModuleType | None, list[Any]]:
         import pynvml
 
         pynvml.nvmlInit()
-        return pynvml, [
-            pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())
-        ]
+        numbers = range(pynvml.nvmlDeviceGetCount())
+        return pynvml, [pynvml.nvmlDeviceGetHandleByIndex(i) for i in numbers]
     except Exception:  # no package, driver or permission: treated as a node without GPUs
         return None, []
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.system.cgroup import Limits, read_small
+from mlperf_rn50.system.cgroup import GroupLimits, read_small
 
 CPUINFO = Path('/proc/cpuinfo')
 # (level, required CPU flags, values of DNNL_MAX_CPU_ISA that limit oneDNN to it); a level includes
@@ -66,13 +66,13 @@ def parse_processor(cpuinfo: str, variables: Mapping[str, str]) -> Processor:
     limit = variables.get('DNNL_MAX_CPU_ISA', '')
     uses = min(has, next((i for i in levels if limit in _LEVELS[i][2]), levels[-1]))
     return Processor(
-        field('model name'),
-        field('vendor_id'),
-        number('cpu family'),
-        number('model'),
-        _NAMES[has],
-        _NAMES[uses],
-        limit,
+        name=field('model name'),
+        vendor=field('vendor_id'),
+        family=number('cpu family'),
+        model=number('model'),
+        has=_NAMES[has],
+        uses=_NAMES[uses],
+        limit=limit,
     )
 
 
@@ -89,9 +89,8 @@ def check_precision(option: str, precision: str, processor: Processor) -> None:
     if processor.has != processor.uses:
         raise ConfigError(
             f'{option}: got bfloat16 with {processor.uses} (DNNL_MAX_CPU_ISA={processor.limit} '
-            'limits '
-            f'a processor with {processor.has}), expected AVX-512; unset the variable, or use '
-            'float32'
+            f'limits a processor with {processor.has}), expected AVX-512; unset the variable, or '
+            'use float32'
         )
     raise ConfigError(
         f'{option}: got bfloat16 on a processor with {processor.has}, expected AVX-512; use float32'
@@ -108,25 +107,23 @@ def omp_threads(text: str) -> int | None:
     return int(first) if re.fullmatch(r'[1-9]\d{0,3}', first, re.ASCII) else None
 
 
-def quota_threads(num_threads: int, local_size: int, limits: Limits) -> int:
+def quota_threads(num_threads: int, local_size: int, limits: GroupLimits) -> int:
     """Limit the threads of a rank to its share of the CPU quota. Above the quota, the kernel pauses
     all ranks."""
-    return (
-        num_threads
-        if limits.quota_cpus is None
-        else max(1, min(num_threads, int(limits.quota_cpus // local_size)))
-    )
+    if limits.quota_cpus is None:
+        return num_threads
+    return max(1, min(num_threads, int(limits.quota_cpus // local_size)))
 
 
 def unbound_threads(
-    cpus: Collection[int], num_machine_cpus: int, local_size: int, limits: Limits
+    cpus: Collection[int], num_machine_cpus: int, local_size: int, limits: GroupLimits
 ) -> int:
     """Return a rank's number of threads without launch/bind.sh. If cpus are all of the node's,
     ranks divide them."""
-    is_shared = len(cpus) == (len(limits.cpuset) if limits.cpuset else num_machine_cpus)
-    return quota_threads(
-        max(1, len(cpus) // local_size) if is_shared else len(cpus), local_size, limits
-    )
+    num_threads = len(cpus)
+    if num_threads == len(limits.cpuset or range(num_machine_cpus)):
+        num_threads = max(1, num_threads // local_size)
+    return quota_threads(num_threads, local_size, limits)
 
 
 def set_omp_threads(num_threads: int) -> int:

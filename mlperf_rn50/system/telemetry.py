@@ -8,7 +8,7 @@ net/dev), /sys/class/infiniband, NVML.
 import platform
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,16 +32,10 @@ Counters = dict[str, dict[str, int]]
 
 def read_counters(sys: Path = SYS) -> Counters:
     """Read the bytes transferred by each disk, network interface and InfiniBand port since boot."""
-    disks = {
-        name: d
-        for name, d in (psutil.disk_io_counters(perdisk=True) or {}).items()
-        if (sys / 'block' / name / 'device').exists()
-    }
+    counted = psutil.disk_io_counters(perdisk=True) or {}
+    disks = {n: d for n, d in counted.items() if (sys / 'block' / n / 'device').exists()}
     nets = psutil.net_io_counters(pernic=True)
-    ports = {
-        f'{p.parts[-3]}/{p.name}': p / 'counters'
-        for p in sorted((sys / 'class/infiniband').glob('*/ports/*'))
-    }
+    ports = sorted((sys / 'class/infiniband').glob('*/ports/*'))
     return {
         'disk_read': {n: d.read_bytes for n, d in disks.items()},
         'disk_write': {n: d.write_bytes for n, d in disks.items()},
@@ -52,27 +46,26 @@ def read_counters(sys: Path = SYS) -> Counters:
     }
 
 
-def _words(ports: Mapping[str, Path], counter: str) -> dict[str, int]:
+def _words(ports: Sequence[Path], counter: str) -> dict[str, int]:
     """Read a counter of 4-byte words of each port and convert it to bytes. Omit unreadable
     counters."""
-    return {
-        name: _WORD_BYTES * int(text)
-        for name, folder in ports.items()
-        if (text := read_small(folder / counter)).isdecimal()
-    }
+    result = {}
+    for port in ports:
+        text = read_small(port / 'counters' / counter)
+        if text.isdecimal():
+            result[f'{port.parts[-3]}/{port.name}'] = _WORD_BYTES * int(text)
+    return result
 
 
 def make_rates(before: Counters, after: Counters, seconds: float) -> Counters:
     """Return bytes per second of each device between two readings, or 0 for a new or reset
     counter."""
-    return {
-        f'{kind}_bytes_per_s': {
-            n: round(max(0, value - before.get(kind, {}).get(n, value)) / seconds)
-            for n, value in values.items()
-        }
-        for kind, values in after.items()
-        if values
-    }
+    rates: Counters = {}
+    for kind, values in after.items():
+        for name, value in values.items():
+            risen = max(0, value - before.get(kind, {}).get(name, value))
+            rates.setdefault(f'{kind}_bytes_per_s', {})[name] = round(risen / seconds)
+    return rates
 
 
 def read_gpu(nvml: Any, handle: Any) -> GpuSample:
@@ -100,7 +93,7 @@ class Telemetry:
         self._error: StorageError | None = None
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._sample_all, name='telemetry', daemon=True)
+        self._thread = threading.Thread(target=self._run, name='telemetry', daemon=True)
         if self._file:
             self._write(
                 event='start',
@@ -132,7 +125,7 @@ class Telemetry:
             with self._lock:
                 self._file.write(encode(TelemetryRecord(round(1000 * time.time()), **values)))
 
-    def _sample_all(self) -> None:
+    def _run(self) -> None:
         try:
             self._sample()
         except StorageError as e:
@@ -140,16 +133,14 @@ class Telemetry:
 
     def _sample(self) -> None:
         nvml, handles = find_gpus()
-        before, then = read_counters(), time.monotonic()
+        before = read_counters()
+        then = time.monotonic()
         # If this rank can open only some of the node's GPUs, measure none; their sum would look
         # like the node's energy.
         is_part = len(handles) < min(self._num_gpus, len(all_bus_ids(SYS)))
-        meter = Meter(
-            {
-                'cpu': open_packages(SYS, then),
-                'gpu': open_gpu_energy(nvml, [] if is_part else handles, then),
-            }
-        )
+        metered = [] if is_part else handles
+        packages = open_packages(SYS, then)
+        meter = Meter({'cpu': packages, 'gpu': open_gpu_energy(nvml, metered, then)})
         if energy := meter.read(then):
             how = 'counted' if meter.are_gpus_counted else 'integrated from power'
             self._write(
@@ -160,7 +151,8 @@ class Telemetry:
             )
         psutil.cpu_percent()  # the next call measures from here
         while not self._stop.wait(PERIOD_S):
-            after, now = read_counters(), time.monotonic()
+            after = read_counters()
+            now = time.monotonic()
             memory = psutil.virtual_memory()
             self._write(
                 cpu_percent=psutil.cpu_percent(),
@@ -170,6 +162,7 @@ class Telemetry:
                 gpus=[read_gpu(nvml, h) for h in handles],
                 energy_j=meter.read(time.monotonic()),
             )
-            before, then = after, now
+            before = after
+            then = now
         if energy := meter.read(time.monotonic()):  # includes the time since the last sample
             self._write(event='stop', energy_j=energy)

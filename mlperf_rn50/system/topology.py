@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
+from typing import TypeVar
 
 from mlperf_rn50.errors import EXIT_USAGE, UserError
 from mlperf_rn50.system.cgroup import find_limits, parse_cpu_list, read_small, render_cpu_list
@@ -27,15 +28,16 @@ from mlperf_rn50.system.mpi_session import check_session
 from mlperf_rn50.system.processor import quota_threads, set_omp_threads
 
 SYS = Path('/sys')
+Core = tuple[int, ...]  # its logical CPUs
+T = TypeVar('T')
 
 
 @dataclass(frozen=True)
 class NumaNode:
-    """A NUMA node with its physical cores. A core is a tuple of its logical CPUs. socket: '' if
-    unknown."""
+    """A NUMA node with its physical cores. socket: '' if unknown."""
 
     number: int
-    cores: tuple[tuple[int, ...], ...]
+    cores: tuple[Core, ...]
     socket: str = ''
 
 
@@ -57,17 +59,14 @@ class Binding:
     gpu: int | None
 
 
-def _cores(sys: Path, cpus: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+def _cores(sys: Path, cpus: Sequence[int]) -> tuple[Core, ...]:
     """Group logical CPUs by physical core."""
-
-    def siblings(cpu: int) -> list[int]:
-        return parse_cpu_list(
-            read_small(sys / f'devices/system/cpu/cpu{cpu}/topology/thread_siblings_list')
-        )
-
-    return tuple(
-        dict.fromkeys(tuple(c for c in siblings(cpu) if c in cpus) or (cpu,) for cpu in cpus)
-    )
+    cores = []
+    for cpu in cpus:
+        path = sys / f'devices/system/cpu/cpu{cpu}/topology/thread_siblings_list'
+        siblings = tuple(c for c in parse_cpu_list(read_small(path)) if c in cpus)
+        cores.append(siblings or (cpu,))
+    return tuple(dict.fromkeys(cores))
 
 
 def choose_devices(
@@ -77,8 +76,8 @@ def choose_devices(
     use local_rank.
 
     If a node needs several GPUs, a rank that sees a single one uses its index among the installed
-    GPUs, if they are enough. Otherwise, the ranks divide the visible GPUs. GPUs are PCI addresses
-    of cards; visible is in CUDA's order.
+    GPUs, if they are enough. Otherwise, the ranks divide the visible GPUs. GPUs are PCI addresses;
+    visible is in CUDA's order.
     """
     if len(visible) == 1 < num_devices <= len(installed) and visible[0] in installed:
         return installed, installed.index(visible[0])
@@ -88,28 +87,58 @@ def choose_devices(
 def find_topology(sys: Path, allowed: Sequence[int], bus_ids: Sequence[str]) -> Topology:
     """Read the topology of a node from /sys or a copy of it."""
     nodes = []
-    for path in sorted(
-        (sys / 'devices/system/node').glob('node[0-9]*'), key=lambda p: int(p.name[4:])
-    ):
+    paths = (sys / 'devices/system/node').glob('node[0-9]*')
+    for number, path in sorted((int(p.name[4:]), p) for p in paths):
         cpus = [c for c in parse_cpu_list((path / 'cpulist').read_text()) if c in allowed]
         if cpus:
-            socket = read_small(
-                sys / f'devices/system/cpu/cpu{cpus[0]}/topology/physical_package_id'
-            )
-            nodes.append(NumaNode(int(path.name[4:]), _cores(sys, cpus), socket))
+            socket = sys / f'devices/system/cpu/cpu{cpus[0]}/topology/physical_package_id'
+            nodes.append(NumaNode(number, _cores(sys, cpus), read_small(socket)))
     if not nodes:
         nodes = [NumaNode(0, _cores(sys, sorted(allowed)))]
-    gpu_nodes = (read_small(sys / f'bus/pci/devices/{bus_id}/numa_node') for bus_id in bus_ids)
+    gpu_nodes = [read_small(sys / f'bus/pci/devices/{bus_id}/numa_node') for bus_id in bus_ids]
     # -1: unknown
     return Topology(tuple(nodes), tuple(int(n) if n.isdecimal() else 0 for n in gpu_nodes))
 
 
-def _share(items: Sequence, part: int, num_parts: int) -> Sequence:
+def _share(items: Sequence[T], part: int, num_parts: int) -> Sequence[T]:
     """Return one of num_parts consecutive, nearly equal parts of a sequence. If items are too few,
     parts share them."""
+    start = part * len(items) // num_parts
     if num_parts > len(items):
-        return [items[part * len(items) // num_parts]]
-    return items[part * len(items) // num_parts : (part + 1) * len(items) // num_parts]
+        return [items[start]]
+    return items[start : (part + 1) * len(items) // num_parts]
+
+
+def _cores_without_gpus(
+    nodes: Sequence[NumaNode], device: int, num_devices: int
+) -> tuple[NumaNode, Sequence[Core]]:
+    """Return a NUMA node and the cores of one device. The devices are spread over the nodes."""
+    if num_devices < len(nodes):
+        spanned = _share(nodes, device, num_devices)
+        return spanned[0], [core for node in spanned for core in node.cores]
+    places = [d * len(nodes) // num_devices for d in range(num_devices)]
+    neighbours = [d for d in range(num_devices) if places[d] == places[device]]
+    node = nodes[places[device]]
+    return node, _share(node.cores, neighbours.index(device), len(neighbours))
+
+
+def _cores_near_gpu(
+    topology: Topology, device: int, num_devices: int
+) -> tuple[NumaNode, Sequence[Core]]:
+    """Return the NUMA node of a GPU and its cores: its share of those of the node, and of those of
+    the nodes without a GPU on the same socket."""
+    by_number = {node.number: node for node in topology.nodes}
+    numbers = [topology.gpus[d % len(topology.gpus)] for d in range(num_devices)]
+    places = [by_number.get(number, topology.nodes[0]) for number in numbers]
+    node = places[device]
+    neighbours = [d for d, place in enumerate(places) if place is node]
+    cores = _share(node.cores, neighbours.index(device), len(neighbours))
+    on_socket = [d for d, place in enumerate(places) if place.socket == node.socket]
+    free_nodes = [n for n in topology.nodes if n not in places and n.socket == node.socket != '']
+    free = [core for n in free_nodes for core in n.cores]
+    if len(free) < len(on_socket):
+        return node, cores
+    return node, [*cores, *_share(free, on_socket.index(device), len(on_socket))]
 
 
 def choose_binding(
@@ -123,59 +152,36 @@ def choose_binding(
     it from local_rank.
 
     A device is a GPU or, without GPUs, a set of cores; `ranks_per_device` consecutive ranks share
-    one. The devices on a NUMA node divide its cores evenly, and those on a socket the cores of its
-    NUMA nodes without a GPU. Without GPUs, the devices are spread over the NUMA nodes.
+    one, and each begins with other cores.
     """
-    num_devices = -(-local_size // ranks_per_device) if place is None else len(topology.gpus)
-    device = local_rank // ranks_per_device if place is None else place
+    device, number = divmod(local_rank, ranks_per_device)
+    num_devices = -(-local_size // ranks_per_device)
+    sharers = min(ranks_per_device, local_size - device * ranks_per_device)
+    if place is not None:
+        device = place
+        num_devices = len(topology.gpus)
     if topology.gpus:
-        by_number = {n.number: i for i, n in enumerate(topology.nodes)}
-        places = [
-            by_number.get(topology.gpus[d % len(topology.gpus)], 0) for d in range(num_devices)
-        ]
+        node, cores = _cores_near_gpu(topology, device, num_devices)
     else:
-        places = [d * len(topology.nodes) // num_devices for d in range(num_devices)]
-    node = topology.nodes[places[device]]
-    neighbours = [d for d in range(num_devices) if places[d] == places[device]]
-    cores: Sequence[tuple[int, ...]]
-    if not topology.gpus and num_devices < len(topology.nodes):  # a device then spans several nodes
-        cores = [c for n in _share(topology.nodes, device, num_devices) for c in n.cores]
-    else:
-        on_socket = [
-            d for d in range(num_devices) if topology.nodes[places[d]].socket == node.socket
-        ]
-        free = [
-            c
-            for i, n in enumerate(topology.nodes)
-            if i not in places and n.socket == node.socket != ''
-            for c in n.cores
-        ]
-        cores = [
-            *_share(node.cores, neighbours.index(device), len(neighbours)),
-            *(
-                _share(free, on_socket.index(device), len(on_socket))
-                if len(free) >= len(on_socket)
-                else []
-            ),
-        ]
-    sharers = min(ranks_per_device, local_size - local_rank // ranks_per_device * ranks_per_device)
+        node, cores = _cores_without_gpus(topology.nodes, device, num_devices)
     num_threads = max(1, len(cores) // sharers)
-    first = local_rank % ranks_per_device * num_threads % len(cores)
-    pinning = [
-        cpu for nth in zip_longest(*cores[first:], *cores[:first]) for cpu in nth if cpu is not None
-    ]
+    first = number * num_threads % len(cores)
+    # the first logical CPU of each core, then the second ones
+    by_thread = zip_longest(*cores[first:], *cores[:first])
+    pinning = tuple(cpu for nth in by_thread for cpu in nth if cpu is not None)
     return Binding(
-        tuple(sorted(pinning)),
-        tuple(pinning),
-        num_threads,
-        node.number,
-        device if topology.gpus else None,
+        cpus=tuple(sorted(pinning)),
+        pinning=pinning,
+        num_threads=num_threads,
+        numa_node=node.number,
+        gpu=device if topology.gpus else None,
     )
 
 
 def _bind(command: Sequence[str]) -> None:
     settle_variables(os.environ)
-    if launched_local()[0] == 0:  # one report per node is enough
+    local_rank, local_size = launched_local()
+    if local_rank == 0:  # one report per node is enough
         check_session(os.environ)
     if 'train' in command:
         # Otherwise, a stop request before the watcher handles the signal would kill the program.
@@ -183,12 +189,11 @@ def _bind(command: Sequence[str]) -> None:
     os.environ.update(missing_settings(os.environ))
     if os.environ.get('MLPERF_RN50_BIND') == 'off':
         os.execvp(command[0], list(command))
-    local_rank, local_size = launched_local()
     per_device = environment_number('MLPERF_RN50_RANKS_PER_DEVICE') or 1
     visible = [g.bus_id for g in find_visible_gpus()]
     bus_ids, place = choose_devices(visible, all_bus_ids(SYS), -(-local_size // per_device))
     topology = find_topology(SYS, sorted(os.sched_getaffinity(0)), bus_ids)
-    binding = choose_binding(topology, local_rank, local_size, per_device, place)
+    binding = choose_binding(topology, local_rank, local_size, per_device, place=place)
     if len(visible) == 1:
         binding = replace(binding, gpu=0)  # in CUDA, the rank's only GPU has number 0
     os.sched_setaffinity(0, binding.cpus)
@@ -196,9 +201,8 @@ def _bind(command: Sequence[str]) -> None:
     os.environ.setdefault('DALI_AFFINITY_MASK', ','.join(map(str, binding.pinning)))
     if command[1:2] == ['train']:
         print_stderr(
-            f'{rank_name()} (local {local_rank}): cores {render_cpu_list(binding.cpus)}, '
-            f'{threads} threads, '
-            f'NUMA node {binding.numa_node}, '
+            f'{rank_name()} (local {local_rank}): cores {render_cpu_list(binding.cpus)}, {threads} '
+            f'threads, NUMA node {binding.numa_node}, '
             + ('no GPU' if binding.gpu is None else f'GPU {binding.gpu}')
         )
     os.execvp(command[0], list(command))

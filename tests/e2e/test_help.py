@@ -38,11 +38,8 @@ def files_of(folder):
 def test_script_prints_its_help_before_the_set_up(bare, tmp_path, script, has_python):
     folder, _, path = bare
     before, path = files_of(folder), path if has_python else path.partition(':')[2]
-    done = run(
-        [folder / 'launch' / script, '--help'],
-        env={'PATH': path, 'HOME': '/nonexistent'},
-        cwd=tmp_path,
-    )
+    env = {'PATH': path, 'HOME': '/nonexistent'}
+    done = run([folder / 'launch' / script, '--help'], env=env, cwd=tmp_path)
     assert done.returncode == 0 and len(done.stdout) > 60 and done.stderr == ''
     is_launcher = 'run_program' in (folder / 'launch' / script).read_text()
     assert done.stdout.startswith('usage: mlperf-rn50 ') == (is_launcher and has_python)
@@ -55,16 +52,10 @@ def test_script_prints_its_help_before_the_set_up(bare, tmp_path, script, has_py
 def test_command_prints_its_help_without_packages(bare, words):
     folder, python, path = bare
     before = files_of(folder)
-    done = run(
-        [python / 'python3', '-B', '-m', 'mlperf_rn50', *words[:1], '--help', *words[1:]],
-        cwd=folder,
-        env={'PATH': path},
-    )
-    assert (
-        done.returncode == 0
-        and done.stdout.startswith(('usage: mlperf-rn50', '# For a conf'))
-        and done.stderr == ''
-    )
+    program = [python / 'python3', '-B', '-m', 'mlperf_rn50']
+    done = run([*program, *words[:1], '--help', *words[1:]], cwd=folder, env={'PATH': path})
+    assert (done.returncode, done.stderr) == (0, '')
+    assert done.stdout.startswith(('usage: mlperf-rn50', '# For a conf'))
     assert files_of(folder) == before
 
 
@@ -73,9 +64,6 @@ def test_version_is_printed_without_packages(bare, script):
     folder, _, path = bare
     before = files_of(folder)
     done = run([folder / 'launch' / script, '--version'], env={'PATH': path})
-    assert (
-        done.returncode == 0
-        and done.stdout.startswith(f'mlperf-rn50 {__version__}')
-        and done.stderr == ''
-    )
+    assert (done.returncode, done.stderr) == (0, '')
+    assert done.stdout.startswith(f'mlperf-rn50 {__version__}')
     assert 'MXNet not installed' in done.stdout and files_of(folder) == before

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers import ROOT, run
+from helpers import ROOT, run, write_files
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -33,46 +33,38 @@ PAYLOADS = [
     '| touch CANARY',
     '%n\\n$(touch CANARY)',
 ]
+PAYLOAD = st.sampled_from(PAYLOADS)
 STRINGS = [
     (name, f.name)
     for name, section in SECTIONS.items()
     for f in dataclasses.fields(section)
     if f.type in (str, str | None)
 ]
-VARIABLES = [
-    'OMP_NUM_THREADS',
-    'SLURM_RESTART_COUNT',
-    'MLPERF_RN50_RANKS_PER_DEVICE',
-    'MLPERF_RN50_JOB',
-    'HOROVOD_X',
-    'MLPERF_RN50_BIND',
-    'CUDA_MPS_PIPE_DIRECTORY',
-    'TMPDIR',
-    'SLURM_JOB_ID',
-    'MLPERF_RN50_DOCKER',
-]
-SRUN = '#!/bin/sh\nwhile [ "${1#*/bind.sh}" = "$1" ]; do shift; done\nexec "$@"\n'
-
-
-def write_tools(folder):
-    """Write stand-ins for Slurm and docker that start ranks locally, one at a time."""
-    for name, text in {
-        'srun': SRUN,
-        'scontrol': '#!/bin/sh\necho localhost\n',
-        'docker': '#!/bin/sh\ntrue\n',
-    }.items():
-        (folder / name).write_text(text)
-        (folder / name).chmod(0o755)
+VARIABLES = (
+    'OMP_NUM_THREADS SLURM_RESTART_COUNT MLPERF_RN50_RANKS_PER_DEVICE MLPERF_RN50_JOB HOROVOD_X '
+    'MLPERF_RN50_BIND CUDA_MPS_PIPE_DIRECTORY TMPDIR SLURM_JOB_ID MLPERF_RN50_DOCKER'
+).split()
+# Stand-ins for Slurm and docker that start ranks locally, one at a time.
+TOOLS = {
+    'srun': '#!/bin/sh\nwhile [ "${1#*/bind.sh}" = "$1" ]; do shift; done\nexec "$@"',
+    'scontrol': '#!/bin/sh\necho localhost',
+    'docker': '#!/bin/sh\ntrue',
+}
+SLURM = {
+    'SLURM_SUBMIT_DIR': str(ROOT),
+    'SLURM_JOB_ID': '7',
+    'SLURM_JOB_NODELIST': 'n1',
+    'SLURM_JOB_NUM_NODES': '1',
+    'MLPERF_RN50_DOCKER': 'docker',
+}
 
 
 @settings(max_examples=3, suppress_health_check=list(HealthCheck))
 @given(
-    st.lists(
-        st.tuples(st.sampled_from(STRINGS), st.sampled_from(PAYLOADS)), min_size=1, max_size=4
-    ),
-    st.dictionaries(st.sampled_from(VARIABLES), st.sampled_from(PAYLOADS), max_size=2),
+    st.lists(st.tuples(st.sampled_from(STRINGS), PAYLOAD), min_size=1, max_size=4),
+    st.dictionaries(st.sampled_from(VARIABLES), PAYLOAD, max_size=2),
     st.sampled_from(['file', 'options']),
-    st.sampled_from(PAYLOADS),
+    PAYLOAD,
     st.sampled_from(['', '--hosts', '--study']),
 )
 @example([(('run', 'dir'), PAYLOADS[5])], {}, 'file', '', '')
@@ -81,7 +73,7 @@ def test_shell_code_in_values_is_not_executed(keys, variables, way, word, option
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         canary = folder / 'canary'
-        write_tools(folder)
+        write_files(folder, TOOLS, mode=0o755)
 
         def armed(text):
             return text.replace('CANARY', str(canary))
@@ -96,16 +88,8 @@ def test_shell_code_in_values_is_not_executed(keys, variables, way, word, option
             else:
                 words += [f'--{section}.{key}={armed(payload)}']
         (folder / 'c.yaml').write_text(yaml.safe_dump(tree))
-        env = {
-            **os.environ,
-            'PATH': f'{folder}:{os.environ["PATH"]}',
-            'SLURM_SUBMIT_DIR': str(ROOT),
-            'SLURM_JOB_ID': '7',
-            'SLURM_JOB_NODELIST': 'n1',
-            'SLURM_JOB_NUM_NODES': '1',
-            'MLPERF_RN50_DOCKER': 'docker',
-            **{k: armed(v).replace('\0', '') for k, v in variables.items()},
-        }
+        env = {**os.environ, **SLURM, 'PATH': f'{folder}:{os.environ["PATH"]}'}
+        env |= {name: armed(text) for name, text in variables.items()}
         words = ['--config', str(folder / 'c.yaml'), '--no-doctor', *words]
         words += [option, armed(word)] if option else []
         script = {'': 'slurm.sbatch', '--hosts': 'mpirun.sh', '--study': 'sweep.sh'}[option]
@@ -125,13 +109,10 @@ def test_shell_code_in_values_is_not_executed(keys, variables, way, word, option
     ],
 )
 def test_working_directory_is_not_imported(tmp_path, script, words):
-    for name in ('psutil', 'json', 'mlperf_rn50', 'yaml', 'sitecustomize'):
-        (tmp_path / f'{name}.py').write_text('open("canary", "w")\nraise SystemExit(9)\n')
-    done = run(
-        ['bash', ROOT / 'launch' / script, *words],
-        cwd=tmp_path,
-        env={**os.environ, 'SLURM_SUBMIT_DIR': str(ROOT)},
-    )
+    names = ('psutil', 'json', 'mlperf_rn50', 'yaml', 'sitecustomize')
+    write_files(tmp_path, {f'{n}.py': 'open("canary", "w")\nraise SystemExit(9)' for n in names})
+    env = {**os.environ, 'SLURM_SUBMIT_DIR': str(ROOT)}
+    done = run(['bash', ROOT / 'launch' / script, *words], cwd=tmp_path, env=env)
     assert not (tmp_path / 'canary').exists()
     assert done.returncode == (2 if script == 'ranks.sh' else 0), done.stderr
 
@@ -140,11 +121,8 @@ def test_working_directory_is_not_imported(tmp_path, script, words):
 @pytest.mark.parametrize('slots', ['h1:0', 'h1:x[$(touch canary)]', 'h1:2;touch canary'])
 def test_engines_accept_only_numeric_slots(tmp_path, engine, slots):
     done = run([ROOT / 'launch/engines' / engine, slots, 'true'], cwd=tmp_path)
-    assert (
-        done.returncode == 2
-        and 'Usage: launch/engines/' in done.stderr
-        and not list(tmp_path.iterdir())
-    )
+    assert done.returncode == 2 and 'Usage: launch/engines/' in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_guard_rejects_a_path_as_job(tmp_path):

@@ -19,20 +19,17 @@ from lines import write_set
 SOURCES = ('mlperf_rn50', 'docs', 'setup.cfg', 'pyproject.toml', 'README.md', 'LICENSE')
 TRAINING_PACKAGES = {'mxnet', 'mlperf-compliance', 'jsonargparse', 'psutil', 'tqdm'}
 CHECKER_PACKAGES = {'mlperf-logging', 'pandas', 'scipy'}
+PIP = [sys.executable, '-m', 'pip']
 
 
 def find_python(version: str) -> Path | None:
     """Find a Python version in PATH, pyenv or uv; ignore shims, which may not resolve to a
     Python."""
-    uv_folder = Path(
-        os.environ.get('UV_PYTHON_INSTALL_DIR') or Path.home() / '.local/share/uv/python'
-    )
+    uv = os.environ.get('UV_PYTHON_INSTALL_DIR') or Path.home() / '.local/share/uv/python'
+    uv_folder = Path(uv)
+    folders = [Path(folder) for folder in os.get_exec_path()]
     places = [
-        *(
-            Path(folder) / f'python{version}'
-            for folder in os.get_exec_path()
-            if Path(folder).name != 'shims'
-        ),
+        *(folder / f'python{version}' for folder in folders if folder.name != 'shims'),
         *Path.home().glob(f'.pyenv/versions/{version}.*/bin/python'),
         *uv_folder.glob(f'cpython-{version}.*/bin/python{version}'),
     ]
@@ -60,19 +57,8 @@ def wheel(tmp_path_factory):
             )
         else:
             shutil.copy(ROOT / name, home / 'source')
-    done = run(
-        [
-            sys.executable,
-            '-m',
-            'pip',
-            'wheel',
-            '--no-deps',
-            '--no-build-isolation',
-            '-w',
-            home,
-            home / 'source',
-        ]
-    )
+    build = [*PIP, 'wheel', '--no-deps', '--no-build-isolation']
+    done = run([*build, '-w', home, home / 'source'])
     assert done.returncode == 0, done.stderr
     return next(home.glob('*.whl'))
 
@@ -128,18 +114,8 @@ def clean_environment(**variables):
 
 def pip(home, *words):
     """Run pip of this environment on the environment at home, which lacks pip."""
-    return run(
-        [
-            sys.executable,
-            '-m',
-            'pip',
-            '--disable-pip-version-check',
-            '--python',
-            home / 'bin/python',
-            *words,
-        ],
-        env=clean_environment(),
-    )
+    on_home = ['--disable-pip-version-check', '--python', home / 'bin/python']
+    return run([*PIP, *on_home, *words], env=clean_environment())
 
 
 def install(home, package):
@@ -154,9 +130,8 @@ def install(home, package):
 def home(request, tmp_path_factory):
     """Empty virtual environment."""
     home = tmp_path_factory.mktemp('home')
-    done = run(
-        [PYTHONS[request.param], '-m', 'venv', '--without-pip', home], env=clean_environment()
-    )
+    venv = [PYTHONS[request.param], '-m', 'venv', '--without-pip', home]
+    done = run(venv, env=clean_environment())
     assert done.returncode == 0, done.stderr
     yield home
     shutil.rmtree(home)
@@ -164,13 +139,12 @@ def home(request, tmp_path_factory):
 
 def run_both(home, *words, path=ROOT):
     """Run the installed program and the checkout's; assert equal output, and return the result."""
-    done, expected = (
-        run([*program, *words], cwd=tempfile.mkdtemp(dir=home), env=env)
-        for program, env in (
-            ([home / 'bin/mlperf-rn50'], clean_environment()),
-            (CLI, clean_environment(PYTHONPATH=str(path))),
-        )
-    )
+
+    def run_here(program, env):
+        return run([*program, *words], cwd=tempfile.mkdtemp(dir=home), env=env)
+
+    done = run_here([home / 'bin/mlperf-rn50'], clean_environment())
+    expected = run_here(CLI, clean_environment(PYTHONPATH=str(path)))
     assert (done.returncode, done.stdout) == (expected.returncode, expected.stdout), done.stderr
     return done
 
@@ -180,11 +154,13 @@ def test_report_works_without_checker_and_training_packages(home, wheel, logs, t
     assert not install(home, f'{wheel}') & (TRAINING_PACKAGES | CHECKER_PACKAGES)
     without = tmp_path / 'without/mlperf_logging.py'
     without.parent.mkdir()
-    without.write_text(
-        'raise ModuleNotFoundError("No module named \'mlperf_logging\'", name="mlperf_logging")\n'
-    )
+    without.write_text('raise ModuleNotFoundError("not here", name="mlperf_logging")\n')
     done = run_both(home, 'report', *logs, '--format', 'json', path=f'{without.parent}:{ROOT}')
     assert done.returncode == 0 and len(json.loads(done.stdout)) > 0
+
+    def run_here(*words):
+        return run([home / 'bin/mlperf-rn50', *words], cwd=tmp_path, env=clean_environment())
+
     for words in (
         ['--version'],
         ['predict', 'v0.7/NVIDIA/dgxa100_ngc20.06_mxnet', '--layouts', '1x8 2x8'],
@@ -192,14 +168,10 @@ def test_report_works_without_checker_and_training_packages(home, wheel, logs, t
         ['watch', shipped_logs() / 'digits_five', '--once'],
         ['report', logs[0], '--out', 'report'],
     ):
-        done = run([home / 'bin/mlperf-rn50', *words], cwd=tmp_path, env=clean_environment())
+        done = run_here(*words)
         assert done.returncode == 0 and done.stdout, done.stderr
     assert '<svg' in (tmp_path / 'report/report.html').read_text()
-    done = run(
-        [home / 'bin/mlperf-rn50', 'check', logs[0] / 'result_0.txt'],
-        cwd=tmp_path,
-        env=clean_environment(),
-    )
+    done = run_here('check', logs[0] / 'result_0.txt')
     message = "pip install '.[check]' in the checkout\n"
     assert (done.returncode, done.stdout) == (2, '') and done.stderr.endswith(message)
 
@@ -212,16 +184,11 @@ def test_check_and_package_require_an_extra(home, wheel, logs):
     assert done.returncode == 0 and '"reference_epochs"' in done.stdout
     five = shipped_logs() / 'digits_five'
     done = run_both(home, 'check', *sorted(five.glob('result_*.txt')), logs[0] / 'result_0.txt')
-    assert (
-        done.returncode == 1
-        and 'digits_five: format passes: v0.5, v0.7 to v4.0; can be' in done.stdout
-    )
-    done = run_both(
-        home, 'package', five, '--org', 'us', '--system', 'vm', '--out', 'tree', '--code', ROOT
-    )
+    assert done.returncode == 1 and 'format passes: v0.5, v0.7 to v4.0; can be' in done.stdout
+    options = '--org us --system vm --out tree --code'.split()
+    done = run_both(home, 'package', five, *options, ROOT)
     assert done.returncode == 0 and 'found no errors (v4.0)' in done.stdout
     if not (home / 'lib/python3.11').is_dir():
         done = pip(home, 'install', '--dry-run', f'{wheel}[cpu]')
-        assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith(
-            'ERROR: No matching distribution found for mxnet<0; python_version != "3.11"'
-        )
+        assert done.returncode == 1
+        assert 'No matching distribution found for mxnet<0; python_version' in done.stderr

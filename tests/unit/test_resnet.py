@@ -8,6 +8,7 @@ import mlperf_logging
 import mxnet as mx
 import numpy as np
 import pytest
+from helpers import assert_near
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import DataConfig
@@ -53,8 +54,9 @@ def test_names_match_the_rules_and_values_the_initialisation():
     assert values['stage4_unit1_conv2_weight'].std() == pytest.approx(
         np.sqrt(2 / (128 * 9)), rel=0.01
     )
-    gammas = {n: set(v) for n, v in values.items() if n.endswith('gamma')}
-    assert gammas == {n: {0 if n.endswith('_bn3_gamma') else 1} for n in gammas}
+    for name, value in values.items():
+        if name.endswith('gamma'):
+            assert set(value) == {0 if name.endswith('_bn3_gamma') else 1}, name
     assert (net_of().collect_params()['stage1_unit1_bn3_gamma'].data().asnumpy() == 1).all()
 
 
@@ -71,17 +73,12 @@ def test_maps_of_one_pixel_as_a_row_give_the_same_results(name, side, fused):
         with mx.autograd.record():
             logits = net(images)
         logits.backward(mx.nd.arange(160).reshape((16, 10)) / 160)
-        results.append(
-            [
-                logits.asnumpy(),
-                *(
-                    p.grad().asnumpy() if p.grad_req != 'null' else p.data().asnumpy()
-                    for p in net.collect_params().values()
-                ),
-            ]
-        )
-    for plain, row in zip(*results):
-        np.testing.assert_allclose(row, plain, rtol=1e-3, atol=1e-3 * abs(plain).max())
+        values = {
+            name: p.grad().asnumpy() if p.grad_req != 'null' else p.data().asnumpy()
+            for name, p in net.collect_params().items()
+        }
+        results.append({'logits': logits.asnumpy(), **values})
+    assert_near(results[1], results[0], share=1e-3)
 
 
 def test_network_of_fixed_image_size_matches_plain_network():
@@ -90,9 +87,7 @@ def test_network_of_fixed_image_size_matches_plain_network():
     )
     fixed, plain = build_model(config, mx.cpu(), 1), build_model(config, mx.cpu(), 1, is_plain=True)
     images = mx.nd.random.normal(shape=(2, 3, 32, 32))
-    np.testing.assert_allclose(
-        fixed(images).asnumpy(), plain(images).asnumpy(), rtol=1e-4, atol=1e-5
-    )
+    assert_near(fixed(images).asnumpy(), plain(images).asnumpy(), rtol=1e-4)
     assert plain(mx.nd.ones((2, 3, 64, 64))).shape == (2, 4)
     # Taps of the last stage that see no pixel; the 3x3 kernel sees 4 pixels of 2x2 maps and 1 of
     # 1x1 maps.
@@ -101,7 +96,6 @@ def test_network_of_fixed_image_size_matches_plain_network():
 
 
 # --- forward pass in NumPy
-# -------------------------------------------------------------------------
 
 
 def conv(x, w, stride):
@@ -154,9 +148,7 @@ def test_forward_pass_matches_numpy(depth):
     params = {n: p.data().asnumpy().astype(np.float64) for n, p in net.collect_params().items()}
     expected = resnet_forward(x.astype(np.float64), params, depth)
     net.hybridize(static_alloc=True, static_shape=True)
-    np.testing.assert_allclose(
-        net(mx.nd.array(x)).asnumpy(), expected, rtol=1e-3, atol=1e-4 * abs(expected).max()
-    )
+    assert_near(net(mx.nd.array(x)).asnumpy(), expected)
 
 
 def test_description_for_the_v05_log_has_every_layer():
@@ -194,9 +186,7 @@ def test_folded_network_follows_the_trained_one(name, side, channels, fused):
     for _ in range(2):
         expected = net(images).asnumpy()
         outputs.append(folded.net(images).asnumpy())
-        np.testing.assert_allclose(
-            outputs[-1], expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max()
-        )
+        assert_near(outputs[-1], expected)
         net.collect_params()['bn0_running_mean'].set_data(mx.nd.ones((16,)))
         folded.copy_weights(net)
     assert (outputs[0] != outputs[1]).any()

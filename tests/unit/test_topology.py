@@ -5,89 +5,80 @@ from helpers import write_files
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlperf_rn50.system import topology
+from mlperf_rn50.system.cgroup import parse_cpu_list, render_cpu_list
+from mlperf_rn50.system.topology import (
+    NumaNode,
+    Topology,
+    choose_binding,
+    choose_devices,
+    find_topology,
+)
 
 
-def node(number, first, num_cores, sibling=None):
+def node(number, first, num_cores, sibling=None, socket=''):
     """Return a NUMA node with cores first, first + 1, ...; second threads start at `sibling`."""
-    return topology.NumaNode(
-        number,
-        tuple(
-            (first + i,) if sibling is None else (first + i, sibling + i) for i in range(num_cores)
-        ),
-    )
+    second = [] if sibling is None else [range(sibling, sibling + num_cores)]
+    return NumaNode(number, tuple(zip(range(first, first + num_cores), *second)), socket)
+
+
+def bindings_of(machine, num_ranks, per_device=1):
+    return [choose_binding(machine, rank, num_ranks, per_device) for rank in range(num_ranks)]
 
 
 # Two sockets of 20 cores with two threads each, and two GPUs per socket.
-C4140 = topology.Topology((node(0, 0, 20, 40), node(1, 20, 20, 60)), (0, 0, 1, 1))
-PLAIN = topology.Topology((node(0, 0, 2),))
+C4140 = Topology((node(0, 0, 20, 40), node(1, 20, 20, 60)), (0, 0, 1, 1))
+PLAIN = Topology((node(0, 0, 2),))
 
 
 @given(st.sets(st.integers(0, 500)))
 def test_cpu_lists_round_trip(cpus):
-    assert set(topology.parse_cpu_list(topology.render_cpu_list(sorted(cpus)))) == cpus
-    assert (
-        topology.parse_cpu_list('0-3,8\n') == [0, 1, 2, 3, 8]
-        and topology.render_cpu_list([0, 1, 2, 4]) == '0-2,4'
-    )
+    assert set(parse_cpu_list(render_cpu_list(sorted(cpus)))) == cpus
+    assert parse_cpu_list('0-3,8\n') == [0, 1, 2, 3, 8]
+    assert render_cpu_list([0, 1, 2, 4]) == '0-2,4'
 
 
 def test_rank_per_gpu_uses_socket_of_gpu():
-    bindings = [topology.choose_binding(C4140, r, 4, 1) for r in range(4)]
-    assert [(b.gpu, b.numa_node, b.num_threads) for b in bindings] == [
-        (0, 0, 10),
-        (1, 0, 10),
-        (2, 1, 10),
-        (3, 1, 10),
-    ]
+    bindings = bindings_of(C4140, 4)
+    assert [(b.gpu, b.numa_node) for b in bindings] == [(0, 0), (1, 0), (2, 1), (3, 1)]
+    assert {b.num_threads for b in bindings} == {10}
     assert bindings[0].cpus == (*range(10), *range(40, 50))
     assert bindings[3].cpus == (*range(30, 40), *range(70, 80))
     # With one visible GPU per task, in a different order, a rank gets the cores of its GPU.
-    visible = [
-        topology.choose_binding(C4140, r, 4, 1, place) for r, place in enumerate((2, 0, 3, 1))
-    ]
-    assert [(b.cpus, b.numa_node) for b in visible] == [
-        (bindings[p].cpus, bindings[p].numa_node) for p in (2, 0, 3, 1)
-    ]
+    for rank, place in enumerate((2, 0, 3, 1)):
+        assert choose_binding(C4140, rank, 4, 1, place) == bindings[place]
     # A single rank on two sockets without GPUs uses both.
-    assert topology.choose_binding(
-        topology.Topology((node(0, 0, 4), node(1, 4, 4))), 0, 1, 1
-    ).cpus == tuple(range(8))
+    both = Topology((node(0, 0, 4), node(1, 4, 4)))
+    assert choose_binding(both, 0, 1, 1).cpus == tuple(range(8))
 
 
 # A DGX A100 with four NUMA nodes of 16 cores per socket, of which those with odd numbers have two
 # GPUs each.
-NPS4 = topology.Topology(
-    tuple(topology.NumaNode(n, node(n, 16 * n, 16).cores, str(n // 4)) for n in range(8)),
-    (3, 3, 1, 1, 7, 7, 5, 5),
+NPS4 = Topology(
+    tuple(node(n, 16 * n, 16, socket=str(n // 4)) for n in range(8)), (3, 3, 1, 1, 7, 7, 5, 5)
 )
 
 
 def test_numa_nodes_without_a_gpu_serve_the_gpus_of_their_socket():
     """NVIDIA's bindpcie divides the cores of a socket, too."""
-    bindings = [topology.choose_binding(NPS4, r, 8, 1) for r in range(8)]
-    assert [(b.numa_node, b.num_threads) for b in bindings] == [
-        (n, 16) for n in (3, 3, 1, 1, 7, 7, 5, 5)
-    ]
+    bindings = bindings_of(NPS4, 8)
+    assert tuple(b.numa_node for b in bindings) == NPS4.gpus
+    assert {b.num_threads for b in bindings} == {16}
     assert sorted(c for b in bindings for c in b.cpus) == list(range(128))
     assert bindings[0].pinning == (*range(48, 56), *range(8))  # begins with the node of the GPU
-    one_socket = topology.Topology((NPS4.nodes[1], NPS4.nodes[4]), (1, 1))
-    assert topology.choose_binding(one_socket, 0, 2, 1).cpus == tuple(range(16, 24))
-    unknown = topology.Topology(
-        tuple(topology.NumaNode(n.number, n.cores) for n in NPS4.nodes), NPS4.gpus
-    )
-    assert topology.choose_binding(unknown, 0, 8, 1).cpus == tuple(range(48, 56))
+    one_socket = Topology((NPS4.nodes[1], NPS4.nodes[4]), (1, 1))
+    assert choose_binding(one_socket, 0, 2, 1).cpus == tuple(range(16, 24))
+    unknown = Topology(tuple(node(n, 16 * n, 16) for n in range(8)), NPS4.gpus)
+    assert choose_binding(unknown, 0, 8, 1).cpus == tuple(range(48, 56))
 
 
 def test_pinned_threads_use_physical_cores_first_and_avoid_neighbour_rank():
-    exclusive, shared = (
-        topology.choose_binding(C4140, 1, 4, 1),
-        topology.choose_binding(C4140, 3, 8, 2),
-    )
-    assert exclusive.pinning == (*range(10, 20), *range(50, 60))
-    assert shared.pinning == (*range(15, 20), *range(10, 15), *range(55, 60), *range(50, 55))
-    crowded = [topology.choose_binding(PLAIN, r, 5, 5) for r in range(5)]
-    assert [b.pinning for b in crowded] == [(0, 1), (1, 0), (0, 1), (1, 0), (0, 1)]
+    assert choose_binding(C4140, 1, 4, 1).pinning == (*range(10, 20), *range(50, 60))
+    shared = choose_binding(C4140, 3, 8, 2).pinning
+    assert shared == (*range(15, 20), *range(10, 15), *range(55, 60), *range(50, 55))
+    # The last rank of an incomplete group has its device's cores alone.
+    assert [b.num_threads for b in bindings_of(C4140, 5, 2)] == [5, 5, 5, 5, 20]
+    crowded = [b.pinning for b in bindings_of(PLAIN, 5, 5)]
+    assert crowded == [(0, 1), (1, 0), (0, 1), (1, 0), (0, 1)]
 
 
 @pytest.mark.parametrize(
@@ -100,50 +91,59 @@ def test_pinned_threads_use_physical_cores_first_and_avoid_neighbour_rank():
     ],
 )
 def test_machine_without_gpus(local_size, per_device, cpus):
-    bindings = [
-        topology.choose_binding(PLAIN, r, local_size, per_device) for r in range(local_size)
-    ]
-    assert [b.cpus for b in bindings] == cpus and {b.gpu for b in bindings} == {None}
+    bindings = bindings_of(PLAIN, local_size, per_device)
+    assert [(b.cpus, b.gpu) for b in bindings] == [(c, None) for c in cpus]
 
 
 @given(
-    nodes=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4),
     per_device=st.integers(1, 3),
     devices=st.integers(1, 9),
     has_gpus=st.booleans(),
 )
-def test_cores_are_shared_evenly(nodes, per_device, devices, has_gpus):
-    numa_nodes = tuple(node(i, 100 * i, n) for i, n in enumerate(nodes))
-    gpus = tuple(d * len(nodes) // devices for d in range(devices)) if has_gpus else ()
-    local_size = devices * per_device
-    places = topology.Topology(numa_nodes, gpus)
-    bindings = [
-        topology.choose_binding(places, r, local_size, per_device) for r in range(local_size)
-    ]
+def test_cores_are_shared_evenly(sizes, per_device, devices, has_gpus):
+    gpus = [d * len(sizes) // devices for d in range(devices)] if has_gpus else []
+    machine = Topology(tuple(node(i, 100 * i, n) for i, n in enumerate(sizes)), tuple(gpus))
+    bindings = bindings_of(machine, devices * per_device, per_device)
     for r, b in enumerate(bindings):
         assert b.cpus == bindings[r // per_device * per_device].cpus
         assert b.num_threads == max(1, len(b.cpus) // per_device)
     used = [c for b in bindings[::per_device] for c in b.cpus]
-    assert len(used) == len(set(used)) or devices > min(nodes)
-    if devices >= len(nodes) and all(n * devices >= devices for n in nodes):
-        assert {b.numa_node for b in bindings} == set(range(len(nodes)))
+    assert len(used) == len(set(used)) or devices > min(sizes)
+    if devices >= len(sizes):
+        assert {b.numa_node for b in bindings} == set(range(len(sizes)))
 
 
 def test_topology_is_read_from_sys(tmp_path):
-    files = {
-        f'devices/system/node/node{n}/cpulist': cpus
-        for n, cpus in enumerate(('0-1,4-5', '2-3,6-7'))
-    }
-    files |= {
-        f'devices/system/cpu/cpu{n}/topology/thread_siblings_list': f'{n % 4},{n % 4 + 4}'
-        for n in range(8)
-    }
-    files |= {
-        f'devices/system/cpu/cpu{n}/topology/physical_package_id': str(n % 4 // 2) for n in range(8)
-    }
-    write_files(tmp_path, files | {'bus/pci/devices/0000:3b:00.0/numa_node': '1'})
-    found = topology.find_topology(tmp_path, [0, 1, 2, 3, 4, 6, 7], ['0000:3b:00.0'])
-    nodes = topology.NumaNode(0, ((0, 4), (1,)), '0'), topology.NumaNode(1, ((2, 6), (3, 7)), '1')
-    assert found == topology.Topology(nodes, (1,))
-    without_numa = topology.find_topology(tmp_path / 'none', [0, 3], ['none'])
-    assert without_numa == topology.Topology((topology.NumaNode(0, ((0,), (3,))),), (0,))
+    files = {'bus/pci/devices/0000:3b:00.0/numa_node': 1}
+    for number, cpus in enumerate(('0-1,4-5', '2-3,6-7')):
+        files[f'devices/system/node/node{number}/cpulist'] = cpus
+    for n in range(8):
+        folder = f'devices/system/cpu/cpu{n}/topology'
+        files[f'{folder}/thread_siblings_list'] = f'{n % 4},{n % 4 + 4}'
+        files[f'{folder}/physical_package_id'] = n % 4 // 2
+    write_files(tmp_path, files)
+    found = find_topology(tmp_path, [0, 1, 2, 3, 4, 6, 7], ['0000:3b:00.0'])
+    nodes = NumaNode(0, ((0, 4), (1,)), '0'), NumaNode(1, ((2, 6), (3, 7)), '1')
+    assert found == Topology(nodes, (1,))
+    without_numa = find_topology(tmp_path / 'none', [0, 3], ['none'])
+    assert without_numa == Topology((NumaNode(0, ((0,), (3,))),), (0,))
+
+
+HOST = ('0000:0b:00.0', '0000:1b:00.0', '0000:8b:00.0', '0000:9b:00.0')
+
+
+@pytest.mark.parametrize(
+    'visible, of_host, num_devices, expected',
+    [
+        (HOST[2:], HOST, 2, (HOST[2:], None)),  # both ranks see both GPUs
+        (HOST[2:3], HOST, 4, (HOST, 2)),  # one GPU per task
+        (HOST[2:3], HOST, 1, (HOST[2:3], None)),
+        (HOST[:1], (), 2, (HOST[:1], None)),  # a container that hides /sys
+        (HOST[:1], HOST, 8, (HOST[:1], None)),  # instances: more ranks than cards
+    ],
+)
+def test_rank_with_one_visible_gpu_is_placed_among_all_of_the_host(
+    visible, of_host, num_devices, expected
+):
+    assert choose_devices(visible, of_host, num_devices) == expected

@@ -12,7 +12,7 @@ from numbered import make_config, ramp
 
 from mlperf_rn50.data.records import CHECKSUMS, INDEX, RecordFile, load_manifest
 from mlperf_rn50.data.verify import check_sample, verify
-from mlperf_rn50.doctor.facts import _data_facts
+from mlperf_rn50.doctor.facts import data_facts
 from mlperf_rn50.errors import DataError
 
 NUM_TRAIN, NUM_VAL = 60, 12
@@ -142,10 +142,10 @@ def test_damaged_manifest_is_named(folder, damage, message):
 
 def test_doctor_names_an_edited_manifest(tmp_path):
     config = make_config(tmp_path, ramp(NUM_TRAIN), num_val=NUM_VAL)
-    assert _data_facts(config, 0)['problem'] == ''
+    assert data_facts(config, 0).problem == ''
     path = tmp_path / 'manifest.json'
     path.write_text(path.read_text().replace('"0"', '"zero"'))
-    assert _data_facts(config, 0)['problem'] == f'{path}: does not match its own SHA-256'
+    assert data_facts(config, 0).problem == f'{path}: does not match its own SHA-256'
 
 
 def test_older_folder_is_checked_by_available_checksums(folder):

@@ -9,7 +9,7 @@ from mlperf_compliance import tags
 from mlperf_rn50.config import Config
 from mlperf_rn50.mllog.elapsed import render_parts
 from mlperf_rn50.mllog.writer import RunLog
-from mlperf_rn50.model.resnet import Unit, depth_of, side_after, units
+from mlperf_rn50.model.resnet import ResidualUnit, depth_of, side_after, units
 from mlperf_rn50.train import events
 from mlperf_rn50.train.plan import Plan
 
@@ -130,7 +130,7 @@ class _Describer:
             'training': True,
         }
 
-    def unit(self, unit: Unit) -> Iterator[tuple[str, Any]]:
+    def unit(self, unit: ResidualUnit) -> Iterator[tuple[str, Any]]:
         kind, inside = 'bottleneck_block' if unit.is_bottleneck else 'basic_block', self.shape
         yield tags.MODEL_HP_BEGIN_BLOCK, {'block_type': kind}
         yield tags.MODEL_HP_BLOCK_TYPE, kind

@@ -1,0 +1,129 @@
+"""Explanations of out-of-memory errors, kills and aborts."""
+
+import re
+import signal
+
+import pytest
+from helpers import write_files
+
+from mlperf_rn50.system import out_of_memory as oom
+from mlperf_rn50.system.out_of_memory import MemorySample, explain_error, explain_kill
+
+GB = 10**9
+
+
+@pytest.mark.parametrize(
+    'name, text',
+    [
+        ('memory.events', 'oom 3\noom_kill 2\noom_group_kill 0\n'),
+        ('memory.oom_control', 'oom_kill_disable 0\nunder_oom 0\noom_kill 2\n'),
+    ],
+)
+def test_kills_are_counted_in_both_versions(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    assert oom.oom_kills(tmp_path) == 2 and oom.oom_kills(tmp_path / 'none') is None
+
+
+BEFORE, AFTER = MemorySample(int(1.5 * GB), 0, 1), MemorySample(int(1.5 * GB), 0, 2)
+
+
+@pytest.mark.parametrize(
+    'after, limit, num_ranks, expected',
+    [
+        (BEFORE, 4 * GB, 4, ''),
+        (
+            AFTER,
+            4 * GB,
+            4,
+            'out of memory: the memory limit of the cgroup is 4.0 GB, 4 ranks used about 6.0 GB '
+            'together, 1.5 GB each; start at most 2 ranks of this size on a host, or lower '
+            'train.local_batch_size',
+        ),
+        (
+            AFTER,
+            1 * GB,
+            1,
+            'out of memory: the memory limit of the cgroup is 1.0 GB, this rank used 1.5 GB; lower '
+            'train.local_batch_size',
+        ),
+        (
+            AFTER,
+            None,
+            50,
+            'out of memory: the 64.0 GB of the host are exhausted, 50 ranks used about 75.0 GB '
+            'together, 1.5 GB each; start at most 42 ranks of this size on a host, or lower '
+            'train.local_batch_size',
+        ),
+        (
+            AFTER,
+            64 * GB,
+            2,
+            'out of memory: the 64.0 GB of the host are exhausted, 2 ranks used about 3.0 GB '
+            'together, 1.5 GB each; lower train.local_batch_size, or start fewer ranks on a host',
+        ),
+    ],
+)
+def test_explanation_of_a_kill(after, limit, num_ranks, expected):
+    assert explain_kill(BEFORE, after, limit, 64 * GB, num_ranks) == expected
+
+
+def test_explanation_of_an_abort(monkeypatch):
+    def explain(used: int, limit: int | None, number: int = signal.SIGABRT) -> str:
+        monkeypatch.setattr(oom, 'soft_limit', lambda kind: limit)
+        return oom.explain_death(number, MemorySample(0, used, 1), AFTER, 1)
+
+    assert (
+        explain(int(3.9 * GB), None) == explain(GB, 4 * GB) == explain(GB, GB, signal.SIGTERM) == ''
+    )
+    assert explain(int(3.9 * GB), 4 * GB).startswith(
+        'out of memory: the address space of the process is limited to 4.0 GB (ulimit -v), 3.9 GB '
+        'used; raise'
+    )
+
+
+@pytest.mark.parametrize(
+    'error',
+    [
+        MemoryError(),
+        RuntimeError('std::bad_alloc'),
+        OSError(12, 'Cannot allocate memory'),
+        RuntimeError('[x] src/storage: Failed to allocate CPU Memory'),
+    ],
+)
+def test_explanation_of_out_of_memory_errors(error):
+    assert explain_error(error).startswith('out of memory: ')
+    assert explain_error(ValueError('no such memory cell')) == ''
+
+
+@pytest.mark.parametrize(
+    'error',
+    [
+        RuntimeError("can't start new thread"),
+        BlockingIOError(11, 'Resource temporarily unavailable'),
+        RuntimeError('Error in DALI: Resource temporarily unavailable'),
+    ],
+)
+def test_explanation_of_too_few_processes(monkeypatch, error):
+    monkeypatch.setattr(oom, 'free_processes', lambda: (3, 'ulimit -u is 40'))
+    assert re.search(
+        'no process or thread can be started .*; ulimit -u is 40; raise the limit',
+        explain_error(error),
+    )
+
+
+def test_exit_code_of_a_library_is_explained(monkeypatch):
+    monkeypatch.setattr(oom, 'soft_limit', lambda kind: None)
+    assert [oom.explain_exit(code) for code in (0, 1, 2, 75, 130, 137)] == [''] * 6
+    assert 'of a library' in oom.explain_exit(17) and 'memory' not in oom.explain_exit(5)
+    monkeypatch.setattr(oom, 'soft_limit', lambda kind: 3 * GB)
+    assert 'probably out of memory, as ulimit -v is 3.0 GB' in oom.explain_exit(17)
+
+
+def test_sample_of_a_dead_process_keeps_earlier_values(tmp_path, monkeypatch):
+    monkeypatch.setattr(oom, 'PROC', tmp_path)
+    status = 'Name:\tx\nVmPeak:\t 2000 kB\nVmHWM:\t 1000 kB\n'
+    write_files(tmp_path, {'7/status': status, 'vmstat': 'pgfault 9\noom_kill 3\n'})
+    sample = oom.take_sample(7, None)
+    assert sample == MemorySample(1024000, 2048000, 3)
+    (tmp_path / '7/status').write_text('Name:\tx\nState:\tZ (zombie)\n')
+    assert oom.take_sample(7, None, sample) == sample
