@@ -2,10 +2,11 @@
 programs."""
 
 import os
+import re
 from dataclasses import replace
 
 import pytest
-from helpers import ROOT, call, run, write_files
+from helpers import ROOT, argv, call, run, write_files
 
 from mlperf_rn50.launch.engines import ENGINES
 
@@ -31,55 +32,33 @@ def called(tmp_path):
 
 
 @pytest.mark.parametrize(
-    'engine, gpu', [('docker', '--gpus all'), ('podman', '--device nvidia.com/gpu=all')]
+    'engine, gpu', [('docker', '--gpus all'), ('podman', '--device nvidia.com/gpu=all'), ('a', '')]
 )
 def test_docker_sh_passes_gpus_folders_and_environment(
     stand_in, tmp_path, monkeypatch, engine, gpu
 ):
     stand_in(engine)
-    stand_in('nvidia-smi', '')
+    if gpu:
+        stand_in('nvidia-smi', '')
     monkeypatch.setenv('MLPERF_RN50_DOCKER', engine)
     monkeypatch.setenv('NCCL_DEBUG', 'WARN')
     data = tmp_path / 'data'
     data.mkdir()
-    done = run(
-        [
-            ROOT / 'launch/docker.sh',
-            '--image',
-            'rn50:x',
-            '--mount',
-            data,
-            '--config',
-            'c.yaml',
-            '--seeds',
-            2,
-        ],
-        cwd=tmp_path,
-    )
-    [line] = called(tmp_path)
+    words = argv('{} --mount {} --config c.yaml --seeds 2', ROOT / 'launch/docker.sh', data)
+    done = run(words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert (
-        line.startswith(f'{engine} run --rm --network host ')
-        and gpu in line
-        and '--ulimit memlock=-1' in line
-    )
-    assert '--stop-timeout 630' in line
-    assert all(
-        f'--mount type=bind,source={folder},target={folder} ' in line for folder in (tmp_path, data)
-    )
-    assert f'--user {os.getuid()}:{os.getgid()}' in line and '--env NCCL_DEBUG' in line
-    assert line.endswith(
-        '--entrypoint /opt/mlperf_rn50/launch/local.sh rn50:x --config c.yaml --seeds 2'
-    )
-
-
-def test_docker_sh_without_gpu_requests_none(stand_in, tmp_path, monkeypatch):
-    stand_in('docker')
-    monkeypatch.setenv('MLPERF_RN50_DOCKER', 'docker')
-    assert run([ROOT / 'launch/docker.sh', '--config', 'c.yaml'], cwd=tmp_path).returncode == 0
-    assert (
-        '--gpus' not in called(tmp_path)[0] and ' mlperf_rn50:cpu --config' in called(tmp_path)[0]
-    )
+    [line] = called(tmp_path)
+    assert line.startswith(f'{engine} run --rm --network host ')
+    for text in (
+        *(gpu, '--stop-timeout 630', '--env NCCL_DEBUG'),
+        *(f'--mount type=bind,source={folder},target={folder} ' for folder in (tmp_path, data)),
+        f'--user {os.getuid()}:{os.getgid()}',
+    ):
+        assert text in line
+    assert bool(gpu) == ('--ulimit memlock=-1' in line)
+    assert gpu or not re.search('--gpus|--device', line)
+    start = '--entrypoint /opt/mlperf_rn50/launch/local.sh mlperf_rn50:cpu'
+    assert line.endswith(f'{start} --config c.yaml --seeds 2')
 
 
 @pytest.mark.parametrize(
@@ -92,6 +71,13 @@ def test_docker_sh_without_gpu_requests_none(stand_in, tmp_path, monkeypatch):
 def test_docker_sh_usage_errors(arguments, message):
     done = run([ROOT / 'launch/docker.sh', *arguments])
     assert done.returncode == 2 and message in done.stderr
+
+
+def test_docker_sh_takes_another_image(stand_in, tmp_path, monkeypatch):
+    stand_in('docker')
+    monkeypatch.setenv('MLPERF_RN50_DOCKER', 'docker')
+    run([ROOT / 'launch/docker.sh', '--image', 'rn50:x'], cwd=tmp_path)
+    assert called(tmp_path)[0].endswith('local.sh rn50:x')
 
 
 @pytest.mark.slow
@@ -107,23 +93,15 @@ exec "$@"''',
     )
     (tmp_path / 'rn50.sif').touch()
     done = run(
-        [
+        argv(
+            '{} --image {} --config {} --data.dir {} --run-dir {} --ranks-per-node 2 '
+            '--model.name resnet18 --train.target_accuracy 0.01',
             ROOT / 'launch/apptainer.sh',
-            '--image',
             tmp_path / 'rn50.sif',
-            '--config',
             DIGITS,
-            '--data.dir',
             digits,
-            '--run-dir',
             tmp_path / 'run',
-            '--ranks-per-node',
-            2,
-            '--model.name',
-            'resnet18',
-            '--train.target_accuracy',
-            0.01,
-        ]
+        )
     )
     assert done.returncode == 0, done.stderr
     # the trial of Open MPI's settings, if any
@@ -141,19 +119,13 @@ def test_slurm_with_pyxis_runs_every_rank_in_the_image(stand_in, tmp_path):
     stand_in('srun')
     stand_in('scontrol', 'echo n1; echo n2')
     done = run(
-        [
-            'bash',
+        argv(
+            'bash {} --container registry#rn50:cu117 --config {} --no-doctor --run-dir '
+            '{} --ranks-per-node 2',
             ROOT / 'launch/slurm.sbatch',
-            '--container',
-            'registry#rn50:cu117',
-            '--config',
             DIGITS,
-            '--no-doctor',
-            '--run-dir',
             tmp_path / 'run',
-            '--ranks-per-node',
-            2,
-        ],
+        ),
         cwd=ROOT,
         env={
             **os.environ,
@@ -174,7 +146,6 @@ def test_slurm_with_pyxis_runs_every_rank_in_the_image(stand_in, tmp_path):
 
 
 # --- several ranks per GPU
-# ----------------------------------------------------------------------------
 
 
 def test_ranks_per_device_starts_mps_and_splits_the_threads(stand_in, tmp_path, monkeypatch):
@@ -195,26 +166,15 @@ echo "$word" >>"$LOG"
     program = [str(ROOT / 'launch/bind.sh'), 'sh', '-c', rank, 'sh']
     monkeypatch.setitem(ENGINES, 'local', replace(ENGINES['local'], get_program=lambda *_: program))
     done = call(
-        'launch',
-        'local',
-        '--config',
-        DIGITS,
-        '--run-dir',
-        tmp_path / 'run',
-        '--train.device',
-        'gpu',
-        '--model.fused_bn_relu',
-        'false',
-        '--ranks-per-node',
-        2,
-        '--ranks-per-device',
-        2,
-        '--no-doctor',
+        *argv(
+            'launch local --config {} --run-dir {} --train.device gpu '
+            '--model.fused_bn_relu false --ranks-per-node 2 --ranks-per-device 2 '
+            '--no-doctor',
+            DIGITS,
+            tmp_path / 'run',
+        ),
     )
     assert done.returncode == 2, done.stderr
-    assert [line for line in called(tmp_path) if line != 'get_server_list'] == [
-        'started',
-        '100',
-        '100',
-        'quit',
-    ]
+    assert [
+        line for line in called(tmp_path) if line != 'get_server_list'
+    ] == 'started 100 100 quit'.split()

@@ -1,4 +1,9 @@
-"""Options of mlperf-rn50 launch kubernetes, their checks, and the training that they describe."""
+"""Kubernetes manifests of a training: an MPIJob of Kubeflow's operator, from the template in
+launch/kubernetes, with the options of mlperf-rn50 launch kubernetes.
+
+The operator creates the pods and the host file of the launcher's mpirun, and sshd runs in the pods
+of the workers.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +11,14 @@ import argparse
 import posixpath
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from math import ceil
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.launch.arguments import count, whole_number
-from mlperf_rn50.launch.engines import CHECKOUT
-from mlperf_rn50.parser import Parser
+from mlperf_rn50.launch.engines import CHECKOUT, COUNT, announce
+from mlperf_rn50.parser import Parser, whole_number
 
 if TYPE_CHECKING:
     from mlperf_rn50.config import Config
@@ -39,12 +44,14 @@ LABEL_LENGTH = 63  # characters that Kubernetes allows in a label
 
 EPILOG = """examples:
   launch/kubernetes.sh --image registry.example/mlperf_rn50:cu117 --nodes 4 --ranks-per-node 4 \\
-      --config launch/configs/c4140_v100_4node.yaml --volume imagenet:/data --volume results:/results \\
-      --run-dir /results/c4140 --data.dir /data/imagenet --namespace training | kubectl apply -f -
+      --config launch/configs/c4140_v100_4node.yaml \\
+      --volume imagenet:/data --volume results:/results --run-dir /results/c4140 \\
+      --data.dir /data/imagenet --namespace training | kubectl apply -f -
   kubectl delete mpijob,configmap -l app.kubernetes.io/instance=mlperf-rn50
 
-All other options are passed to: mlperf-rn50 train; --dry-run prints the plan instead. This command checks --config and
-the options. Relative paths of the run folder and the data start at the first volume."""
+All other options are passed to: mlperf-rn50 train; --dry-run prints the plan instead. This command
+checks --config and the options. Relative paths of the run folder and the data start at the first
+volume."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,7 @@ class Training:
     num_nodes: int
     ranks_per_node: int
     gpus_per_node: int
-    volumes: tuple[Volume, ...]
+    volumes: Sequence[Volume]
     config_path: str
     config_text: str | None = None  # None if the configuration is in the image
     options: tuple[str, ...] = ()
@@ -131,99 +138,88 @@ def make_parser() -> Parser:
     parser = Parser(
         'mlperf-rn50 launch kubernetes', 'Print the manifests for training on Kubernetes.', EPILOG
     )
-    add = parser.add_argument
+    add = parser.add_option
     size = _matching(r'(?=.*[1-9])[0-9]{1,9}(\.[0-9]{1,3})?[KMGT]i', 'a size such as 64Gi')
     add(
-        '--image',
-        metavar='IMAGE',
+        '--image IMAGE',
+        'image built from the Dockerfile',
         required=True,
-        help='image built from the Dockerfile',
         type=_matching(r'[A-Za-z0-9][A-Za-z0-9._/:@-]*', 'the name of an image'),
     )
     add(
-        '--config',
-        metavar='FILE',
+        '--config FILE',
+        f'configuration: a local file or one in the image ({IMAGE_CONFIGS}...)',
         required=True,
-        help=f'configuration: a local file or one in the image ({IMAGE_CONFIGS}...)',
     )
     add(
-        '--volume',
-        metavar='CLAIM:PATH',
+        '--volume CLAIM:PATH',
+        'PersistentVolumeClaim and its mount point in all pods (ReadWriteMany for the run folder); '
+        'repeatable',
+        dest='volumes',
         required=True,
         action='append',
         type=_volume,
-        help='PersistentVolumeClaim and its mount point in all pods (ReadWriteMany for the run '
-        'folder); repeatable',
     )
-    add('--run-dir', metavar='DIR', help='run folder, in a volume (default: run.dir)')
+    add('--run-dir DIR', 'run folder, in a volume (default: run.dir)')
     add(
-        '--nodes',
-        metavar='N',
-        type=count,
-        help='number of pods (default: run.num_nodes of the configuration, or 1)',
+        '--nodes N',
+        'number of pods (default: run.num_nodes of the configuration, or 1)',
+        type=COUNT,
     )
     add(
-        '--ranks-per-node',
-        metavar='R',
-        type=count,
-        help='ranks in each pod (default: run.ranks_per_node of the configuration, or 1)',
+        '--ranks-per-node R',
+        'ranks in each pod (default: run.ranks_per_node of the configuration, or 1)',
+        type=COUNT,
     )
     add(
-        '--gpus-per-node',
-        metavar='N',
+        '--gpus-per-node N',
+        'GPUs of each pod (default: as many as its ranks use; 0 with train.device=cpu)',
         type=whole_number(0),
-        help='GPUs of each pod (default: as many as its ranks use; 0 with train.device=cpu)',
     )
     add(
-        '--name',
-        metavar='NAME',
+        '--name NAME',
+        'name of the job and its pods (default %(default)s)',
         default='mlperf-rn50',
-        help='name of the job and its pods (default %(default)s)',
         type=_matching(
             '[a-z]([a-z0-9-]*[a-z0-9])?',
             'lower-case letters, digits and -, a letter first, no - last',
         ),
     )
     add(
-        '--namespace',
-        metavar='NAME',
-        help="namespace of the job (default: kubectl's)",
+        '--namespace NAME',
+        "namespace of the job (default: kubectl's)",
         type=_matching(
             '[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?', 'at most 63 lower-case letters, digits and -'
         ),
     )
     add(
-        '--memory',
-        metavar='SIZE',
+        '--memory SIZE',
+        'memory limit of a worker pod, such as 64Gi, with shared memory',
         type=size,
-        help='memory limit of a worker pod, such as 64Gi, with shared memory',
     )
     add(
-        '--cpus',
-        metavar='N',
-        help='CPU limit of a worker pod, in cores',
+        '--cpus N',
+        'CPU limit of a worker pod, in cores',
         type=_matching(r'(?=.*[1-9])[0-9]{1,6}(\.[0-9]{1,3}|m)?', 'a number of cores such as 16'),
     )
     add(
-        '--shm-size',
-        metavar='SIZE',
+        '--shm-size SIZE',
+        'size limit of /dev/shm (default %(default)s)',
         type=size,
         default='8Gi',
-        help='size limit of /dev/shm (default %(default)s)',
     )
     add(
-        '--grace-seconds',
-        metavar='S',
-        type=count,
+        '--grace-seconds S',
+        'time for a checkpoint when a pod is terminated (default %(default)s)',
+        dest='grace_s',
+        type=COUNT,
         default=120,
-        help='time for a checkpoint when a pod is terminated (default %(default)s)',
     )
     add(
-        '--user',
-        metavar='UID[:GID]',
+        '--user UID[:GID]',
+        'user of the pods (default: 1000 from the image, or the choice of the cluster) and group '
+        'of the volumes',
         type=_user,
-        help='user of the pods (default: 1000 from the image, or the choice of the cluster) and '
-        'group of the volumes',
     )
     return parser
 
@@ -265,12 +261,12 @@ def _check_paths(config: Config, volumes: Sequence[Volume]) -> str:
 
 
 def _num_gpus(config: Config, requested: int | None, ranks_per_node: int) -> int:
-    needed = (
-        -(-ranks_per_node // config.run.ranks_per_device) if config.train.device == 'gpu' else 0
-    )
+    """Return the GPUs of each pod; raise ConfigError for too few, or for any without need."""
+    is_gpu = config.train.device == 'gpu'
+    needed = ceil(ranks_per_node / config.run.ranks_per_device) if is_gpu else 0
     if requested is None:
         return needed
-    if bool(requested) != bool(needed) or requested < needed:
+    if requested < needed or requested and not needed:
         raise ConfigError(
             f'--gpus-per-node: got {requested} with train.device={config.train.device} and '
             f'--ranks-per-node {ranks_per_node}, expected {needed}'
@@ -290,12 +286,8 @@ def _given(o: argparse.Namespace) -> list[str]:
         '--run.num_nodes': o.nodes,
         '--run.ranks_per_node': o.ranks_per_node,
     }
-    return [
-        word
-        for option, value in values.items()
-        if value is not None
-        for word in (option, str(value))
-    ]
+    given = {option: str(value) for option, value in values.items() if value is not None}
+    return [word for pair in given.items() for word in pair]
 
 
 def train_words(argv: Sequence[str]) -> list[str]:
@@ -308,14 +300,14 @@ def plan_training(argv: Sequence[str]) -> tuple[Training, str]:
     """Return the run that a command line requests and a warning or ''; raise ConfigError for an
     invalid one."""
     o, options = parse_words(argv)
-    for text in (*options, o.config, o.run_dir or '', *(v.path for v in o.volume)):
+    for text in (*options, o.config, o.run_dir or '', *(v.path for v in o.volumes)):
         try:
             text.encode()
         except UnicodeEncodeError:
             raise ConfigError(
                 f'{text!r}: got invalid UTF-8, expected UTF-8 for the manifest'
             ) from None
-    path, given = _find_config(o.config), _given(o)
+    path = _find_config(o.config)
     import jsonargparse  # imported late, because --help needs no packages
 
     from mlperf_rn50.config_file import add_config_options, resolve_config
@@ -325,32 +317,78 @@ def plan_training(argv: Sequence[str]) -> tuple[Training, str]:
     )
     add_config_options(checker)
     # the pods parse the options in the same order
-    config = resolve_config(path, [*given, *options], checker)
-    num_nodes, ranks_per_node = config.run.num_nodes or 1, config.run.ranks_per_node or 1
+    config = resolve_config(path, [*_given(o), *options], checker)
+
+    num_nodes = config.run.num_nodes or 1
+    ranks_per_node = config.run.ranks_per_node or 1
     longest = f'-worker-{num_nodes - 1}'  # '-launcher' is never longer
     if len(o.name + longest) > LABEL_LENGTH:
         raise ConfigError(
             f'--name: got {len(o.name)} characters, expected at most '
-            f'{LABEL_LENGTH - len(longest)}; '
-            f'pods are called NAME{longest}'
+            f'{LABEL_LENGTH - len(longest)}; pods are called NAME{longest}'
         )
-    warning = _check_paths(config, o.volume)
+    warning = _check_paths(config, o.volumes)
     is_in_image = o.config.startswith(IMAGE_CONFIGS)
-    run_dir = ('--run-dir', o.run_dir) if o.run_dir is not None else ()
-    return Training(
-        name=o.name,
-        namespace=o.namespace,
-        image=o.image,
-        num_nodes=num_nodes,
-        ranks_per_node=ranks_per_node,
-        gpus_per_node=_num_gpus(config, o.gpus_per_node, ranks_per_node),
-        volumes=tuple(o.volume),
-        config_path=o.config if is_in_image else f'{CONFIG_FOLDER}/config.yaml',
-        config_text=None if is_in_image else path.read_text(),
-        options=(*run_dir, *options),
-        user=o.user,
-        memory=o.memory,
-        cpus=o.cpus,
-        shm_size=o.shm_size,
-        grace_s=o.grace_seconds,
-    ), warning
+    run_dir = ['--run-dir', o.run_dir] if o.run_dir is not None else []
+    values = {
+        **vars(o),
+        'num_nodes': num_nodes,
+        'ranks_per_node': ranks_per_node,
+        'gpus_per_node': _num_gpus(config, o.gpus_per_node, ranks_per_node),
+        'config_path': o.config if is_in_image else f'{CONFIG_FOLDER}/config.yaml',
+        'config_text': None if is_in_image else path.read_text(),
+        'options': (*run_dir, *options),
+    }
+    return Training(**{field.name: values[field.name] for field in fields(Training)}), warning
+
+
+def render_mpi_job(training: Training) -> str:
+    """Render an MPIJob as YAML for kubectl, preceded by a ConfigMap if the configuration is not in
+    the image."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(CHECKOUT / 'launch/kubernetes'),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    # Kubernetes substitutes $(...) in the arguments of a pod, and turns $$ into $.
+    environment.filters.update(
+        text=_quote, block=_block, escaped=lambda word: word.replace('$', '$$')
+    )
+    limits = {
+        'nvidia.com/gpu': training.gpus_per_node and str(training.gpus_per_node),
+        'cpu': training.cpus,
+        'memory': training.memory,
+    }
+    words = '--hostfile /etc/mpi/hostfile --resume --restarts 3'.split()
+    words += ['--nodes', str(training.num_nodes)]
+    words += ['--ranks-per-node', str(training.ranks_per_node)]
+    words += ['--config', training.config_path, *training.options]
+    return environment.get_template('mpi_job.yaml.j2').render(
+        vars(training),
+        config_folder=CONFIG_FOLDER,
+        limits={k: v for k, v in limits.items() if v},
+        launcher_words=words,
+    )
+
+
+def _quote(text: str, style: str = '"') -> str:
+    """Return a text as a YAML scalar that no parser reads as a number or a boolean."""
+    import yaml
+
+    return yaml.dump(text, default_style=style, width=float('inf')).rstrip('\n')
+
+
+def _block(text: str) -> str:
+    """Return lines as a YAML block. Quote a single line, and lines whose empty last line would end
+    the document."""
+    is_block = '\n' in text and not f'\n{text}'.endswith('\n\n')
+    return _quote(text, '|' if is_block else '"')
+
+
+def print_manifests(training: Training, warning: str) -> None:
+    """Print the manifests of a training, after its warning, if any."""
+    if warning:
+        announce('launch kubernetes', f'warning: {warning}')
+    print(render_mpi_job(training), end='')
