@@ -89,7 +89,7 @@ install_horovod() {
     local nccl=''
     [ "$variant" = cpu ] || nccl=$PWD/$packages/nvidia/nccl
     if [ -z "$(horovod_wheel)" ]; then
-        launch/build_horovod.sh "$PWD/.venv/bin" "$(pinned horovod)" "$partial" "$nccl" >"$state/horovod.log" 2>&1 ||
+        bash launch/build_horovod.sh "$PWD/.venv/bin" "$(pinned horovod)" "$partial" "$nccl" >"$state/horovod.log" 2>&1 ||
             fail 'Horovod did not build' "$state/horovod.log"
         mv "$partial"/horovod-*.whl "$wheels/"
     fi

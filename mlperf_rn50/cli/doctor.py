@@ -70,7 +70,6 @@ def _examine(config: Config, options: Namespace, heartbeat: Heartbeat) -> int:
     if comm.rank == 0:
         data = {'passed': not is_failed, 'checks': [asdict(c) for c in checks], 'ranks': rows}
         answer = checks_answer(checks, options.quiet, data)
-        options.wide = comm.world_size > 1  # the terminal that Open MPI opens has no width
         is_error = options.quiet and options.format != 'json'
         print_answer(answer, options, sys.stderr if is_error else sys.stdout)
     return EXIT_FAILED if comm.sum([is_failed])[0] else EXIT_OK

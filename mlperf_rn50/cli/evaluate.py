@@ -112,7 +112,6 @@ def _evaluate(
     logged = _logged_top1(weights) if _is_as_trained(config, weights) else None
     confusions = matrix.largest(options.confusions, weights.description.classes)
     answer = _answer(config, weights, accuracy, logged=logged, confusions=confusions)
-    options.wide |= comm.world_size > 1  # the terminal that Open MPI opens has no width
     if comm.rank == 0:
         print_answer(answer, options)
     comm.barrier()

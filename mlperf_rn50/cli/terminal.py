@@ -20,10 +20,10 @@ def has_colour(stream: TextIO | None) -> bool:
 
 def width_of(stream: TextIO | None, is_wide: bool = False) -> int | None:
     """Return the width of a terminal in columns (COLUMNS, if set); None, no limit, for other
-    streams or with --wide."""
+    streams, with --wide, and for a terminal without a size, such as that of a rank of Open MPI."""
     if stream is None or not stream.isatty() or is_wide:
         return None
-    return shutil.get_terminal_size().columns
+    return shutil.get_terminal_size(fallback=(0, 0)).columns or None
 
 
 def paint(text: str, level: str) -> str:
