@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from e2e.training import STEPS_PER_EPOCH, arguments, assert_aborted, log_events, metrics
-from helpers import call
+from helpers import assert_near, call
 
 from mlperf_rn50.data import records
 from mlperf_rn50.runfolder.names import list_checkpoints
@@ -18,62 +18,40 @@ EPOCH = '--train.max_epochs=1'
 
 def comparable_events(run_dir):
     """Return the events of a log without times and source lines."""
-    return [
-        (
-            e['key'],
-            e['value'],
-            {k: v for k, v in e['metadata'].items() if k not in ('file', 'lineno')},
-        )
-        for e in log_events(run_dir)
-        if e['key'] != 'tracked_stats'
-    ]
+    events = [e for e in log_events(run_dir) if e['key'] != 'tracked_stats']
+    for event in events:
+        for name in ('file', 'lineno'):
+            del event['metadata'][name]
+    return [(e['key'], e['value'], e['metadata']) for e in events]
+
+
+ACCUMULATING = '--optimizer.name=sgd --train.gradient_accumulation_steps=2 --comm.num_buckets=1'
+WITH_DROPOUT = (
+    '--model.name=googlenet --optimizer.name=sgd --data.image_size=64 --data.resize_shorter=64'
+)
 
 
 @pytest.mark.parametrize(
-    'options',
+    'options, benchmark',
     [
-        [],
-        pytest.param(
-            [
-                '--optimizer.name=sgd',
-                '--train.gradient_accumulation_steps=2',
-                '--comm.num_buckets=1',
-            ],
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            [
-                '--model.name=googlenet',
-                '--optimizer.name=sgd',
-                '--data.image_size=64',
-                '--data.resize_shorter=64',
-            ],
-            marks=pytest.mark.slow,
-        ),
+        ('', 'resnet'),
+        pytest.param(ACCUMULATING, 'resnet', marks=pytest.mark.slow),
+        pytest.param(WITH_DROPOUT, 'googlenet', marks=pytest.mark.slow),
     ],
     ids=['lars', 'accumulate', 'dropout'],
 )
-def test_warm_up_has_no_side_effects(tiny, tmp_path, options):
+def test_warm_up_has_no_side_effects(tiny, tmp_path, options, benchmark):
     cold, warm = tmp_path / '0', tmp_path / '3'
     for run_dir in (cold, warm):
-        assert_aborted(
-            call(
-                *arguments(
-                    run_dir, tiny, EPOCH, f'--train.num_warmup_steps={run_dir.name}', *options
-                )
-            )
-        )
+        steps = f'--train.num_warmup_steps={run_dir.name}'
+        assert_aborted(call(*arguments(run_dir, tiny, EPOCH, steps, *options.split())))
     arrays, arrays_warm = (
         load(list_checkpoints(run_dir / 'checkpoints')[-1])[1].arrays for run_dir in (cold, warm)
     )
-    assert set(arrays) == set(arrays_warm)
-    for name, array in arrays.items():
-        np.testing.assert_array_equal(array, arrays_warm[name], err_msg=name)
-    assert metrics(cold) == metrics(warm) and comparable_events(cold) == comparable_events(warm)
-    benchmark = 'googlenet' if '--model.name=googlenet' in options else 'resnet'
-    assert [
-        value for key, value, _ in comparable_events(cold) if key == 'submission_benchmark'
-    ] == [benchmark]
+    assert_near(arrays_warm, arrays, rtol=0, share=0)
+    events = comparable_events(cold)
+    assert metrics(cold) == metrics(warm) and events == comparable_events(warm)
+    assert [value for key, value, _ in events if key == 'submission_benchmark'] == [benchmark]
 
 
 def test_no_data_file_is_opened_or_read_before_run_start(tiny, tmp_path, monkeypatch):
@@ -111,14 +89,10 @@ def test_tensorboard_contains_metrics(tiny, tmp_path):
     tags = set(kept.Tags()['scalars'])
     assert {
         'train/learning_rate',
-        'train/gradient_norm',
-        'lars_ratio/conv0_weight',
         'accuracy/top1_tiny-digits',
         'speed/images_per_s_of_epoch',
     } < tags
     assert all(t.endswith('_weight') for t in tags if t.startswith('lars_ratio/'))
     assert any(t.startswith('compute_ms_per_step/rank_0_') for t in tags)
-    assert all(
-        s.value > 0
-        for s in kept.Scalars('lars_ratio/conv0_weight') + kept.Scalars('train/gradient_norm')
-    )
+    for tag in ('lars_ratio/conv0_weight', 'train/gradient_norm'):
+        assert all(s.value > 0 for s in kept.Scalars(tag))

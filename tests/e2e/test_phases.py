@@ -42,14 +42,10 @@ def train(tiny, tmp_path, monkeypatch):
 
     def run_with(phases, inject):
         run_dir, real = tmp_path / 'run', run.open_sinks
-        monkeypatch.setattr(
-            run,
-            'open_sinks',
-            lambda *args: [*real(*args), FaultInjector(phases, lambda: inject(run_dir))],
-        )
-        return call(
-            *arguments(run_dir, tiny, '--train.max_epochs=2', '--checkpoint.period_steps=3')
-        ), run_dir
+        injector = FaultInjector(phases, lambda: inject(run_dir))
+        monkeypatch.setattr(run, 'open_sinks', lambda *args: [*real(*args), injector])
+        options = '--train.max_epochs=2', '--checkpoint.period_steps=3'
+        return call(*arguments(run_dir, tiny, *options)), run_dir
 
     return run_with
 
@@ -60,11 +56,8 @@ def test_vanished_run_folder_is_reported(train, phase):
 
     def lose(run_dir):
         if phase == 'training':  # the last checkpoint is complete before the folder vanishes
-            wait_for(
-                (run_dir / 'checkpoints/step_00000006').exists,
-                lambda: True,
-                lambda: 'no checkpoint',
-            )
+            last = run_dir / 'checkpoints/step_00000006'
+            wait_for(last.exists, lambda: True, lambda: 'no checkpoint')
         run_dir.rename(run_dir.with_name('elsewhere'))
         run_dir.mkdir()
 
@@ -86,10 +79,7 @@ def test_times_survive_wall_clock_jumps(train, monkeypatch):
     done, run_dir = train(PHASES, jump)
     took_s = time.monotonic() - start
     assert_aborted(done)
-    times = [
-        json.loads(line)['time_s']
-        for line in (run_dir / 'metrics.jsonl').read_text().splitlines()
-        if '"time_s"' in line
-    ]
+    lines = map(json.loads, (run_dir / 'metrics.jsonl').read_text().splitlines())
+    times = [line['time_s'] for line in lines if 'time_s' in line]
     assert times == sorted(times) and 0 <= times[0] and times[-1] < took_s
     assert [m['status'] for m in metrics(run_dir, 'end')] == ['aborted']
