@@ -10,7 +10,7 @@ import pytest
 from helpers import assert_near
 from mxnet import autograd
 from mxnet.gluon import nn
-from nets import arrays_of, gradients_of
+from nets import arrays_of, gradients_of, small_config
 
 from mlperf_rn50.config import Config, check_values
 from mlperf_rn50.data.batches import synthetic_batches
@@ -44,13 +44,7 @@ GPU = Config(
     train=TrainConfig(local_batch_size=4, device='gpu', precision='float16'),
 )
 CPU = Config(train=TrainConfig(local_batch_size=4))
-SMALL = replace(
-    CPU,
-    model=ModelConfig(name='resnet18'),
-    data=DataConfig(
-        num_train=16, num_val=8, num_classes=3, image_size=32, resize_shorter=32, synthetic=True
-    ),
-)
+SMALL = small_config(num_train=16)
 BOTH, ON_CPU = Fusion(NormRelu, NormAddRelu), Fusion(nn.BatchNormReLU)
 
 
