@@ -209,9 +209,8 @@ def test_differences_between_hosts_are_reported(expected, requested, changes):
 def test_problems_of_rank_0_and_of_single_ranks():
     unsealed = {'data': with_changes(DATA, has_checksums=False)}
     assert ', without checksums' in check('.idx and .rec', rows(unsealed)).found
-    read_only = {'run_folder_problem': '/run: Read-only file system'}
-    assert check('run folder', rows(read_only)).status == 'failed'
-    assert check('run folder', rows({'run_folder_problem': None})).status == 'not needed'
+    for problem, status in (('/run: Read-only file system', 'failed'), (None, 'not needed')):
+        assert check('run folder', rows({'run_folder_problem': problem})).status == status
     container = {'mxnet': MxnetFacts('container', '24.06', {}, '')}
     assert 'VARIANT=ngc' in check('Horovod', rows(container), device='gpu').fix
     endless = {'ulimits': {**ULIMITS, 'open_files': None}}
