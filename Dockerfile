@@ -25,12 +25,12 @@ WORKDIR /opt/mlperf_rn50
 # Packages first, so that changes of the program do not reinstall them. Downloads and the Horovod build are cached outside
 # the image.
 COPY setup.cfg pyproject.toml LICENSE ./
-COPY launch/setup.sh launch/setup_ngc.sh launch/requirements.lock launch/requirements_ngc.lock launch/
+COPY launch/*setup* launch/set_rpaths.py launch/build_horovod.sh launch/*.lock launch/
 COPY launch/engines/program.sh launch/engines/
 COPY mlperf_rn50/__init__.py mlperf_rn50/
 RUN --mount=type=cache,target=/root/.cache \
     touch README.md && MLPERF_RN50_VARIANT="$VARIANT" MLPERF_RN50_EXTRAS=demo,export launch/setup.sh \
-    && { [ "$VARIANT" = ngc ] || .venv/bin/pip uninstall -q -y cmake ninja; }
+    && { [ "$VARIANT" = ngc ] || .venv/bin/pip uninstall -q -y cmake ninja uv; }
 COPY README.md ./
 COPY launch launch
 COPY mlperf_rn50 mlperf_rn50

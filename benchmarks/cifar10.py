@@ -1,15 +1,15 @@
 """Train ResNet-50 on CIFAR-10 with the recipes of benchmarks/cifar10.md, which shows the results.
 
 Usage: .venv/bin/python benchmarks/cifar10.py COMMAND    (run folders: logs/run/...; takes hours)
-  target [RUNS [FOLDER]]  train with cifar10_cpu.yaml and cifar10_open.yaml in turn, until FOLDER (default
-                          logs/run/cifar10_target) has RUNS complete runs of each (default 5); print
-                          both sides and the ratio of their median times. An interrupted comparison
-                          continues.
+  target [RUNS [FOLDER]]  train with cifar10_cpu.yaml and cifar10_open.yaml in turn, until FOLDER
+                          (default logs/run/cifar10_target) has RUNS complete runs of each (default
+                          5); print both sides and the ratio of their median times. An interrupted
+                          comparison continues.
   long SIDE EPOCHS [OPTIONS]
                           train with cifar10_cpu or cifar10_open, stretched to EPOCHS and evaluated
                           at the end; print Top-1 with and without mirror images
-  trial NAME [OPTIONS]    train on 45,000 of the training images with cifar10_open.yaml; print Top-1 of the others.
-                          It does not use the official validation images.
+  trial NAME [OPTIONS]    train on 45,000 of the training images with cifar10_open.yaml; print Top-1
+                          of the others. It does not use the official validation images.
 OPTIONS are those of mlperf-rn50 train.
 """
 
@@ -21,10 +21,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from compare import ROOT, load_recipe
+from compare import ROOT, load_recipe, local_command, top1_of_epochs
 
 from mlperf_rn50.data.prepare.cifar10 import cifar10
-from mlperf_rn50.data.prepare.command import pack
+from mlperf_rn50.data.prepare.pack import pack
 
 CONFIGS, RUNS = Path('launch/configs'), Path('logs/run')
 SIDES = ('cifar10_cpu', 'cifar10_open')
@@ -33,17 +33,8 @@ PART, NUM_TRAIN, NUM_HELD = ROOT / 'data/cifar10_45k', 45_000, 5_000
 
 def train(config: str, folder: Path, *options: object) -> None:
     """Train with one rank on all cores; end the program if the run does."""
-    command = [
-        'launch/local.sh',
-        '--ranks-per-node',
-        1,
-        '--config',
-        CONFIGS / f'{config}.yaml',
-        '--run-dir',
-        folder,
-        *options,
-    ]
-    subprocess.run([str(c) for c in command])  # fails for a run that misses its target
+    # fails for a run that misses its target
+    subprocess.run(local_command(CONFIGS / f'{config}.yaml', folder, *options))
     if not ends(folder):
         sys.exit(f'{folder}: no complete run')
 
@@ -53,27 +44,18 @@ def ends(folder: Path) -> list[dict]:
     texts = [path.read_text() for path in sorted(folder.glob('metrics*.jsonl'))]
     read = [[json.loads(line) for line in text.splitlines()] for text in texts]
     return [
-        {**lines[-1], 'top1': top1_of(lines)}
+        {**lines[-1], 'top1': top1_of_epochs(lines)[-1]}
         for lines in read
         if lines and lines[-1]['event'] == 'end'
     ]
-
-
-def top1_of(lines: list[dict]) -> float:
-    return next(m['num_top1'] / m['num_images'] for m in reversed(lines) if m['event'] == 'eval')
 
 
 def target(num_runs: int, folder: Path) -> None:
     for number in range(1, num_runs + 1):
         for side in SIDES:
             if len(ends(folder / side)) < number:
-                train(
-                    side,
-                    folder / side,
-                    '--seeds',
-                    number,
-                    *(['--resume'] if (folder / side).exists() else []),
-                )
+                resume = ['--resume'] if (folder / side).exists() else []
+                train(side, folder / side, '--seeds', number, *resume)
     medians = []
     for side in SIDES:
         runs = ends(folder / side)
@@ -92,21 +74,10 @@ def long(side: str, epochs: str, options: list[str]) -> None:
     folder = RUNS / f'{side}_{epochs}_epochs'
     recipe = load_recipe(CONFIGS / f'{side}.yaml')
     warmup = recipe['schedule']['warmup_epochs'] * int(epochs) / recipe['schedule']['decay_epochs']
-    train(
-        side,
-        folder,
-        '--schedule.decay_epochs',
-        epochs,
-        '--schedule.warmup_epochs',
-        warmup,
-        '--train.eval_period',
-        epochs,
-        '--train.eval_offset',
-        int(epochs) - 1,
-        '--train.target_accuracy',
-        1,
-        *options,
-    )
+    stretched = f'--schedule.decay_epochs={epochs} --schedule.warmup_epochs={warmup}'
+    at_the_end = f'--train.eval_period={epochs} --train.eval_offset={int(epochs) - 1}'
+    words = f'{stretched} {at_the_end} --train.target_accuracy=1'.split()
+    train(side, folder, *words, *options)
     [run] = ends(folder)
     top1 = []
     for flip in ('true', 'false'):
@@ -116,9 +87,8 @@ def long(side: str, epochs: str, options: list[str]) -> None:
         )
         top1.append(f'{100 * json.loads(done.stdout)["top1"]:.2f} %')
     print(
-        f'{side}, {epochs} epochs, {run["images_per_s"]:.0f} images/s: Top-1 {top1[0]} with '
-        'mirror images, '
-        f'{top1[1]} without'
+        f'{side}, {epochs} epochs, {run["images_per_s"]:.0f} images/s: Top-1 {top1[0]} with mirror '
+        f'images, {top1[1]} without'
     )
 
 
@@ -131,25 +101,11 @@ def trial(name: str, options: list[str]) -> None:
         pack(
             replace(whole, train=whole.train[:NUM_TRAIN], validation=whole.train[-NUM_HELD:]), PART
         )
-    train(
-        'cifar10_open',
-        RUNS / name,
-        '--data.dir',
-        PART,
-        '--data.num_train',
-        NUM_TRAIN,
-        '--data.num_val',
-        NUM_HELD,
-        '--train.target_accuracy',
-        1,
-        *options,
-    )
+    sizes = f'--data.num_train={NUM_TRAIN} --data.num_val={NUM_HELD} --train.target_accuracy=1'
+    train('cifar10_open', RUNS / name, '--data.dir', PART, *sizes.split(), *options)
     [run] = ends(RUNS / name)
-    rate = run['images_per_s']
-    print(
-        f'{name}: Top-1 {100 * run["top1"]:.2f} % of {NUM_HELD:,} held-out images, {rate:.0f} '
-        'images/s'
-    )
+    top1, rate = 100 * run['top1'], run['images_per_s']
+    print(f'{name}: Top-1 {top1:.2f} % of {NUM_HELD:,} held-out images, {rate:.0f} images/s')
 
 
 def main(words: list[str]) -> None:

@@ -7,9 +7,10 @@ both evaluate after every epoch. The time of PyTorch excludes loading the arrays
 network, and compiling it in a trial step and evaluation. The time of mlperf-rn50 is from run_start
 to run_stop.
 
-Usage: .venv/bin/python benchmarks/compare.py step [OPTIONS]          images/s: ResNet-50, 224x224, batch 32
-       .venv/bin/python benchmarks/compare.py rate CONFIG [OPTIONS]   images/s of 12 training steps per round
-       .venv/bin/python benchmarks/compare.py target CONFIG [OPTIONS] complete runs: epochs, Top-1, seconds
+Usage: .venv/bin/python benchmarks/compare.py WHAT [CONFIG] [OPTIONS]
+    step              images/s: ResNet-50, 224x224, batch 32
+    rate CONFIG       images/s of 12 training steps per round
+    target CONFIG     complete runs: epochs, Top-1, seconds
 CONFIG: launch/configs/cifar10_cpu.yaml (takes hours) or launch/configs/digits_cpu.yaml. OPTIONS:
 see --help
 """
@@ -63,17 +64,9 @@ def run_json(command: Sequence[object], **variables: str) -> dict:
 
 def bench(*arguments: object) -> dict:
     """Return the first row of the first table of `mlperf-rn50 bench`."""
-    command = [
-        ROOT / 'launch/bind.sh',
-        PYTHON,
-        '-m',
-        'mlperf_rn50',
-        'bench',
-        *arguments,
-        '--format',
-        'json',
-    ]
-    return run_json(command, **HUGE_PAGES)['tables'][0]['rows'][0]
+    program = [ROOT / 'launch/bind.sh', PYTHON, '-m', 'mlperf_rn50', 'bench']
+    done = run_json([*program, *arguments, '--format=json'], **HUGE_PAGES)
+    return done['tables'][0]['rows'][0]
 
 
 def torch_sides(run: Callable[..., dict], *arguments: object) -> dict[str, Callable[..., dict]]:
@@ -91,27 +84,24 @@ def peer(*words: object, program: str = 'torch_peer.py', **variables: str) -> di
     return run_json([TORCH_PYTHON, ROOT / 'benchmarks' / program, *words], **variables)
 
 
-def read_metrics(run_dir: Path) -> list[dict]:
-    """Return the records of a run's metrics.jsonl, or one empty record if this file is missing."""
-    path = run_dir / 'metrics.jsonl'
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else [{}]
+def local_command(config: object, run_dir: object, *options: object) -> list[str]:
+    """Return the command that trains with one rank on all cores."""
+    words = ['launch/local.sh', '--ranks-per-node', 1, '--config', config, '--run-dir', run_dir]
+    return [str(word) for word in (*words, *options)]
+
+
+def top1_of_epochs(lines: Sequence[dict]) -> list[float]:
+    return [m['num_top1'] / m['num_images'] for m in lines if m['event'] == 'eval']
 
 
 def train(config: object, *options: object) -> list[dict]:
     """Train with launch/local.sh; return the records of metrics.jsonl."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            'launch/local.sh',
-            '--ranks-per-node',
-            1,
-            '--config',
-            config,
-            '--run-dir',
-            folder,
-            *options,
-        ]
-        done = subprocess.run([str(c) for c in command], cwd=ROOT, capture_output=True, text=True)
-        lines = read_metrics(Path(folder))
+        command = local_command(config, folder, *options)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        path = Path(folder, 'metrics.jsonl')
+        text = path.read_text() if path.exists() else '{}'
+    lines = [json.loads(line) for line in text.splitlines()]
     if lines[-1].get('status') not in ('converged', 'aborted'):
         sys.exit(done.stderr)
     return lines
@@ -120,7 +110,7 @@ def train(config: object, *options: object) -> list[dict]:
 def train_program(config: Path, precision: str, seed: int) -> dict:
     """Train with mlperf-rn50; return time, epochs and the Top-1 of every epoch."""
     lines = train(config, '--run.seed', seed, '--train.precision', precision)
-    end, top1 = lines[-1], [m['num_top1'] / m['num_images'] for m in lines if m['event'] == 'eval']
+    end, top1 = lines[-1], top1_of_epochs(lines)
     return {
         'time_to_train_s': end['time_to_train_s'],
         'epochs': len(top1),
@@ -167,35 +157,18 @@ def train_torch(
     labels = arrays / 'validation_labels.npy'
     if not labels.exists() or labels.stat().st_mtime < (data / 'manifest.json').stat().st_mtime:
         dump_arrays(data, arrays)
-    return peer(
-        'train',
-        '--precision',
-        precision,
-        '--recipe',
-        json.dumps(recipe),
-        '--folder',
-        arrays,
-        '--seed',
-        seed,
-        *options,
-        **variables,
-    )
+    words = ['train', '--precision', precision, '--recipe', json.dumps(recipe)]
+    return peer(*words, '--folder', arrays, '--seed', seed, *options, **variables)
 
 
-def compare(
-    title: str, sides: dict[str, Callable[[], dict]], rounds: int, target: float | None = None
-) -> None:
+def compare(title: str, sides: dict[str, Callable[[], dict]], rounds: int) -> None:
     """Measure all sides in turn, `rounds` times; print medians and the ratio of the first side to
     the fastest other."""
     rates: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds):
         for name, measure in sides.items():
             rates[name].append(measure()['images_per_s'])
-            print(
-                f'round {number + 1}  {name:34s} {rates[name][-1]:10.2f}',
-                file=sys.stderr,
-                flush=True,
-            )
+            print(f'round {number + 1}  {name:34s} {rates[name][-1]:10.2f}', file=sys.stderr)
     medians = {name: statistics.median(values) for name, values in rates.items()}
     first, *others = medians.values()
     for name, median in medians.items():
@@ -203,11 +176,7 @@ def compare(
             f'{name:34s} median {median:10.2f}  of {" ".join(f"{v:.2f}" for v in rates[name])}  '
             f'{first / median:.3f}'
         )
-    print(
-        f'{title}, images/s: ratio '
-        f'{first / max(others):.3f}{f", expected {target}" if target else ""}',
-        flush=True,
-    )
+    print(f'{title}, images/s: ratio {first / max(others):.3f}')
 
 
 def compare_targets(
@@ -227,7 +196,6 @@ def compare_targets(
                 f'seed {seed}  {name:34s} {last["epochs"]} epochs, {last["time_to_train_s"]:7.1f} '
                 's, Top-1 ' + ' '.join(f'{100 * t:.2f}' for t in last['top1']),
                 file=sys.stderr,
-                flush=True,
             )
     medians = {
         name: statistics.median(

@@ -5,8 +5,10 @@ As in `train`, each run is compared with other systems of the same or a similar 
 spreads are from other rounds only. Faults start after a third of the schedule: the accuracy stops
 changing, or is 3 or 2 points too low.
 
-Usage: python benchmarks/replay.py [FOLDER]    (FOLDER is a tree of published logs to compare with the packaged table of
-published systems; without FOLDER, the runs in the table are compared with each other)
+Usage: python benchmarks/replay.py [FOLDER]
+
+FOLDER is a tree of published logs to compare with the packaged table of published systems; without
+FOLDER, the runs in the table are compared with each other.
 """
 
 import sys
@@ -21,7 +23,7 @@ from mlperf_rn50.analysis.recipe.reference import Reference, find_published, typ
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.analysis.sets.run_set import RunSet
-from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.mllog.logged_run import Run
 
 FAULT_AT = 1 / 3  # fraction of the schedule
 FAULTS = ('stuck', '3 points low', '2 points low')
@@ -49,19 +51,17 @@ def faults(curve: Curve, length: float) -> dict[str, Curve]:
     """Return the unchanged curve as 'good', and a curve with each fault."""
     at = FAULT_AT * length
     stuck_at = next((a for e, a in curve if e >= at), 0.0)
-    return {
-        'good': curve,
-        'stuck': [(e, stuck_at if e >= at else a) for e, a in curve],
-        '3 points low': [(e, a - 0.03 if e >= at else a) for e, a in curve],
-        '2 points low': [(e, a - 0.02 if e >= at else a) for e, a in curve],
-    }
+    bent = {'good': curve, 'stuck': [(e, stuck_at if e >= at else a) for e, a in curve]}
+    for points in (3, 2):
+        low = [(e, a - points / 100 if e >= at else a) for e, a in curve]
+        bent[f'{points} points low'] = low
+    return bent
 
 
 def alarm_at(bands: Mapping[int, Band], curve: Curve) -> int | None:
     """Return the epoch at which a run would be behind; None if never."""
-    return next(
-        (curve[i - 1][0] for i in range(1, len(curve) + 1) if is_behind(bands, curve[:i])), None
-    )
+    ends = (end for end in range(1, len(curve) + 1) if is_behind(bands, curve[:end]))
+    return next((curve[end - 1][0] for end in ends), None)
 
 
 def is_same_system(a: RunSet, b: RunSet) -> bool:
@@ -132,10 +132,8 @@ def main() -> int:
         sets = [with_recipe(s) for s in systems if s.has_recipe and s.is_imagenet]
     print(
         '| compared with | sets | runs | false alarms | stuck found | 3 points low | 2 points low '
-        '| latest, of the '
-        'schedule |'
+        '| latest, of the schedule |\n|---|---|---|---|---|---|---|---|'
     )
-    print('|---|---|---|---|---|---|---|---|')
     for how, t in sorted(replay(sets).items(), key=lambda pair: list(NAMES).index(pair[0])):
         shares = [f'{t.flagged[f]} ({t.flagged[f] / t.runs:.0%})' for f in ('good', *FAULTS)]
         latest = ', '.join(f'{t.latest[f]:.2f}' for f in FAULTS)

@@ -77,11 +77,8 @@ def main() -> None:
         start = time.perf_counter()
         step(x, y).numpy()
         seconds.append(time.perf_counter() - start)
-    print(
-        json.dumps(
-            {'images_per_s': STEP_BATCH / statistics.median(seconds[options.warmup_steps :])}
-        )
-    )
+    step_s = statistics.median(seconds[options.warmup_steps :])
+    print(json.dumps({'images_per_s': STEP_BATCH / step_s}))
 
 
 if __name__ == '__main__':

@@ -19,11 +19,9 @@ from torch.nn import functional
 def conv_norm(
     in_channels: int, channels: int, kernel: int, stride: int = 1, relu: bool = True
 ) -> list[nn.Module]:
-    layers = [
-        nn.Conv2d(in_channels, channels, kernel, stride, kernel // 2, bias=False),
-        nn.BatchNorm2d(channels),
-    ]
-    return layers + [nn.ReLU(inplace=True)] * relu
+    conv = nn.Conv2d(in_channels, channels, kernel, stride, kernel // 2, bias=False)
+    norm = nn.BatchNorm2d(channels)
+    return [conv, norm, nn.ReLU(inplace=True)] if relu else [conv, norm]
 
 
 class Unit(nn.Module):
@@ -154,15 +152,11 @@ class Training:
         self.net = make_network(recipe['data']['num_classes'], recipe['model']['zero_gamma'])
         # MXNet's momentum includes the learning rate. So torch's rate is 1, and the step's rate
         # scales loss and decay.
-        groups = [
-            {
-                'params': [p for p in self.net.parameters() if (p.dim() > 1) == is_decayed],
-                'is_decayed': is_decayed,
-            }
-            for is_decayed in (True, False)
-        ]
+        params = list(self.net.parameters())
+        weights = {'params': [p for p in params if p.dim() > 1], 'is_decayed': True}
+        others = {'params': [p for p in params if p.dim() <= 1], 'is_decayed': False}
         self._optimizer = torch.optim.SGD(
-            groups, 1.0, sgd['momentum'], nesterov=sgd['nesterov'], fused=True
+            [weights, others], 1.0, sgd['momentum'], nesterov=sgd['nesterov'], fused=True
         )
         self._forward = torch.compile(self.net) if options.compile else self.net
         self._autocast = partial(
@@ -205,10 +199,8 @@ class Training:
     def try_out(self, run: Callable[[], None]) -> None:
         """Run code that compiles or selects kernels at first use; restore the network
         afterwards."""
-        before, state = (
-            {name: value.clone() for name, value in self.net.state_dict().items()},
-            torch.get_rng_state(),
-        )
+        before = {name: value.clone() for name, value in self.net.state_dict().items()}
+        state = torch.get_rng_state()
         run()
         self.net.load_state_dict(before)
         self.net.zero_grad()
@@ -222,23 +214,16 @@ def train(options: argparse.Namespace) -> dict:
     """
     torch.manual_seed(options.seed)
     recipe = json.loads(options.recipe)
-    for section, name, values in (
-        (s, n, v) for s, names in SUPPORTED.items() for n, v in names.items()
-    ):
-        if recipe[section][name] not in values:
-            raise SystemExit(
-                f'{section}.{name}: got {recipe[section][name]}, expected one of {values}'
-            )
+    for section, supported in SUPPORTED.items():
+        for name, values in supported.items():
+            found = recipe[section][name]
+            if found not in values:
+                raise SystemExit(f'{section}.{name}: got {found}, expected one of {values}')
     data, keys, schedule = recipe['data'], recipe['train'], recipe['schedule']
-    (x, y), validation = (
-        load_split(Path(options.folder), split, data['image_size'])
-        for split in ('train', 'validation')
-    )
-    augment, training, size = (
-        Augmentation(data, len(y)),
-        Training(recipe, options),
-        keys['global_batch_size'],
-    )
+    load = partial(load_split, Path(options.folder), side=data['image_size'])
+    (x, y), validation = load('train'), load('validation')
+    augment, training = Augmentation(data, len(y)), Training(recipe, options)
+    size = keys['global_batch_size']
 
     def first_time() -> None:
         first = torch.arange(size) % len(y)
@@ -260,11 +245,8 @@ def train(options: argparse.Namespace) -> dict:
             training.step(augment(x, chosen, epoch), y[chosen], is_valid, lr)
             stamps.append(time.perf_counter())
             if options.steps and len(stamps) == options.warmup_steps + options.steps:
-                timed = stamps[options.warmup_steps :]
-                return {
-                    'images_per_s': size
-                    / statistics.median(b - a for a, b in zip(timed, timed[1:]))
-                }
+                seconds = np.diff(stamps[options.warmup_steps :])
+                return {'images_per_s': size / float(np.median(seconds))}
         accuracies.append(training.num_correct(*validation, augment) / len(validation[1]))
         if accuracies[-1] >= keys['target_accuracy']:
             break

@@ -2,29 +2,23 @@
 does nothing.
 
 Digits (32 images per rank, from files) and ResNet-50 at 224 px (16 images per rank, synthetic),
-each with 2 ranks and 8 buckets. All measurements of a case use one trainer for all variants. Steps
-differ by more than the timer costs, so a thin ResNet-50 with as many layers, tensors and buckets,
-which takes a fraction of the time, shows the difference in microseconds. The timer does the same
-there; only its copies of two small gradients and a weight are smaller.
+each with 2 ranks and 8 buckets. All measurements of a case use one trainer for all variants.
 
-Difference and overhead: medians over rounds of the difference and ratio of wall times to those
-without timer, with the 95 % bootstrap interval. A round has two short blocks of steps per variant,
-in random order and then in its reverse, which removes linear drift. Direct: CPU time of the timer's
-own work, in percent of a step as if all of it delayed the step. It is measured on the main thread
-(around each call, in the rounds), on the timer's thread (in the rounds), and on the threads of
-MXNet's engine (the operations that the timer pushes, alone, after the caches were filled with other
-data). Starting the clock at an epoch, the report at an evaluation and the look for a request of a
-trace (once per run.metrics_period_steps steps, on rank 0) are not part of these. A line below the
-table has their times, with a barrier of the ranks in each.
+Overhead: median over rounds of the ratio of wall times to those without timer, with the 95 %
+bootstrap interval. A round has two short blocks of steps per variant, in random order and then in
+its reverse, which removes linear drift. Direct: CPU time of the timer's own work, in percent of a
+step as if all of it delayed the step. It is measured on the main thread (around each call, in the
+rounds), on the timer's thread (in the rounds), and on the threads of MXNet's engine (the operations
+that the timer pushes, alone, after the caches were filled with other data). The report at an
+evaluation is not part of these. A line below the table has its time, with a barrier of the ranks.
 
-Usage: .venv/bin/python benchmarks/trace.py [--seconds 600] [--cases thin,digits,resnet50]
-[--results FILE] With --results, rounds are added to those in FILE, so that a long measurement can
-be made in several parts.
+Usage: .venv/bin/python benchmarks/trace.py [--seconds 600] [--cases digits,resnet50]
 """
 
 import argparse
 import json
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -41,7 +35,7 @@ from tabulate import tabulate
 ROOT = Path(__file__).resolve().parent.parent
 # with the largest overhead allowed
 VARIANTS = {'no timer': None, 'always on': 0.005, 'tracing': 0.02}
-CASES = {'thin': 4, 'digits': 2, 'resnet50': 1}  # with the number of steps in a block
+CASES = {'digits': 2, 'resnet50': 1}  # with the number of steps in a block
 NUM_RANKS, NUM_BUCKETS = 2, 8
 SAMPLING_STEPS = 16  # the timer marks the buckets of one in so many steps
 NUM_ALONE = 8  # repetitions of the timer's operations alone
@@ -53,18 +47,12 @@ def config_of(case):
     from mlperf_rn50.config import Config
     from mlperf_rn50.config_file import resolve_config
     from mlperf_rn50.data.options import DataConfig
-    from mlperf_rn50.model import resnet
     from mlperf_rn50.train.options import TrainConfig
 
-    data, num_images = DataConfig(synthetic=True), 16
-    if case == 'thin':
-        resnet.STAGE_CHANNELS = (16, 32, 64, 128)
-        data, num_images = replace(data, image_size=32, resize_shorter=32, num_classes=10), 2
-    config = (
-        resolve_config(ROOT / 'launch/configs/digits_cpu.yaml', [], config_parser())
-        if case == 'digits'
-        else Config(data=data, train=TrainConfig(local_batch_size=num_images))
-    )
+    if case == 'digits':
+        config = resolve_config(ROOT / 'launch/configs/digits_cpu.yaml', [], config_parser())
+    else:
+        config = Config(data=DataConfig(synthetic=True), train=TrainConfig(local_batch_size=16))
     return replace(config, comm=replace(config.comm, num_buckets=NUM_BUCKETS))
 
 
@@ -76,16 +64,12 @@ def make_timers():
     heartbeat = Heartbeat()
     timers = [StepTimer(heartbeat.mark_exchange, heartbeat.record_step) for _ in range(2)]
     timers[1].start_trace(10**9)
+    names = ('mark_data', 'mark_exchange', 'mark_update', 'check', 'drain', 'start')
     nothing = SimpleNamespace(
         is_sampling=False,
         mark=lambda array: array,
-        mark_data=lambda *_: None,
-        mark_exchange=lambda *_: None,
-        mark_update=lambda _: None,
-        check=lambda: None,
         take_trace=lambda is_end: [],
-        drain=lambda: None,
-        start=lambda step: None,
+        **dict.fromkeys(names, lambda *_: None),
     )
     return dict(zip(VARIANTS, (nothing, *timers), strict=True))
 
@@ -140,12 +124,8 @@ class Measurement:
     def run(self, variant, number):
         """Take steps as the training loop does; return wall time, and CPU time of the main and the
         timer's thread."""
-        trainer, times, timer, pending = (
-            self.trainer,
-            self.times[variant],
-            Timed(self.timers[variant]),
-            [],
-        )
+        trainer, times, pending = self.trainer, self.times[variant], []
+        timer = Timed(self.timers[variant])
         trainer.settle()
         trainer.timer = times._timer = timer
         timer.start(next(self.numbers))
@@ -153,11 +133,8 @@ class Measurement:
         self.comm.barrier()
         start = time.perf_counter()
         for step in (next(self.numbers) for _ in range(number)):
-            pending.append(
-                trainer.step(
-                    self.batches, step % self.plan.steps_per_epoch, self.plan.learning_rate(0)
-                )
-            )
+            number_in_epoch = step % self.plan.steps_per_epoch
+            pending.append(trainer.step(self.batches, number_in_epoch, self.plan.learning_rate(0)))
             for _ in range(len(pending) - 2):
                 trainer.read(pending.pop(0))
             times.trace()
@@ -196,34 +173,25 @@ class Measurement:
             other.fill(number)  # the caches then hold other data, as after a forward pass
             before = time.process_time() - time.thread_time() - thread_cpu_s(timer)
             timer.mark_data(time.monotonic())
-            computed, is_sampled = timer.mark(last), timer.is_sampling
-            ready, done = (
-                [timer.stamp(b.last) for b in buckets] if is_sampled else [] for _ in range(2)
-            )
-            timer.mark_exchange(computed, timer.mark(last), ready if is_sampled else None, done)
+            computed, sampled = timer.mark(last), buckets if timer.is_sampling else []
+            ready, done = ([timer.stamp(b.last) for b in sampled] for _ in range(2))
+            timer.mark_exchange(computed, timer.mark(last), ready or None, done)
             timer.mark_update(timer.mark(buckets[-1].tensors[-1].weight))
             self.trainer.timer = timer
             self.trainer.settle()
             cpu_s += time.process_time() - time.thread_time() - thread_cpu_s(timer) - before
         return cpu_s / SAMPLING_STEPS
 
-    def others(self):
-        """Return seconds: to start the clock at an epoch, to report at an evaluation, to look for a
-        request."""
-        times, seconds = self.times['always on'], []
-        for action in (
-            lambda: self.timers['always on'].start(next(self.numbers)),
-            lambda: times.report(0, 0.0, 0.0),
-            times.find_request,
-        ):
-            self.run('always on', 2)
-            times._timer = self.timers['always on']
-            self.comm.barrier()
-            start = time.perf_counter()
-            action()
-            self.comm.barrier()
-            seconds.append(time.perf_counter() - start)
-        return seconds
+    def report_s(self):
+        """Return the seconds of a report at an evaluation."""
+        self.run('always on', 2)
+        times = self.times['always on']
+        times._timer = self.timers['always on']
+        self.comm.barrier()
+        start = time.perf_counter()
+        times.report(0, 0.0, 0.0)
+        self.comm.barrier()
+        return time.perf_counter() - start
 
 
 def thread_cpu_s(timer):
@@ -241,10 +209,10 @@ def measure(case, seconds):
     for variant in VARIANTS:
         measurement.run(variant, 2)
     end, rank = time.monotonic() + seconds, measurement.comm.rank
-    found = {'engine': measurement.engine(), 'others': measurement.others()}
+    found = {'engine': measurement.engine(), 'report_s': measurement.report_s()}
     while True:
         if rank == 0:
-            print('line', json.dumps({'case': case, **found}), flush=True)
+            print('line', json.dumps(found), flush=True)
         if measurement.comm.from_rank_0(lambda: time.monotonic() > end):
             break
         found = measurement.round(choose)
@@ -254,55 +222,43 @@ def measure(case, seconds):
 
 def collect(case, seconds):
     """Return the lines that the ranks of a case print."""
-    command = [
-        ROOT / 'launch/ranks.sh',
-        NUM_RANKS,
-        sys.executable,
-        __file__,
-        '--measure',
-        case,
-        '--seconds',
-        seconds,
-    ]
+    command = [ROOT / 'launch/ranks.sh', NUM_RANKS, sys.executable, __file__, '--measure', case]
+    command += ['--seconds', seconds]
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, cwd=ROOT)
     if done.returncode:
         sys.exit(f'{case}: exit code {done.returncode}\n{done.stderr[-2000:]}')
-    return [
-        line.removeprefix('line ') for line in done.stdout.splitlines() if line.startswith('line ')
-    ]
+    return [json.loads(line) for line in re.findall('(?m)^line (.*)', done.stdout)]
 
 
-def interval(values, text='{:+.2%}'):
+def interval(values):
     """Return the median of values with its 95 % bootstrap interval."""
     medians = [np.median(np.random.default_rng(k).choice(values, len(values))) for k in range(2000)]
     middle, low, high = (
-        text.format(x) for x in (np.median(values), *np.percentile(medians, [2.5, 97.5]))
+        f'{x:+.2%}' for x in (np.median(values), *np.percentile(medians, [2.5, 97.5]))
     )
     return f'{middle} ({low} to {high})'
 
 
 def make_rows(case, lines):
     """Return the rows of the table for a case."""
-    rows, first = [], next(iter(VARIANTS))
-    rounds, engine = (
-        [r for r in lines if first in r],
-        [line['engine'] for line in lines if 'engine' in line],
-    )
+    first = next(iter(VARIANTS))
+    rounds = lines[1:]
+    rows = []
     for variant, limit in VARIANTS.items():
         step_s = statistics.median(r[variant]['wall'] for r in rounds)
         row = [case, variant, len(rounds), f'{1000 * step_s:.1f}']
         if limit:
-            row.append(
-                interval([1e6 * (r[variant]['wall'] - r[first]['wall']) for r in rounds], '{:.0f}')
-            )
-            row.append(interval([r[variant]['wall'] / r[first]['wall'] - 1 for r in rounds]))
             parts = [
                 statistics.mean(r[variant][key] - r[first][key] for r in rounds)
                 for key in ('main', 'thread')
             ]
-            parts.append(statistics.mean(e[variant] for e in engine))
-            row += [' + '.join(f'{1e6 * p:.0f}' for p in parts), f'{sum(parts) / step_s:.3%}']
-            row.append(f'{limit:.1%}' if case != 'thin' else '')
+            parts.append(lines[0]['engine'][variant])
+            row += [
+                interval([r[variant]['wall'] / r[first]['wall'] - 1 for r in rounds]),
+                ' + '.join(f'{1e6 * p:.0f}' for p in parts),
+                f'{sum(parts) / step_s:.3%}',
+                f'{limit:.1%}',
+            ]
         rows.append(row)
     return rows
 
@@ -313,48 +269,21 @@ def main():
     )
     parser.add_argument('--seconds', type=float, default=600)
     parser.add_argument('--cases', default=','.join(CASES))
-    parser.add_argument('--results', type=Path)
     parser.add_argument('--measure', choices=CASES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
         return measure(options.measure, options.seconds)
     if not (ROOT / 'data/digits').exists():
-        subprocess.run(
-            [sys.executable, '-m', 'mlperf_rn50', 'prepare', 'digits', '--out', 'data/digits'],
-            check=True,
-            cwd=ROOT,
-        )
-    texts = [line for case in options.cases.split(',') for line in collect(case, options.seconds)]
-    if options.results:
-        with options.results.open('a') as file:
-            file.writelines(f'{t}\n' for t in texts)
-        texts = options.results.read_text().splitlines()
-    lines = [json.loads(t) for t in texts]
-    cases = {c: [line for line in lines if line['case'] == c] for c in CASES}
-    print(
-        tabulate(
-            [row for c, found in cases.items() if found for row in make_rows(c, found)],
-            [
-                'case',
-                'timer',
-                'rounds',
-                'ms/step',
-                'difference, us (95 %)',
-                'overhead (95 %)',
-                'direct, us: main + thread + engine',
-                'direct',
-                'target',
-            ],
-            disable_numparse=True,
-        )
-    )
-    for case, found in cases.items():
-        if others := [line['others'] for line in found if 'others' in line]:
-            start, report, request = (f'{1000 * statistics.median(o):.1f} ms' for o in zip(*others))
-            print(
-                f'{case}: start {start} per epoch, report {report} per evaluation, request '
-                f'{request} per message'
-            )
+        command = [sys.executable, *'-m mlperf_rn50 prepare digits --out data/digits'.split()]
+        subprocess.run(command, check=True, cwd=ROOT)
+    rows, notes = [], []
+    for case in options.cases.split(','):
+        lines = collect(case, options.seconds)
+        rows += make_rows(case, lines)
+        notes.append(f'{case}: report {1000 * lines[0]["report_s"]:.1f} ms per evaluation')
+    head = ['case', 'timer', 'rounds', 'ms/step', 'overhead (95 %)']
+    head += ['direct, us: main + thread + engine', 'direct', 'target']
+    print(tabulate(rows, head, disable_numparse=True), *notes, sep='\n')
 
 
 if __name__ == '__main__':

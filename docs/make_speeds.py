@@ -7,108 +7,90 @@ import re
 import sys
 from pathlib import Path
 
-from mlperf_rn50.analysis.sets.published import load_published, load_table
-from mlperf_rn50.analysis.sets.rcp import official_score_minutes
+from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.analysis.sets.run_set import generation_of
-from mlperf_rn50.mllog.run import TARGET
+from mlperf_rn50.mllog.logged_run import TARGET
 from mlperf_rn50.text import grouped
 
 PAGE = Path(__file__).parent / 'gpu.md'
 PLACE = re.compile(r'(?<=<!-- speeds -->\n).*(?=<!-- end of speeds -->)', re.DOTALL)
-# bench train should be between these multiples of the lowest and the highest full speed
+# bench train should be between these multiples of the lowest and the highest published speed
 LOW, HIGH = 0.9, 1.15
 NUM_GPUS = 8  # of the sets whose times are shown
-HEAD = [
-    'card',
-    'one-node systems',
-    'rounds',
-    'images per GPU',
-    'at full speed',
-    'with evaluation and start',
-    '`bench train` should print',
-    f'shortest time on {NUM_GPUS} GPUs, minutes (scaled)',
-]
-DRIVER_NAMES = {'H100 SXM': 'H100 SXM, H100 HBM3'}  # drivers name this card H100 80GB HBM3
+HEAD = ['GPU', 'systems', '`bench train` should print', f'minutes on {NUM_GPUS} GPUs']
+DRIVER_NAMES = {'H100 SXM': 'H100 SXM, H100 HBM3'}  # drivers name this GPU H100 80GB HBM3
 
 
 def form_of(run_set):
-    """Return the form factor of a set's cards, '' if the logs do not name it."""
-    return next(
-        (form for form in ('PCIe', 'SXM') if form.casefold() in run_set.accelerator.casefold()), ''
-    )
+    """Return the form factor of a set's GPUs, '' if the logs do not name it."""
+    name = run_set.accelerator.casefold()
+    return next((form for form in ('PCIe', 'SXM') if form.casefold() in name), '')
 
 
 def memory_of(run_set):
     return (re.findall(r'\d+GB', run_set.accelerator) or [''])[0]
 
 
-def by_card(run_sets):
-    """Return the sets of each card: by generation, form factor if it has two, and memory if that
-    form has two."""
-    found = {}
-    for name, sets in grouped(
-        run_sets, lambda s: generation_of(s.accelerator).removeprefix('NVIDIA ')
-    ).items():
-        if {'PCIe', 'SXM'} <= set(map(form_of, sets)):
-            for form in sorted(set(map(form_of, sets))):
-                alike = grouped((s for s in sets if form_of(s) == form), memory_of)
-                for memory, members in alike.items():
-                    found[' '.join(filter(None, (name, form, memory * (len(alike) > 1))))] = members
-        else:
-            found[name] = sets
-    return {DRIVER_NAMES.get(name, name): found[name] for name in sorted(found)}
-
-
-def span(values):
-    low, high = (f'{v:,.0f}' for v in (min(values), max(values)))
-    return low if low == high else f'{low} to {high}'
-
-
-def row_of(card, sets):
-    speeds = [s.images_per_s / s.num_accelerators for s in sets]
-    whole = [
-        s.train_samples * r.epochs_to_converge / r.time_to_train_s / s.num_accelerators
-        for s in sets
-        for r in s.converged
-    ]
-    best = min(
-        (
-            s
-            for s in sets
-            if s.num_accelerators == NUM_GPUS and s.target_accuracy == TARGET and s.score_minutes
-        ),
-        key=lambda s: s.score_minutes,
-        default=None,
-    )
-    rounds = sorted({s.round for s in sets})
+def published_sets():
+    """Return the closed MXNet sets on one node whose speed is known."""
     return [
-        card,
-        len(sets),
-        rounds[0] if len(rounds) == 1 else f'{rounds[0]} to {rounds[-1]}',
-        span([s.global_batch_size / s.num_accelerators for s in sets]),
-        span(speeds),
-        span(whole),
-        span([LOW * min(speeds), HIGH * max(speeds)]),
-        f'{best.score_minutes:.2f} ({official_score_minutes(best):.2f})' if best else '-',
-    ]
-
-
-def speeds_table():
-    """Return the table of the closed-division sets on MXNet with one node and a known speed."""
-    sets = [
         s
         for s in load_published()
         if s.num_nodes == 1 and s.num_accelerators and s.accelerator and s.images_per_s
     ]
-    rows = [
-        HEAD,
-        ['---'] * len(HEAD),
-        *(row_of(card, members) for card, members in by_card(sets).items()),
+
+
+def by_gpu(run_sets):
+    """Return the sets of each GPU: by generation, form factor if it has two, and memory if that
+    form has two."""
+    found = {}
+    generations = grouped(run_sets, lambda s: generation_of(s.accelerator).removeprefix('NVIDIA '))
+    for name, sets in generations.items():
+        if not {'PCIe', 'SXM'} <= set(map(form_of, sets)):
+            found[name] = sets
+            continue
+        for form in sorted(set(map(form_of, sets))):
+            alike = grouped((s for s in sets if form_of(s) == form), memory_of)
+            for memory, members in alike.items():
+                words = (name, form, memory if len(alike) > 1 else '')
+                found[' '.join(filter(None, words))] = members
+    return {DRIVER_NAMES.get(name, name): found[name] for name in sorted(found)}
+
+
+def speed_range(run_sets):
+    """Return the lowest and the highest speed that bench train should print, images/s per GPU."""
+    speeds = [s.images_per_s / s.num_accelerators for s in run_sets]
+    return LOW * min(speeds), HIGH * max(speeds)
+
+
+def expected_speed(gpu):
+    """Return the name and the range of the GPU that a driver calls `gpu`, or None."""
+    words = set(re.split(r'[\W_]|(?<=sxm)\d', gpu.lower()))
+    kinds = [
+        (len(kind), name, sets)
+        for name, sets in by_gpu(published_sets()).items()
+        for kind in (set(k.split()) for k in name.lower().split(','))
+        if kind <= words
     ]
-    rounds = sorted({s.round for s in load_table()})
-    return f'{len(sets)} sets of MLPerf Training {rounds[0]} to {rounds[-1]}:\n\n' + ''.join(
-        f'| {" | ".join(map(str, row))} |\n' for row in rows
-    )
+    # the one that names form and memory, if there is one
+    _, name, sets = max(kinds, key=lambda k: k[0], default=(0, '', []))
+    return (name, *speed_range(sets)) if sets else None
+
+
+def row_of(gpu, sets):
+    minutes = [
+        s.score_minutes
+        for s in sets
+        if s.num_accelerators == NUM_GPUS and s.target_accuracy == TARGET and s.score_minutes
+    ]
+    low, high = speed_range(sets)
+    return [gpu, len(sets), f'{low:,.0f} to {high:,.0f}', f'{min(minutes):.2f}' if minutes else '-']
+
+
+def speeds_table():
+    rows = [HEAD, ['---'] * len(HEAD)]
+    rows += [row_of(gpu, sets) for gpu, sets in by_gpu(published_sets()).items()]
+    return ''.join(f'| {" | ".join(map(str, row))} |\n' for row in rows)
 
 
 def main():

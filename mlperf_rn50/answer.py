@@ -66,6 +66,11 @@ class Table:
         ]
 
 
+def columns(text: str) -> tuple[str, ...]:
+    """Return the headings of a table from a line in which bars separate them."""
+    return tuple(text.split(' | '))
+
+
 def status_cell(text: str) -> Cell:
     return Cell(text, level=STATUS_LEVELS.get(text, ''))
 

@@ -2,7 +2,8 @@
 command line.
 
 Options of the components are in data/options.py, model/options.py and train/options.py; those of
-the run are here. Numbers derived from options (global batch, steps per epoch) are in train/plan.py.
+the run are here. Numbers that also depend on the ranks (such as steps per epoch) are in
+train/plan.py.
 """
 
 import json
@@ -111,6 +112,18 @@ class Config:
     train: TrainConfig = TrainConfig()
     comm: CommConfig = CommConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @property
+    def num_epochs(self) -> int:
+        """Epochs after which a run ends; its schedule may be longer."""
+        return self.train.max_epochs or max(1, int(self.schedule.decay_epochs))
+
+    def global_batch_size(self, num_ranks: int | None) -> int | None:
+        """Return the images per step; None if they depend on an unknown number of ranks."""
+        t = self.train
+        if t.global_batch_size is None and t.local_batch_size and num_ranks:
+            return t.local_batch_size * t.gradient_accumulation_steps * num_ranks
+        return t.global_batch_size
 
 
 _MAX_WHOLE = 10**18  # larger integers may not convert to float
@@ -244,8 +257,7 @@ def _check_together(c: Config) -> None:
         c.model.name not in _FIXED_SIZE
         or {*d.sizes, d.eval_size or d.image_size} <= {d.image_size},
         f'data.sizes, data.eval_size: got other sizes than image_size={d.image_size} for '
-        f'{c.model.name}, whose '
-        'dense layers fit one size; omit them',
+        f'{c.model.name}, whose dense layers fit one size; omit them',
     )
     require(
         t.device == 'gpu' or d.decoder == 'cpu',
@@ -258,7 +270,6 @@ def _check_together(c: Config) -> None:
         or d.dataset == IMAGENET
         and not d.synthetic,
         f'run.stop_when_behind: got true on {d.dataset}{", synthetic" if d.synthetic else ""} '
-        'without a '
-        'reference, expected false, or run folders in run.reference; only ImageNet has published '
-        'references',
+        'without a reference, expected false, or run folders in run.reference; only ImageNet has '
+        'published references',
     )

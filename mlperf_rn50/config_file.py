@@ -17,9 +17,9 @@ import yaml
 from mlperf_rn50 import config as cfg
 from mlperf_rn50.config import SECTIONS
 from mlperf_rn50.config_text import type_text
-from mlperf_rn50.data.options import MANIFEST_NAME, MAX_MANIFEST_BYTES
+from mlperf_rn50.data.options import read_manifest
 from mlperf_rn50.errors import ConfigError, nearest, option_error
-from mlperf_rn50.files import parse_json, read_text
+from mlperf_rn50.files import read_text
 from mlperf_rn50.parser import expand
 from mlperf_rn50.text import short
 
@@ -63,7 +63,8 @@ class _Loader(yaml.SafeLoader):
     _depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        event, self._depth = self.peek_event(), self._depth + 1
+        event = self.peek_event()
+        self._depth += 1
         if isinstance(event, yaml.AliasEvent):  # aliases can expand to gigabytes
             raise yaml.YAMLError(f'got the alias *{event.anchor}, expected explicit values')
         if event.tag:
@@ -127,7 +128,8 @@ def add_config_options(parser: jsonargparse.ArgumentParser) -> None:
     """Add an option for every key of the configuration."""
     from jsonargparse import _loaders_dumpers
 
-    _loaders_dumpers.yaml_default_loader = _Loader  # type: ignore[assignment]  # set_loader leaves this one unchanged
+    # set_loader leaves this one unchanged
+    _loaders_dumpers.yaml_default_loader = _Loader  # type: ignore[assignment]
     parser.add_argument(
         '--telemetry', metavar='BOOL', type=bool | None, help='short form of --run.telemetry'
     )
@@ -144,7 +146,7 @@ def _join_paths(argv: Sequence[str]) -> list[str]:
         name, equals, value = word.partition('=')
         if name in _PATHS:
             after = list(itertools.takewhile(lambda w: not w.startswith('-'), argv[place + 1 :]))
-            paths = [value] * bool(equals) + after
+            paths = [value, *after] if equals else after
             if paths and not paths[0].startswith('['):
                 rest = argv[place + 1 + len(after) :]
                 return [*argv[:place], f'{name}={json.dumps(paths)}', *_join_paths(rest)]
@@ -159,11 +161,11 @@ def _type_error(error: Exception, parser: jsonargparse.ArgumentParser) -> str:
     types = {a.dest: type_text(a._typehint) for a in parser._actions if hasattr(a, '_typehint')}
     if not found or found[1] not in types:
         return text
-    article = 'a ' * (expected := types[found[1]]).startswith(('whole', 'number', 'list'))
-    return (
-        f'{"" if "." in found[1] else "--"}{found[1]}: got {short(found[2], 80)}, expected '
-        f'{article}{expected}'
-    )
+    key, expected = found[1], types[found[1]]
+    if expected.startswith(('whole', 'number', 'list')):
+        expected = f'a {expected}'
+    dashes = '' if '.' in key else '--'
+    return f'{dashes}{key}: got {short(found[2], 80)}, expected {expected}'
 
 
 def parse_config_options(
@@ -201,14 +203,12 @@ def _known_data(folder: Path) -> dict[str, Any]:
     or damaged."""
     # training refuses a damaged one
     with suppress(OSError, ValueError, LookupError, TypeError, MemoryError):
-        manifest = parse_json(read_text(folder / MANIFEST_NAME, MAX_MANIFEST_BYTES))
-        train, validation = (
-            int(manifest['splits'][s]['num_images']) for s in ('train', 'validation')
-        )
+        manifest = read_manifest(folder)
+        splits = manifest['splits']
         return {
             'dataset': str(manifest['dataset']),
-            'num_train': train,
-            'num_val': validation,
+            'num_train': int(splits['train']['num_images']),
+            'num_val': int(splits['validation']['num_images']),
             'num_classes': len(manifest['classes']),
         }
     return {}

@@ -34,17 +34,15 @@ def type_text(type_: Any) -> str:
         parts = get_args(type_)
         return f'list of {"" if ... in parts else f"{len(parts)} "}{type_text(parts[0])}s'
     args = [a for a in get_args(type_) if a is not type(None)]
-    return (
-        f'{type_text(args[0]).replace(" or ", ", ")} or null'
-        if args
-        else {bool: 'true or false', int: 'whole number', float: 'number', str: 'text'}[type_]
-    )
+    if args:
+        return f'{type_text(args[0]).replace(" or ", ", ")} or null'
+    return {bool: 'true or false', int: 'whole number', float: 'number', str: 'text'}[type_]
 
 
 def takes_text(key: dataclasses.Field) -> str:
     """Describe the valid values of a key by its type and bounds."""
-    bounds = key.metadata.get('bounds')
-    return type_text(key.type) + (f', {bounds.text.removeprefix("a number ")}' if bounds else '')
+    text, bounds = type_text(key.type), key.metadata.get('bounds')
+    return f'{text}, {bounds.text.removeprefix("a number ")}' if bounds else text
 
 
 def section_text(name: str, section: Any) -> str:
@@ -52,18 +50,11 @@ def section_text(name: str, section: Any) -> str:
     key."""
     meanings, lines = meanings_of(type(section)), [f'# {summary_of(type(section))}', f'{name}:']
     for key in dataclasses.fields(section):
-        unit = (
-            f', in {unit}'
-            if (unit := key.metadata.get('unit')) not in (None, '', 'fraction')
-            else ''
-        )
-        lines += [
-            *textwrap.wrap(
-                f'{meanings[key.name].rstrip(".")} ({takes_text(key)}{unit})',
-                _WIDTH,
-                initial_indent='  # ',
-                subsequent_indent='  # ',
-            ),
-            f'  {key.name}: {json.dumps(getattr(section, key.name), ensure_ascii=False)}',
-        ]
+        values, unit = takes_text(key), key.metadata.get('unit', '')
+        if unit not in ('', 'fraction'):
+            values += f', in {unit}'
+        comment = textwrap.wrap(f'{meanings[key.name].rstrip(".")} ({values})', _WIDTH - 4)
+        lines += [f'  # {line}' for line in comment]
+        value = json.dumps(getattr(section, key.name), ensure_ascii=False)
+        lines.append(f'  {key.name}: {value}')
     return '\n'.join(lines)

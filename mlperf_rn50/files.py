@@ -46,8 +46,7 @@ def refuse_existing(paths: Iterable[Path], option: str = '--out') -> None:
         others = f' (and {len(found) - 1} more)' if len(found) > 1 else ''
         raise ConfigError(
             f'{option}: {found[0]}{others} exists already and is not replaced; move it, or use a '
-            'new '
-            'name or folder'
+            'new name or folder'
         )
 
 
@@ -116,12 +115,17 @@ def walk(
 ) -> Iterator[tuple[str, list[str], list[str]]]:
     """Walk a folder like os.walk, then linked folders outside it once each. Works at any depth,
     without recursion."""
-    left, links, walked = [os.fspath(folder)], list[str](), [Path(os.path.realpath(folder))]
+    left = [os.fspath(folder)]
+    links: list[str] = []
+    top = Path(os.path.realpath(folder))
+    walked = [top]
     while left or links:
         if not left:
-            target = Path(os.path.realpath(link := links.pop(0)))
-            if not walked[0].is_relative_to(target) and not any(map(target.is_relative_to, walked)):
-                left, walked = [link], [*walked, target]
+            link = links.pop(0)
+            target = Path(os.path.realpath(link))
+            if not top.is_relative_to(target) and not any(map(target.is_relative_to, walked)):
+                left.append(link)
+                walked.append(target)
             continue
         for place, folders, names in itertools.islice(os.walk(left.pop(), onerror=onerror), 1):
             yield place, sorted(folders), sorted(names)
@@ -191,7 +195,8 @@ class HashedFile(io.RawIOBase):
     """A binary file that is written sequentially and hashed at the same time."""
 
     def __init__(self, file: BinaryIO):
-        self._file, self._sha256 = file, hashlib.sha256()
+        self._file = file
+        self._sha256 = hashlib.sha256()
 
     def write(self, data: Any) -> int:
         self._sha256.update(data)
@@ -223,10 +228,8 @@ class LineFile:
 
     def write(self, line: str) -> None:
         """Append a line completely or not at all. Raise StorageError on failure."""
-        before, rest = (
-            os.fstat(self._file.fileno()).st_size,
-            line.encode('utf-8', 'replace') + b'\n',
-        )
+        before = os.fstat(self._file.fileno()).st_size
+        rest = line.encode('utf-8', 'replace') + b'\n'
         try:
             while rest:
                 rest = rest[self._file.write(rest) :]
@@ -263,14 +266,11 @@ def describe_disk(path: Path) -> str:
     try:
         mount = next(p for p in (path.resolve(), *path.resolve().parents) if os.path.ismount(p))
         free = os.statvfs(mount)
-        left = (
-            'no inodes left; remove files'
-            if free.f_files and not free.f_favail
-            else f'{free.f_bavail * free.f_frsize} bytes free'
-        )
-        return f'the disk at {mount} has {left}'
     except OSError as e:
         return f'the disk does not respond ({e.strerror})'
+    if free.f_files and not free.f_favail:
+        return f'the disk at {mount} has no inodes left; remove files'
+    return f'the disk at {mount} has {free.f_bavail * free.f_frsize} bytes free'
 
 
 def storage_error(path: Path, error: OSError, what: str = '') -> StorageError:
@@ -282,10 +282,10 @@ def storage_error(path: Path, error: OSError, what: str = '') -> StorageError:
             f'{path}: got a {kind} link, expected a file of this run; replace the link with the '
             'file'
         )
+    action = f'cannot write {what}' if what else 'cannot write'
     return StorageError(
-        f'{path}: cannot write{" " * bool(what)}{what}: {error.strerror}; {describe_disk(path)}; '
-        'free '
-        'space or repair the disk, and resume from the last checkpoint'
+        f'{path}: {action}: {error.strerror}; {describe_disk(path)}; free space or repair the '
+        'disk, and resume from the last checkpoint'
     )
 
 

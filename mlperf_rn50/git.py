@@ -4,6 +4,13 @@ import os
 import subprocess
 from pathlib import Path
 
+# With these settings, git runs no programs of the checkout, uses no network, and converts no line
+# ends.
+_SETTINGS = (
+    '-c core.fsmonitor=false -c core.hooksPath=/dev/null -c protocol.allow=never '
+    '-c core.autocrlf=false'
+).split()
+
 
 def git(folder: Path, *arguments: str) -> bytes:
     """Return the output of a git command in a folder. Raise ValueError with the reason if there is
@@ -21,22 +28,7 @@ def git(folder: Path, *arguments: str) -> bytes:
     # which may name another checkout
     env = {k: v for k, v in os.environ.items() if not k.startswith('GIT_')}
     env |= {'GIT_DIR': str(top / '.git'), 'GIT_WORK_TREE': str(top), 'GIT_OPTIONAL_LOCKS': '0'}
-    command = [
-        'git',
-        '-C',
-        str(folder),
-        '-c',
-        'core.fsmonitor=false',
-        '-c',
-        'core.hooksPath=/dev/null',
-        '-c',
-        'protocol.allow=never',
-        '-c',
-        'core.autocrlf=false',
-        *arguments,
-    ]
-    # With these settings, git runs no programs of the checkout, uses no network, and converts no
-    # line ends.
+    command = ['git', '-C', str(folder), *_SETTINGS, *arguments]
     try:
         done = subprocess.run(
             command, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=60
@@ -44,7 +36,6 @@ def git(folder: Path, *arguments: str) -> bytes:
     except (OSError, subprocess.TimeoutExpired) as e:
         raise ValueError(f'git: {getattr(e, "strerror", None) or "no answer"}') from e
     if done.returncode:
-        raise ValueError(
-            f'git: {done.stderr.decode("utf-8", "replace").partition(chr(10))[0][:200]}'
-        )
+        first = done.stderr.decode('utf-8', 'replace').partition('\n')[0]
+        raise ValueError(f'git: {first[:200]}')
     return done.stdout

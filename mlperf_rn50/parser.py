@@ -3,7 +3,8 @@
 import os
 import re
 import textwrap
-from argparse import ArgumentParser, HelpFormatter
+from argparse import Action, ArgumentParser, ArgumentTypeError, HelpFormatter
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
@@ -27,6 +28,19 @@ def expand(text: str, name: str = '') -> str:
             'variables, but not within single quotes or in a file'
         )
     return head + os.path.expanduser(value)
+
+
+def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
+    """Return the type of an option that takes a whole number, by default of at most six digits."""
+    limit = 999_999 if most is None else most
+    expected = f', {least} or more' if most is None else f' from {least} to {most}'
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(r'[0-9]{1,19}', text) or not least <= int(text) <= limit:
+            raise ArgumentTypeError(f'got {text:.20}, expected a whole number{expected}')
+        return int(text)
+
+    return parse
 
 
 class _HelpFormatter(HelpFormatter):
@@ -55,6 +69,14 @@ class Parser(ArgumentParser):
             formatter_class=_HelpFormatter,
             **more,
         )
+
+    def add_option(self, form: str, text: str, **keys: Any) -> Action:
+        """Add an option, such as '--nodes N', with its help; the other arguments are those of
+        add_argument."""
+        name, _, value = form.partition(' ')
+        if value:
+            keys['metavar'] = value
+        return self.add_argument(name, help=text, **keys)
 
     def error(self, message: str) -> NoReturn:
         raise option_error(message.removeprefix('argument '), self)

@@ -5,6 +5,7 @@ import ctypes
 import functools
 import gc
 import io
+import json
 import os
 import shutil
 import signal
@@ -20,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from mlperf_rn50.cli import main
+from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.train.watchdog.watcher import STOP_SIGNALS
 
 ROOT = Path(__file__).parent.parent
@@ -219,3 +221,45 @@ def emit(sinks, *events) -> None:
 def under_ranks(num_ranks: int, command) -> list:
     """Wrap a command so that it runs on a number of ranks; with 0 ranks return it unchanged."""
     return [ROOT / 'launch/ranks.sh', num_ranks, *command] if num_ranks else list(command)
+
+
+def launch_options(*words, script='mpirun'):
+    """Return the options of a launcher; a single text may have several words."""
+    from mlperf_rn50.launch.engines import ENGINES, parse_arguments
+
+    split = str(words[0]).split() if len(words) == 1 else [str(w) for w in words]
+    return parse_arguments(ENGINES[script].make_parser(script), split)
+
+
+def prepend_path(monkeypatch, folder: Path) -> None:
+    """Put a folder with stand-ins of programs first in PATH."""
+    monkeypatch.setenv('PATH', f'{folder}:{os.environ["PATH"]}')
+
+
+def begin_run(folder: Path, number: int = 0) -> RunFolder:
+    """Write the start of the log of a run."""
+    run = RunFolder(folder, number)
+    run.result.write_text(':::MLLOG {"key": "run_start"}\n')
+    return run
+
+
+def write_metrics(run: RunFolder, *events: dict) -> None:
+    """Append records to metrics.jsonl of a run."""
+    with open(run.metrics, 'a') as f:
+        f.writelines(json.dumps(event) + '\n' for event in events)
+
+
+def keep_checkpoint(run: RunFolder, step: int) -> None:
+    """Create the folder of a checkpoint."""
+    (run.checkpoints / f'step_{step:08d}').mkdir(parents=True)
+
+
+def variables(text: str) -> dict[str, str]:
+    """Return environment variables of a text such as 'A=1 B=2'."""
+    return dict(word.split('=', 1) for word in text.split())
+
+
+def argv(template: str, *values: object) -> list[str]:
+    """Return the words of a command line, with values, such as paths with spaces, for each {}."""
+    left = iter(values)
+    return [str(next(left)) if word == '{}' else word for word in template.split()]

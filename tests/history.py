@@ -2,9 +2,8 @@
 
     .venv/bin/python tests/history.py ../shared/history
 
-prints agreements, refusals with reasons, differences, and the sets with a warning. The exit code is
-1 if any set differs. The folder contains truth.csv, and either archives v*.tar.xz or the same logs
-unpacked.
+prints agreements, refusals with reasons, and differences. The exit code is 1 if any set differs.
+The folder contains truth.csv, and either archives v*.tar.xz or the same logs unpacked.
 """
 
 import csv
@@ -16,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 _MINUTES = 0.0101  # truth.csv has three decimals
+_NAMES = ('round', 'org', 'system')
 _COLUMNS = {
     'nodes': 'num_nodes',
     'accelerators': 'num_accelerators',
@@ -101,53 +101,21 @@ def compare(systems: list[dict], folder: Path) -> dict[str, list[str]]:
         result: [] for result in ('agrees', 'refused', 'differs', 'missing')
     }
     for row in csv.DictReader((folder / 'truth.csv').read_text(encoding='utf-8').splitlines()):
-        system = by_name.get((row['round'], row['org'], row['system']))
-        texts = (
-            []
-            if system is None
-            else [system['refusal']]
-            if system['refusal']
-            else differences(system, row)
-        )
-        reasons = system['violations'] if system and texts else []
-        result = (
-            'missing'
-            if system is None
-            else 'refused'
-            if reasons
-            else 'differs'
-            if texts
-            else 'agrees'
-        )
-        found[result].append(
-            ': '.join(['/'.join((row['round'], row['org'], row['system'])), *(reasons or texts)])
-        )
+        system = by_name.get(tuple(map(row.get, _NAMES)))
+        texts: list[str] = []
+        result = 'missing'
+        if system:
+            texts = [system['refusal']] if system['refusal'] else differences(system, row)
+            result = 'differs' if texts else 'agrees'
+            if texts and system['violations']:
+                result, texts = 'refused', system['violations']
+        found[result].append(': '.join(['/'.join(map(row.get, _NAMES)), *texts]))
     return found
-
-
-def warnings_of(systems: list[dict]) -> list[str]:
-    """Return a line per system with a warning."""
-    lines = []
-    for s in systems:
-        found = [
-            f
-            for findings in (s['findings'], *(run['findings'] for run in s['runs']))
-            for f in findings
-        ]
-        if texts := dict.fromkeys(f['text'] for f in found if f['grade'] == 'warning'):
-            lines.append(f'{s["round"]}/{s["org"] or "-"}/{s["system"]}: {"; ".join(texts)}')
-    return lines
 
 
 if __name__ == '__main__':
     report = load_systems(Path(sys.argv[1]))
     results = compare(report, Path(sys.argv[1]))
-    warned = warnings_of(report)
-    print(
-        f'warnings: {len(warned)} of {len(report)} sets, {len(warned) / len(report):.1%}',
-        *warned,
-        sep='\n  ',
-    )
     for result, lines in results.items():
         print(f'{result}: {len(lines)}', *(lines if result != 'agrees' else ()), sep='\n  ')
     sys.exit(1 if results['differs'] or results['missing'] else 0)

@@ -1,6 +1,6 @@
 """Studies of folders, run sets from a recipe and curves, and run sets with changed facts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from mlperf_rn50.analysis.sets.settings import Recipe
 from mlperf_rn50.analysis.sets.time_parts import RunTimes
 from mlperf_rn50.analysis.show.page import render_html
 from mlperf_rn50.answer import Answer
-from mlperf_rn50.mllog.run import Evaluation, Run
+from mlperf_rn50.mllog.logged_run import Evaluation, Run
 
 
 def studies_of(*paths: Path, baseline: str | None = None) -> list[Study]:
@@ -38,6 +38,15 @@ def load_set(folder: Path) -> RunSet:
 def written_set(folder: Path, *arguments, **keys) -> RunSet:
     """Write the logs of a run set and return it."""
     return load_set(write_set(folder, *arguments, **keys))
+
+
+def write_layouts(folder: Path, epochs_s: Mapping[str, object], num_runs: int = 1, **keys) -> Path:
+    """Write a set for each layout, such as 2x4 for 2 nodes of 4 ranks, given its epoch times."""
+    for name, epoch_s in epochs_s.items():
+        nodes, per_node = map(int, name.split('x'))
+        ranks = nodes * per_node
+        write_set(folder / name, num_runs, nodes=nodes, ranks=ranks, epoch_s=epoch_s, **keys)
+    return folder
 
 
 def kinds_of(run_set: RunSet, kind: str) -> list[str]:

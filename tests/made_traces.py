@@ -1,7 +1,7 @@
 """Traced steps with known times."""
 
 from mlperf_rn50.runfolder.jsonl import append
-from mlperf_rn50.runfolder.records import StepSpans
+from mlperf_rn50.runfolder.records import RanksRecord, RankSteps, StepSpans
 
 
 def step(number, at=0.0, slow=0.0, **changes):
@@ -17,7 +17,7 @@ def step(number, at=0.0, slow=0.0, **changes):
         'updated_s': at + 0.1,
         'buckets': [(computed - 0.02, at + 0.085), (computed, at + 0.09)],
     }
-    return StepSpans(number, **{**keys, **changes})
+    return StepSpans(**{'step': number, **keys, **changes})
 
 
 def steps(count=20, at=0.0, slow=0.0):
@@ -27,3 +27,10 @@ def steps(count=20, at=0.0, slow=0.0):
 def dump(run, rank, spans):
     for span in spans:
         append(run.trace(rank), span)
+
+
+def ranks_of(*hosts):
+    """Return a record with a rank on each host."""
+    times = dict.fromkeys(('data_s', 'compute_s', 'wait_s'), 0.0)
+    ranks = [RankSteps(rank=k, host=h, num_steps=1, **times) for k, h in enumerate(hosts)]
+    return RanksRecord(ranks=ranks)

@@ -9,7 +9,7 @@ from PIL import Image
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import DataConfig
-from mlperf_rn50.data.prepare.command import pack
+from mlperf_rn50.data.prepare.pack import pack
 from mlperf_rn50.data.prepare.samples import Dataset, from_pixels
 
 _Y, _X = np.mgrid[:24, :40]

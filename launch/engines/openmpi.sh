@@ -29,7 +29,7 @@ for name in $("$here/launch/engines/variables.sh"); do
 done
 start=()
 if [ -n "${SLURM_JOB_ID:-}" ]; then # under launch/slurm.sbatch, mpirun starts orted with srun
-    start=("$here/.venv/bin/python" -I -m mlperf_rn50.launch.process)
+    start=("$here/.venv/bin/python" -I "$here/launch/engines/block_term.py")
     options+=(--mca orte_launch_agent "${start[*]} $here/.venv/bin/orted")
 fi
 exec "${start[@]}" "$here/.venv/bin/mpirun" "${options[@]}" -np "$num_ranks" --host "$slots" "$@"

@@ -1,26 +1,25 @@
 """Shared parts of all benches: session, timing, peaks, machine description and output of
 results."""
 
-import json
 import os
+import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mxnet as mx
-from tabulate import tabulate
 
 import mlperf_rn50
-from mlperf_rn50.answer import number_cell
+from mlperf_rn50.answer import Answer, Cell, Table, number_cell
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.batches import device_context
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.environment import git_commit, host_facts, package_versions
 from mlperf_rn50.system.out_of_memory import PROC, read_numbers
 from mlperf_rn50.system.processor import omp_threads
-from mlperf_rn50.text import plural, printable
+from mlperf_rn50.text import plural
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
@@ -45,7 +44,9 @@ def spread_of(seconds: Sequence[float]) -> Spread:
     """Return the statistics of one or more measurements."""
     several = seconds if len(seconds) > 1 else [*seconds, *seconds]
     low, median, high = statistics.quantiles(several, n=4, method='inclusive')
-    return Spread(median, low, high, statistics.fmean(seconds), len(seconds))
+    return Spread(
+        median_s=median, low_s=low, high_s=high, mean_s=statistics.fmean(seconds), num=len(seconds)
+    )
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,20 @@ class BenchSession:
         return spread_of(seconds[self.num_warmup :])
 
 
+def with_local_batch(config: Config, size: int) -> Config:
+    """Return a configuration for any number of ranks, with `size` images on each."""
+    return replace(
+        config,
+        train=replace(config.train, local_batch_size=size, global_batch_size=None),
+        run=replace(config.run, num_nodes=None, ranks_per_node=None),
+    )
+
+
+def count_hosts(comm: Comm) -> int:
+    """Return the number of hosts; all ranks call it together."""
+    return comm.sum([comm.local_rank == 0])[0]
+
+
 def peak_memory_bytes(device_id: int | None) -> int:
     """Return the peak resident set of this process or, with a GPU, the memory in use on the GPU."""
     if device_id is not None:
@@ -79,11 +94,11 @@ def peak_memory_bytes(device_id: int | None) -> int:
     return read_numbers(PROC / 'self/status')['VmHWM']
 
 
-def parse_list(option: str, text: str, known: Sequence[str] | None = None) -> list[str]:
+def parse_list(option: str, text: str, known: Sequence[str] = ()) -> list[str]:
     """Return the words of a list such as 'a,b'. Raise ConfigError for an empty or unknown one."""
     words = [w.strip() for w in text.split(',')]
     for word in words:
-        if not word or (known and word not in known):
+        if not word or known and word not in known:
             expected = f'one or more of {",".join(known)}' if known else 'a,b,…'
             raise ConfigError(f'{option}: got {word!r}, expected {expected}')
     return words
@@ -99,12 +114,10 @@ def parse_numbers(option: str, text: str) -> list[int]:
     return [int(w) for w in words]
 
 
-def describe_machine(num_hosts: int) -> dict:
+def _describe_machine(num_hosts: int) -> dict[str, Any]:
     """Return hardware, versions and settings of the measurement."""
-    host, keys = (
-        host_facts(),
-        ('hostname', 'cpu', 'cpu_cores', 'processor', 'gpus', 'memory_bytes', 'os'),
-    )
+    host = host_facts()
+    keys = ('hostname', 'cpu', 'cpu_cores', 'processor', 'gpus', 'memory_bytes', 'os')
     return {
         **{key: host[key] for key in keys},
         'num_hosts': num_hosts,
@@ -116,58 +129,47 @@ def describe_machine(num_hosts: int) -> dict:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """A table of results. Columns are (JSON key, heading, format). A value of None is printed as
-    -."""
+    """A table of results."""
 
     title: str
-    columns: tuple[tuple[str, str, str], ...]
+    columns: str  # a line for each: JSON key, heading and format, two or more spaces apart
     rows: list[Row]
     note: str = ''
 
+    @property
+    def table(self) -> Table:
+        """The table as text, with - for a value of None."""
+        columns = [re.split(' {2,}', line.strip()) for line in self.columns.strip().splitlines()]
+        rows = [
+            tuple(
+                Cell(row[key]) if form == 's' else number_cell(row[key], form)
+                for key, _, form in columns
+            )
+            for row in self.rows
+        ]
+        head = tuple(heading for _, heading, _ in columns)
+        return Table(self.title, head, tuple(rows), self.note)
 
-def render_tables(machine: dict, tables: Sequence[ResultTable]) -> str:
+
+def make_answer(kind: str, num_hosts: int, tables: Sequence[ResultTable]) -> Answer:
+    """Return the machine and the tables of a bench; as data, also all values of the rows."""
+    machine = _describe_machine(num_hosts)
     packages = machine['packages']
     mxnet = next((f'{n} {v}' for n, v in packages.items() if n.startswith('mxnet')), 'no MXNet')
-    description = ', '.join(
-        [
-            f'{machine["cpu"]} ({machine["processor"]["uses"]})',
-            f'{machine["cpu_cores"]} cores',
-            *machine['gpus'],
-            f'{machine["omp_threads_per_rank"]} threads per rank',
-            plural(machine['num_hosts'], 'host'),
-        ]
-    )
-    lines = [f'{description}; mlperf-rn50 {packages["mlperf-rn50"]}, {mxnet}']
-    for table in tables:
-        body = [
-            [
-                printable(v) if isinstance(v := row[key], str) else number_cell(v, form).text
-                for key, _, form in table.columns
-            ]
-            for row in table.rows
-        ]
-        lines += [
-            '',
-            table.title,
-            tabulate(
-                body,
-                [heading for _, heading, _ in table.columns],
-                disable_numparse=True,
-                colalign=['left' if f == 's' else 'right' for *_, f in table.columns],
-            ),
-        ]
-        lines += [table.note] * bool(table.note)
-    return '\n'.join(lines)
-
-
-def render_results_json(kind: str, machine: dict, tables: Sequence[ResultTable]) -> str:
-    """Return the machine and all tables with title, note and rows as JSON."""
-    return json.dumps(
-        {
+    facts = [
+        f'{machine["cpu"]} ({machine["processor"]["uses"]})',
+        f'{machine["cpu_cores"]} cores',
+        *machine['gpus'],
+        f'{machine["omp_threads_per_rank"]} threads per rank',
+        plural(num_hosts, 'host'),
+    ]
+    return Answer(
+        sentences=[f'{", ".join(facts)}; mlperf-rn50 {packages["mlperf-rn50"]}, {mxnet}'],
+        tables=[t.table for t in tables],
+        data={
             'format': f'mlperf-rn50 bench {kind} 1',
             'version': mlperf_rn50.__version__,
             'machine': machine,
             'tables': [{'title': t.title, 'note': t.note, 'rows': t.rows} for t in tables],
         },
-        indent=1,
     )

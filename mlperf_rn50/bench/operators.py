@@ -5,6 +5,7 @@ import statistics
 import time
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -16,6 +17,23 @@ from mlperf_rn50.model.resnet import depth_of, side_after, units
 from mlperf_rn50.train.comm.device import cast, gemm_times, measure_peak, wait_for
 
 GEMM_SIDES = (512, 1024, 2048, 4096)
+_PRODUCT_COLUMNS = """
+    side     side     d
+    time_ms  ms       ,.2f
+    spread   ±        .0%
+    gflops   GFLOP/s  ,.0f
+    share    of peak  .0%"""
+_CONVOLUTION_COLUMNS = """
+    layer            layer        s
+    side             pixels       d
+    count            times        d
+    gflop            GFLOP        .2f
+    forward_ms       forward ms   ,.2f
+    forward_gflops   GFLOP/s      ,.0f
+    forward_share    of peak      .0%
+    backward_ms      backward ms  ,.2f
+    backward_gflops  GFLOP/s      ,.0f
+    backward_share   of peak      .0%"""
 
 
 @dataclass(frozen=True)
@@ -28,6 +46,11 @@ class Convolution:
     kernel: int
     stride: int
 
+    @property
+    def is_first(self) -> bool:
+        """Whether its input is the image, which needs no gradient."""
+        return self.in_channels < 16
+
     def flops(self, batch_size: int) -> int:
         """FLOPs of one forward pass, two per multiply-add."""
         out_side = side_after(self.side, self.stride)
@@ -37,7 +60,8 @@ class Convolution:
 def convolutions(config: Config) -> Counter[Convolution]:
     """Count a ResNet's convolutions. CPU training computes those with 1x1 outputs as matrix
     products."""
-    channels, side = 4 if config.data.pad_to_4_channels else 3, config.data.image_size
+    channels = 4 if config.data.pad_to_4_channels else 3
+    side = config.data.image_size
     counts = Counter([Convolution(channels, 64, side, 7, 2)])
     side = side_after(side_after(side, 2), 2)
     for unit in units(depth_of(config.model)):
@@ -46,7 +70,8 @@ def convolutions(config: Config) -> Counter[Convolution]:
             counts[
                 Convolution(in_channels, layer.out_channels, inside, layer.kernel, layer.stride)
             ] += 1
-            in_channels, inside = layer.out_channels, side_after(inside, layer.stride)
+            in_channels = layer.out_channels
+            inside = side_after(inside, layer.stride)
         if unit.has_projection:
             counts[Convolution(unit.in_channels, unit.out_channels, side, 1, unit.stride)] += 1
         side = inside
@@ -72,16 +97,16 @@ def measure_convolution(
     input's gradient."""
     context = session.context
     x = _native(c.in_channels, c.side, batch_size, precision, context)
-    w = cast(
-        nd.random.normal(shape=(c.channels, c.in_channels, c.kernel, c.kernel), ctx=context),
-        precision,
-    )
+    shape = (c.channels, c.in_channels, c.kernel, c.kernel)
+    w = cast(nd.random.normal(shape=shape, ctx=context), precision)
     out_grad = _native(c.channels, side_after(c.side, c.stride), batch_size, precision, context)
-    variables = [x, w] if c.in_channels >= 16 else [w]
-    autograd.mark_variables(
-        variables, [cast(nd.zeros(a.shape, context), precision) for a in variables]
-    )
-    keys = dict(
+    variables = [w] if c.is_first else [x, w]
+    gradients = [cast(nd.zeros(a.shape, context), precision) for a in variables]
+    autograd.mark_variables(variables, gradients)
+    convolve = partial(
+        nd.Convolution,
+        x,
+        w,
         kernel=(c.kernel,) * 2,
         stride=(c.stride,) * 2,
         pad=(c.kernel // 2,) * 2,
@@ -89,9 +114,6 @@ def measure_convolution(
         no_bias=True,
     )
     nd.waitall()
-
-    def convolve(**more: NDArray) -> NDArray:
-        return nd.Convolution(x, w, **keys, **more)
 
     def backward_s() -> float:
         with autograd.record():
@@ -106,8 +128,8 @@ def measure_convolution(
     out = convolve()
     with autograd.train_mode():
         forward = session.time(lambda: wait_for(convolve(out=out)))
-    backward = [backward_s() for _ in range(session.num_warmup + session.num)][session.num_warmup :]
-    return forward.median_s, statistics.median(backward)
+    backward = [backward_s() for _ in range(session.num_warmup + session.num)]
+    return forward.median_s, statistics.median(backward[session.num_warmup :])
 
 
 def _convolution_row(
@@ -121,16 +143,27 @@ def _convolution_row(
         'precision': precision,
         'gflop': flops / 1e9,
     }
-    passes = (('forward', flops), ('backward', flops * (2 if c.in_channels >= 16 else 1)))
-    for (name, done), seconds in zip(
-        passes, measure_convolution(c, batch_size, precision, session)
-    ):
-        row |= {
-            f'{name}_ms': 1000 * seconds,
-            f'{name}_gflops': done / seconds / 1e9,
-            f'{name}_share': done / seconds / peak,
-        }
+    forward_s, backward_s = measure_convolution(c, batch_size, precision, session)
+    backward_flops = flops if c.is_first else 2 * flops
+    passes = ('forward', forward_s, flops), ('backward', backward_s, backward_flops)
+    for name, seconds, done in passes:
+        row[f'{name}_ms'] = 1000 * seconds
+        row[f'{name}_gflops'] = done / seconds / 1e9
+        row[f'{name}_share'] = done / seconds / peak
     return row
+
+
+def _product_row(side: int, precision: str, session: BenchSession, peak: float) -> Row:
+    seconds = spread_of(gemm_times(side, precision, session.context, session.num))
+    rate = 2 * side**3 / seconds.median_s
+    return {
+        'side': side,
+        'precision': precision,
+        'time_ms': 1000 * seconds.median_s,
+        'spread': seconds.relative,
+        'gflops': rate / 1e9,
+        'share': rate / peak,
+    }
 
 
 def bench_operators(
@@ -138,63 +171,28 @@ def bench_operators(
 ) -> list[ResultTable]:
     """Measure matrix products and the convolutions of the configured ResNet for each precision,
     bfloat16 last."""
-    context, tables = session.context, []
+    tables = []
     for precision in sorted(precisions, key=lambda p: p == 'bfloat16'):
         if precision == 'bfloat16':
             from mxnet.contrib import amp
 
             amp.init('bfloat16')
-        peak = measure_peak(precision, context)
-        gemms = []
-        for side in GEMM_SIDES:
-            seconds, flops = (
-                spread_of(gemm_times(side, precision, context, session.num)),
-                2 * side**3,
-            )
-            gemms.append(
-                {
-                    'side': side,
-                    'precision': precision,
-                    'time_ms': 1000 * seconds.median_s,
-                    'spread': seconds.relative,
-                    'gflops': flops / seconds.median_s / 1e9,
-                    'share': flops / seconds.median_s / peak,
-                }
-            )
-        rows = [
-            _convolution_row(c, count, batch_size, precision, session, peak)
-            for c, count in convolutions(session.config).items()
-        ]
-        tables += [
-            ResultTable(
-                f'Matrix products, {precision}',
-                (
-                    ('side', 'side', 'd'),
-                    ('time_ms', 'ms', ',.2f'),
-                    ('spread', '±', '.0%'),
-                    ('gflops', 'GFLOP/s', ',.0f'),
-                    ('share', 'of peak', '.0%'),
-                ),
-                gemms,
-                f'Peak: {peak / 1e9:,.0f} GFLOP/s, the fastest of 12 samples.',
-            ),
-            ResultTable(
-                f'Convolutions of {session.config.model.name}, batch {batch_size}, {precision}',
-                (
-                    ('layer', 'layer', 's'),
-                    ('side', 'pixels', 'd'),
-                    ('count', 'times', 'd'),
-                    ('gflop', 'GFLOP', '.2f'),
-                    ('forward_ms', 'forward ms', ',.2f'),
-                    ('forward_gflops', 'GFLOP/s', ',.0f'),
-                    ('forward_share', 'of peak', '.0%'),
-                    ('backward_ms', 'backward ms', ',.2f'),
-                    ('backward_gflops', 'GFLOP/s', ',.0f'),
-                    ('backward_share', 'of peak', '.0%'),
-                ),
-                rows,
-                f'Medians of {session.num} passes. Backward: gradients of weights and input '
-                '(first layer: weights).',
-            ),
-        ]
+        peak = measure_peak(precision, session.context)
+        products = ResultTable(
+            f'Matrix products, {precision}',
+            _PRODUCT_COLUMNS,
+            [_product_row(side, precision, session, peak) for side in GEMM_SIDES],
+            f'Peak: {peak / 1e9:,.0f} GFLOP/s, the fastest of 12 samples.',
+        )
+        layers = ResultTable(
+            f'Convolutions of {session.config.model.name}, batch {batch_size}, {precision}',
+            _CONVOLUTION_COLUMNS,
+            [
+                _convolution_row(c, count, batch_size, precision, session, peak)
+                for c, count in convolutions(session.config).items()
+            ],
+            f'Medians of {session.num} passes. Backward: gradients of weights and input (first '
+            'layer: weights).',
+        )
+        tables += [products, layers]
     return tables

@@ -4,14 +4,15 @@ minutes on a CPU."""
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 import mxnet as mx
 import numpy as np
 
+from mlperf_rn50.analysis.run_data import RunData
 from mlperf_rn50.analysis.why import evidence
 from mlperf_rn50.analysis.why.accuracy import Cause, weigh
 from mlperf_rn50.analysis.why.labels import SIGMAS, Images
-from mlperf_rn50.analysis.why.load import WhyRun
 from mlperf_rn50.data.batches import Batch, eval_batches, train_batches
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.data.records import RecordFile, find_split
@@ -25,7 +26,7 @@ from mlperf_rn50.train.evaluate import Forward, with_mirror
 from mlperf_rn50.train.plan import make_plan
 
 _SIZE, _MOST_RECORDS = 50, 150_000  # images of a forward pass; records that are read per split
-_MOST, _MOST_PIXELS = 2000, 25e6  # classified images per split, and their pixels
+MOST_IMAGES, _MOST_PIXELS = 2000, 25e6  # classified images per split, and their pixels
 # batches after which 1 % of the old statistics of BatchNorm are left with momentum 0.9
 _RENEWING = 40
 _EARLY = 0.1  # part of the schedule before which a network is not judged
@@ -36,29 +37,25 @@ def judge_order(
 ) -> Iterator[Cause]:
     """Compare the order of labels, and the bytes read by epoch, with what seed and number of ranks
     determine."""
-    orders, num = [epoch_order(shard, seed, epoch) for epoch in range(3)], len(labels)
-    same, usual = (
-        (np.diff(labels[orders[0]]) == 0).sum(),
-        num * ((np.bincount(labels) / num) ** 2).sum(),
-    )
-    most = usual + SIGMAS * (same + usual) ** 0.5
+    num = len(labels)
+    orders = [epoch_order(shard, seed, epoch) for epoch in range(3)]
+    same = (np.diff(labels[orders[0]]) == 0).sum()
+    usual = num * ((np.bincount(labels) / num) ** 2).sum()
     yield weigh(
         'shuffle',
         f'images of {num:,} that follow one of their class',
         same,
-        most=most,
+        most=usual + SIGMAS * (same + usual) ** 0.5,
         strength=5.0,
     )
+    stored = records.num_bytes(np.resize(np.arange(num), shard.num_positions))
     for epoch, expected in enumerate(map(records.num_bytes, orders), 1):
-        got, is_stored = (
-            read.get(epoch, expected),
-            records.num_bytes(np.resize(np.arange(num), shard.num_positions)),
-        )
-        name, how = ('shuffle', ' in stored order') if got == is_stored else ('equal_shards', '')
+        got = read.get(epoch, expected)
+        is_stored = got == stored
         yield Cause(
-            name,
+            'shuffle' if is_stored else 'equal_shards',
             5.0 * (got != expected),
-            f'bytes of images{how} read in epoch {epoch}',
+            f'bytes of images{" in stored order" if is_stored else ""} read in epoch {epoch}',
             f'{got:,}',
             f'{expected:,}',
         )
@@ -69,35 +66,39 @@ def change_images(
 ) -> dict[tuple[str, str], np.ndarray]:
     """Return normalised images as they are after mistakes in their channels, pixels or
     normalisation."""
-    (m, s), (n, t) = (
-        (part.mean((0, 2, 3), keepdims=True), part.std((0, 2, 3), keepdims=True))
-        for part in (images, train)
-    )
     mean, std = (np.array(v, np.float32).reshape(1, 3, 1, 1) for v in (data.mean, data.std))
     raw = images * std + mean
-    return {
-        ('channel_order', 'blue before red'): (raw[:, ::-1] - mean) / std,
-        ('orientation', 'images upside down'): images[:, :, ::-1],
-        ('orientation', 'transposed images'): images.swapaxes(2, 3),
-        ('orientation', 'mirrored images'): images[..., ::-1],
-        **{
-            ('orientation', f'images turned by {90 * k} degrees'): np.rot90(images, k, (2, 3))
-            for k in (1, 2, 3)
+    of_channels: dict[str, Any] = {'axis': (0, 2, 3), 'keepdims': True}
+    standard = (images - images.mean(**of_channels)) / images.std(**of_channels)
+    changes = {
+        'channel_order': {'blue before red': (raw[:, ::-1] - mean) / std},
+        'orientation': {
+            'images upside down': images[:, :, ::-1],
+            'transposed images': images.swapaxes(2, 3),
+            'mirrored images': images[..., ::-1],
+            'images turned by 90 degrees': np.rot90(images, 1, (2, 3)),
+            'images turned by 180 degrees': np.rot90(images, 2, (2, 3)),
+            'images turned by 270 degrees': np.rot90(images, 3, (2, 3)),
         },
-        ('normalisation', 'inverted images'): (255 - raw - mean) / std,
-        ('normalisation', 'mean and deviation of training images'): (images - m) / s * t + n,
-        ('normalisation', 'twice the values'): 2 * images,
-        ('normalisation', 'half the values'): images / 2,
-        ('value_range', 'values from 0 to 255'): raw,
-        ('value_range', 'values from 0 to 1'): raw / 255,
-        ('value_range', '255 times the values'): (255 * raw - mean) / std,
+        'normalisation': {
+            'inverted images': (255 - raw - mean) / std,
+            'mean and deviation of training images': standard * train.std(**of_channels)
+            + train.mean(**of_channels),
+            'twice the values': 2 * images,
+            'half the values': images / 2,
+        },
+        'value_range': {
+            'values from 0 to 255': raw,
+            'values from 0 to 1': raw / 255,
+            '255 times the values': (255 * raw - mean) / std,
+        },
     }
+    return {(name, text): found for name, own in changes.items() for text, found in own.items()}
 
 
 def _classify(net: Forward, images: np.ndarray) -> np.ndarray:
-    return np.concatenate(
-        [net(mx.nd.array(images[i : i + _SIZE])).asnumpy() for i in range(0, len(images), _SIZE)]
-    )
+    batches = (images[i : i + _SIZE] for i in range(0, len(images), _SIZE))
+    return np.concatenate([net(mx.nd.array(batch)).asnumpy() for batch in batches])
 
 
 def _images(net: Forward, batches: Iterable[Batch]) -> Images:
@@ -106,7 +107,7 @@ def _images(net: Forward, batches: Iterable[Batch]) -> Images:
         for b in batches
         if b.num_valid
     ]
-    images, labels = (np.concatenate(part) for part in zip(*parts))
+    images, labels = map(np.concatenate, zip(*parts))
     return Images(images, labels, _classify(net, images))
 
 
@@ -118,7 +119,13 @@ def _renew_statistics(net: mx.gluon.HybridBlock, images: np.ndarray) -> None:
         logits.backward()
 
 
-def probe(run: WhyRun) -> tuple[list[Cause], str]:
+def _scan(records: RecordFile) -> list[tuple[int, int]]:
+    """Return the hash and the label of each image, or of every k-th one of many."""
+    numbers = range(0, len(records), -(-len(records) // _MOST_RECORDS))
+    return [(hash(r.image.tobytes()), r.label) for r in map(records.read, numbers)]
+
+
+def probe(run: RunData) -> tuple[list[Cause], str]:
     """Return the figures that weights and images show, accused or not, and of which weights they
     are.
 
@@ -130,38 +137,38 @@ def probe(run: WhyRun) -> tuple[list[Cause], str]:
             f'{folder.config}: expected a readable configuration, and a log with the number of '
             'ranks'
         )
+
+    # The last network, and the same one for recomputed statistics of BatchNorm.
     description, arrays = load_weights(find_weights(folder.weights, LAST))
-    config, arrays = portable(
-        replace(original, model=replace(original.model, bn_momentum=0.9)), arrays
-    )
-    data, seed = config.data, config.run.seed or 0
-    most = min(_MOST, int(_MOST_PIXELS / data.image_size**2))
+    plain = replace(original, model=replace(original.model, bn_momentum=0.9))
+    config, arrays = portable(plain, arrays)
     trained, renewing = (restore_model(config, mx.cpu(), arrays, str(folder.dir)) for _ in range(2))
     net, renewed = (with_mirror(n, config) for n in (trained, renewing))
+
+    # Images of both splits, with their logits.
+    data, seed = config.data, config.run.seed or 0
+    most = min(MOST_IMAGES, int(_MOST_PIXELS / data.image_size**2))
     train, validation = (
         _images(net, eval_batches(config, Shard(n, 0, -(-n // most), _SIZE), None, split)())
         for split, n in (('train', data.num_train), ('validation', data.num_val))
     )
     batches = train_batches(config, Shard(data.num_train, 0, 1, _SIZE), 0, 0, None)
     augmented = _images(net, islice(batches, -(-min(most, data.num_train) // _SIZE)))
-    _renew_statistics(renewing, augmented.images)
     changed = change_images(validation.images, train.images, data)
     after = {key: _classify(net, images) for key, images in changed.items()}
+    _renew_statistics(renewing, augmented.images)
     sound, sound_train = (
         part._replace(logits=_classify(renewed, part.images)) for part in (validation, train)
     )
     after['batch_norm', 'recomputed statistics of BatchNorm'] = sound.logits
-    initial = build_model(config, mx.cpu(), seed, is_plain=True).collect_params()
-    records = [find_split(data, split)() for split in ('train', 'validation')]
-    scanned, others = (
-        [
-            (hash(r.image.tobytes()), r.label)
-            for r in map(part.read, range(0, len(part), -(-len(part) // _MOST_RECORDS)))
-        ]
-        for part in records
-    )
+
+    # Figures of predictions, images, records and weights.
     num_epochs = max(config.schedule.decay_epochs, config.train.max_epochs or 0)
     is_early = description.epoch < _EARLY * num_epochs
+    records, others = (find_split(data, split)() for split in ('train', 'validation'))
+    scanned = _scan(records)
+    model = build_model(config, mx.cpu(), seed, is_plain=True)
+    initial = {n: p.data().asnumpy() for n, p in model.collect_params().items()}
     found = [
         *evidence.judge_predictions(
             train,
@@ -174,27 +181,20 @@ def probe(run: WhyRun) -> tuple[list[Cause], str]:
             is_early=is_early,
         ),
         *evidence.judge_detail(
-            *(
-                evidence.measure_detail(part.images, data.mean, data.std)
-                for part in (train, validation)
-            )
+            *(evidence.measure_detail(p.images, data.mean, data.std) for p in (train, validation))
         ),
-        *evidence.judge_records(scanned, others, data.num_classes),
-        *evidence.when_trained(
-            is_early,
-            evidence.judge_weights({n: p.data().asnumpy() for n, p in initial.items()}, arrays),
-        ),
+        *evidence.judge_records(scanned, _scan(others), data.num_classes),
+        *evidence.when_trained(is_early, evidence.judge_weights(initial, arrays)),
     ]
+
+    # The order of reading, which a resume may have changed.
     if data.shuffle == 'global' and len(scanned) == data.num_train and not run.last(ResumedRecord):
-        read = {
-            r.epoch: sum(r.record_bytes.values())
-            for r in run.all(EpochRecord)
-            if not data.record_cache_mib
-        }
+        read = {}
+        if not data.record_cache_mib:
+            read = {r.epoch: sum(r.record_bytes.values()) for r in run.all(EpochRecord)}
+        labels = np.array([label for _, label in scanned])
         shard = make_plan(original, log.num_ranks).train_shard()
-        found += judge_order(
-            read, shard, seed, records[0], np.array([label for _, label in scanned])
-        )
+        found += judge_order(read, shard, seed, records, labels)
     return evidence.settle(found), (
         f'Probed: weights of epoch {description.epoch} of {num_epochs:g}, with Top-1 '
         f'{percent(validation.top1)} on {len(validation.labels):,} validation images.'

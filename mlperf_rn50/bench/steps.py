@@ -7,6 +7,7 @@ PERFORMANCE.md. S bytes in t s on n ranks: algorithm bandwidth S / t, bus S / t 
 """
 
 import gc
+import itertools
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,8 +20,15 @@ import mxnet as mx
 import numpy as np
 from mxnet import nd
 
-from mlperf_rn50.bench import measure
-from mlperf_rn50.bench.measure import BenchSession, ResultTable, Row, spread_of
+from mlperf_rn50.bench.measure import (
+    BenchSession,
+    ResultTable,
+    Row,
+    count_hosts,
+    peak_memory_bytes,
+    spread_of,
+    with_local_batch,
+)
 from mlperf_rn50.config import Config, check_values, image_shape
 from mlperf_rn50.data.batches import Batch, train_batches
 from mlperf_rn50.data.options import DataConfig
@@ -37,6 +45,51 @@ from mlperf_rn50.train.trainer import PendingStep, Trainer
 SIZES = tuple(4**k * 4096 for k in range(9))  # 4 KiB to 256 MiB
 PARTS = ('data', 'forward', 'backward', 'all_reduce', 'update')
 _NUM_SPLIT_STEPS = 5  # maximum number of steps measured in parts
+_STEP_COLUMNS = """
+    model             model       s
+    precision         precision   s
+    input             input       s
+    image_size        pixels      d
+    local_batch_size  batch       d
+    num_ranks         ranks       d
+    num_hosts         hosts       d
+    num_steps         n           d
+    images_per_s      images/s    ,.1f
+    step_ms           ms/step     ,.1f
+    spread            ±           .1%
+    data_ms           data        ,.1f
+    forward_ms        forward     ,.1f
+    backward_ms       backward    ,.1f
+    all_reduce_ms     all-reduce  ,.1f
+    update_ms         update      ,.1f
+    gflops            GFLOP/s     ,.0f
+    share_of_peak     of peak     .0%
+    memory_mib        MiB         ,d"""
+_SCALING_COLUMNS = """
+    num_ranks   ranks           d
+    num_hosts   hosts           d
+    ideal       ideal images/s  ,.1f
+    real        real images/s   ,.1f
+    efficiency  efficiency      .0%"""
+_EXCHANGE_COLUMNS = """
+    bytes               bytes           ,d
+    num                 n               d
+    time_ms             ms              ,.3f
+    spread              ±               .0%
+    algorithm_gb_per_s  algorithm GB/s  .3f
+    bus_gb_per_s        bus GB/s        .3f"""
+_GRADIENT_COLUMNS = """
+    model             model            s
+    num_gradients     tensors          d
+    bytes             bytes            ,d
+    predicted_ms      predicted ms     ,.1f
+    time_ms           measured ms      ,.1f
+    spread            ±                .0%
+    bus_gb_per_s      bus GB/s         .3f
+    local_batch_size  batch            d
+    step_ms           step, ms         ,.1f
+    predicted_share   predicted share  .1%
+    measured_share    measured share   .1%"""
 
 
 @dataclass(frozen=True)
@@ -57,13 +110,12 @@ def make_cases(
 ) -> list[Case]:
     """Return all cases, those with bfloat16 last, because bfloat16 changes the operators for the
     whole process."""
+    ordered = sorted(precisions, key=lambda p: p == 'bfloat16')
     return [
-        Case(m, p, s, b, n)
-        for p in sorted(precisions, key=lambda p: p == 'bfloat16')
-        for m in models
-        for s in sources
-        for b in batch_sizes
-        for n in rank_counts
+        Case(model, precision, source, size, num)
+        for precision, model, source, size, num in itertools.product(
+            ordered, models, sources, batch_sizes, rank_counts
+        )
     ]
 
 
@@ -75,19 +127,12 @@ def case_config(config: Config, case: Case) -> Config:
     if is_synthetic and data.image_size == DataConfig.image_size:
         side = image_size_of(case.model)
         data = replace(data, image_size=side, resize_shorter=max(data.resize_shorter, side))
-    train = replace(
-        config.train,
-        precision=case.precision,  # type: ignore[arg-type]
-        local_batch_size=case.local_batch_size,
-        global_batch_size=None,
-    )
-    model = replace(config.model, name=case.model)  # type: ignore[arg-type]
+    config = with_local_batch(config, case.local_batch_size)
     result = replace(
         config,
         data=data,
-        train=train,
-        model=model,
-        run=replace(config.run, num_nodes=None, ranks_per_node=None),
+        train=replace(config.train, precision=case.precision),  # type: ignore[arg-type]
+        model=replace(config.model, name=case.model),  # type: ignore[arg-type]
     )
     check_values(result)
     return with_layout(result)
@@ -156,7 +201,7 @@ def measure_case(session: BenchSession, case: Case) -> Row:
         split_step(trainer, batches, plan, step)
         for step in range(min(session.num, _NUM_SPLIT_STEPS))
     ]
-    memory = max(comm.gather_object(round(measure.peak_memory_bytes(device_id) / 2**20)))
+    memory = max(comm.gather_object(round(peak_memory_bytes(device_id) / 2**20)))
     peak = measure_peak(config.train.precision, session.context)
     flops = 3 * count_flops(trainer.net, image_shape(config)) * plan.local_batch_size
     return {
@@ -166,7 +211,7 @@ def measure_case(session: BenchSession, case: Case) -> Row:
         'image_size': config.data.image_size,
         'local_batch_size': case.local_batch_size,
         'num_ranks': comm.world_size,
-        'num_hosts': comm.sum([comm.local_rank == 0])[0],
+        'num_hosts': count_hosts(comm),
         'num_steps': seconds.num,
         'images_per_s': plan.global_batch_size / seconds.median_s,
         'step_ms': 1000 * seconds.median_s,
@@ -190,8 +235,8 @@ def bench_steps(session: BenchSession, cases: list[Case]) -> list[ResultTable]:
         if case.num_ranks > comm.world_size:
             raise ConfigError(
                 f'--ranks: got {case.num_ranks}, expected at most {comm.world_size}; start more '
-                'with a '
-                f'launcher, such as launch/ranks.sh {case.num_ranks} mlperf-rn50 bench train …'
+                f'with a launcher, such as launch/ranks.sh {case.num_ranks} mlperf-rn50 bench '
+                'train …'
             )
     configs = [case_config(session.config, case) for case in cases]
     rows = []
@@ -207,29 +252,12 @@ def bench_steps(session: BenchSession, cases: list[Case]) -> list[ResultTable]:
 def _steps_table(rows: list[Row]) -> ResultTable:
     return ResultTable(
         'Training steps',
-        (
-            ('model', 'model', 's'),
-            ('precision', 'precision', 's'),
-            ('input', 'input', 's'),
-            ('image_size', 'pixels', 'd'),
-            ('local_batch_size', 'batch', 'd'),
-            ('num_ranks', 'ranks', 'd'),
-            ('num_hosts', 'hosts', 'd'),
-            ('num_steps', 'n', 'd'),
-            ('images_per_s', 'images/s', ',.1f'),
-            ('step_ms', 'ms/step', ',.1f'),
-            ('spread', '±', '.1%'),
-            *((f'{p}_ms', p.replace('_', '-'), ',.1f') for p in PARTS),
-            ('gflops', 'GFLOP/s', ',.0f'),
-            ('share_of_peak', 'of peak', '.0%'),
-            ('memory_mib', 'MiB', ',d'),
-        ),
+        _STEP_COLUMNS,
         rows,
         'batch, MiB, GFLOP/s: per rank. ms/step: median of n steps, ± half the interquartile '
-        'range. Columns data to '
-        'update: ms of each part, without overlap. GFLOP/s: two FLOPs per multiply-add of '
-        'convolutions and dense '
-        'layers, backward counted twice. Peak: the fastest of 12 matrix products.',
+        'range. Columns data to update: ms of each part, without overlap. GFLOP/s: two FLOPs per '
+        'multiply-add of convolutions and dense layers, backward counted twice. Peak: the fastest '
+        'of 12 matrix products.',
     )
 
 
@@ -241,17 +269,11 @@ def _scaling_tables(rows: list[Row]) -> list[ResultTable]:
     )
     return [
         ResultTable(
-            f'Scaling efficiency: {case[0]}, {case[1]}, {case[2]}, {case[3]} images per rank',
-            (
-                ('num_ranks', 'ranks', 'd'),
-                ('num_hosts', 'hosts', 'd'),
-                ('ideal', 'ideal images/s', ',.1f'),
-                ('real', 'real images/s', ',.1f'),
-                ('efficiency', 'efficiency', '.0%'),
-            ),
+            f'Scaling efficiency: {model}, {precision}, {source}, {size} images per rank',
+            _SCALING_COLUMNS,
             scaling_rows(same),
         )
-        for case, same in cases.items()
+        for (model, precision, source, size), same in cases.items()
         if len(same) > 1
     ]
 
@@ -259,17 +281,12 @@ def _scaling_tables(rows: list[Row]) -> list[ResultTable]:
 def scaling_rows(rows: list[Row]) -> list[Row]:
     """Return real and ideal throughput by number of ranks. Ideal is the first row's throughput,
     scaled linearly."""
-    each = rows[0]['images_per_s'] / rows[0]['num_ranks']
-    return [
-        {
-            'num_ranks': r['num_ranks'],
-            'num_hosts': r['num_hosts'],
-            'ideal': each * r['num_ranks'],
-            'real': r['images_per_s'],
-            'efficiency': r['images_per_s'] / (each * r['num_ranks']),
-        }
-        for r in rows
-    ]
+    each, found = rows[0]['images_per_s'] / rows[0]['num_ranks'], []
+    for row in rows:
+        ideal, real = each * row['num_ranks'], row['images_per_s']
+        counts = {key: row[key] for key in ('num_ranks', 'num_hosts')}
+        found.append({**counts, 'ideal': ideal, 'real': real, 'efficiency': real / ideal})
+    return found
 
 
 def bus_bandwidth(num_bytes: int, seconds: float, num_ranks: int) -> float:
@@ -310,15 +327,16 @@ def bench_exchange(session: BenchSession, case: Case) -> list[ResultTable]:
     comm = session.comm
     if comm.world_size < 2:
         raise ConfigError(
-            'ranks: got 1, expected 2 or more; start them with a launcher, such as '
-            'launch/ranks.sh 2 mlperf-rn50 bench allreduce'
+            'ranks: got 1, expected 2 or more; start them with a launcher, such as launch/ranks.sh '
+            '2 mlperf-rn50 bench allreduce'
         )
     sizes = [_time(session, [nd.zeros((size // 4,), session.context)]) for size in SIZES]
     rows = [{**row, 'algorithm_gb_per_s': row['bytes'] / row['time_ms'] / 1e6} for row in sizes]
     session = replace(session, config=case_config(session.config, case))
     params = build_model(session.config, mx.cpu(), 0).collect_params().values()
     grads = [nd.zeros(p.shape, session.context) for p in params if p.grad_req != 'null']
-    measured, step_ms = _time(session, grads), measure_case(session, case)['step_ms']
+    measured = _time(session, grads)
+    step_ms = measure_case(session, case)['step_ms']
     predicted_ms = 1000 * predict_s(rows, int(measured['bytes']))
     gradients = {
         'model': case.model,
@@ -330,45 +348,23 @@ def bench_exchange(session: BenchSession, case: Case) -> list[ResultTable]:
         'measured_share': measured['time_ms'] / step_ms,
         'local_batch_size': case.local_batch_size,
         'num_ranks': comm.world_size,
-        'num_hosts': comm.sum([comm.local_rank == 0])[0],
+        'num_hosts': count_hosts(comm),
     }
     if comm.rank:
         return []
-    num_sharing = sharing_of(session.config)
-    first = (
-        f' The {num_sharing} ranks of each GPU first sum their gradients in host memory.'
-        if num_sharing > 1
-        else ''
-    )
+    num_sharing, first = sharing_of(session.config), ''
+    if num_sharing > 1:
+        first = f' The {num_sharing} ranks of each GPU first sum their gradients in host memory.'
     return [
         ResultTable(
             f'All-reduce over {comm.world_size} ranks',
-            (
-                ('bytes', 'bytes', ',d'),
-                ('num', 'n', 'd'),
-                ('time_ms', 'ms', ',.3f'),
-                ('spread', '±', '.0%'),
-                ('algorithm_gb_per_s', 'algorithm GB/s', '.3f'),
-                ('bus_gb_per_s', 'bus GB/s', '.3f'),
-            ),
+            _EXCHANGE_COLUMNS,
             rows,
             f'float32, summed in place like gradients; times of rank 0.{first}',
         ),
         ResultTable(
             'The gradients of a step',
-            (
-                ('model', 'model', 's'),
-                ('num_gradients', 'tensors', 'd'),
-                ('bytes', 'bytes', ',d'),
-                ('predicted_ms', 'predicted ms', ',.1f'),
-                ('time_ms', 'measured ms', ',.1f'),
-                ('spread', '±', '.0%'),
-                ('bus_gb_per_s', 'bus GB/s', '.3f'),
-                ('local_batch_size', 'batch', 'd'),
-                ('step_ms', 'step, ms', ',.1f'),
-                ('predicted_share', 'predicted share', '.1%'),
-                ('measured_share', 'measured share', '.1%'),
-            ),
+            _GRADIENT_COLUMNS,
             [gradients],
             'Predicted times are interpolated from the sizes above. Shares are of the step time, '
             'without overlap.',

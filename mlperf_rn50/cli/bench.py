@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from mlperf_rn50.cli.parsers import add_config_option, config_parser
+from mlperf_rn50.cli.output import add_format_option, print_answer
+from mlperf_rn50.cli.parsers import add_config_option, add_wide_option, config_parser
 from mlperf_rn50.errors import EXIT_OK, ConfigError, option_error
 
 if TYPE_CHECKING:
@@ -33,45 +34,21 @@ def add_options(parser: Any) -> None:
     add = parser.add_argument
     # Optional for the parser, which also reads YAML files; run() requires it.
     add('kind', nargs='?', choices=['train', 'data', 'allreduce', 'ops'], help='benchmark to run')
-    add('--models', metavar='A,B', type=str, help='train: networks (default: model.name)')
-    add(
-        '--precisions',
-        metavar='A,B',
-        type=str,
-        help='train, ops: precisions (default: train.precision)',
-    )
-    add(
-        '--inputs',
-        metavar='A,B',
-        type=str,
-        default='synthetic',
-        help='train: input images: synthetic, real or both',
-    )
-    add(
-        '--batch-sizes',
-        metavar='N,M',
-        type=str,
-        help='images per rank and step (default: train.local_batch_size, or 32 without --config)',
-    )
-    add(
-        '--ranks',
-        metavar='N,M',
-        type=str,
-        help='train: numbers of ranks (default: all started ranks)',
-    )
-    add(
-        '--threads',
-        metavar='N,M',
-        type=str,
-        help='data: numbers of DALI threads (default: data.num_threads)',
-    )
-    add(
-        '--caches',
-        metavar='A,B',
-        type=str,
-        default='cold,warm',
-        help='data: page cache: cold, warm or both',
-    )
+    for name, metavar, default, text in (
+        ('models', 'A,B', None, 'train: networks (default: model.name)'),
+        ('precisions', 'A,B', None, 'train, ops: precisions (default: train.precision)'),
+        ('inputs', 'A,B', 'synthetic', 'train: input images: synthetic, real or both'),
+        (
+            'batch-sizes',
+            'N,M',
+            None,
+            'images per rank and step (default: train.local_batch_size, or 32 without --config)',
+        ),
+        ('ranks', 'N,M', None, 'train: numbers of ranks (default: all started ranks)'),
+        ('threads', 'N,M', None, 'data: numbers of DALI threads (default: data.num_threads)'),
+        ('caches', 'A,B', 'cold,warm', 'data: page cache: cold, warm or both'),
+    ):
+        add(f'--{name}', metavar=metavar, type=str, default=default, help=text)
     add(
         '--node-images-per-s',
         metavar='X',
@@ -79,21 +56,13 @@ def add_options(parser: Any) -> None:
         help='data: training speed of a node, to compute the required storage bandwidth (default: '
         'the pipeline speed)',
     )
-    add(
-        '--warmup-steps',
-        metavar='N',
-        type=int,
-        default=10,
-        help='number of steps before the measurement',
-    )
-    add(
-        '--steps',
-        metavar='N',
-        type=int,
-        default=100,
-        help='number of measured steps, batches or repetitions',
-    )
-    add('--format', choices=['table', 'json'], default='table', help='output format')
+    for name, number, text in (
+        ('warmup-steps', 10, 'number of steps before the measurement'),
+        ('steps', 100, 'number of measured steps, batches or repetitions'),
+    ):
+        add(f'--{name}', metavar='N', type=int, default=number, help=text)
+    add_format_option(parser)
+    add_wide_option(parser)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -105,25 +74,24 @@ def run(argv: Sequence[str]) -> int:
     options = parse_config_options(parser, argv)
     if not options.kind:
         raise option_error('the following arguments are required: kind', parser)
-    for name, least in (('warmup_steps', 0), ('steps', 1)):
-        if options[name] < least:
-            raise ConfigError(
-                f'--{name.replace("_", "-")}: got {options[name]}, expected {least} or more'
-            )
+    for name, least in (('warmup-steps', 0), ('steps', 1)):
+        number = options[name.replace('-', '_')]
+        if number < least:
+            raise ConfigError(f'--{name}: got {number}, expected {least} or more')
     if not options.config:  # train.local_batch_size has no default
         argv = [*argv, '--train.local_batch_size=32']
     config = resolve_config(Path(options.config) if options.config else None, argv, parser)
+    option, precisions = 'train.precision', config.train.precision
     if options.kind in ('train', 'ops') and options.precisions:
-        for precision in options.precisions.split(','):
-            check_precision('--precisions', precision.strip(), find_processor())
-    else:
-        check_precision('train.precision', config.train.precision, find_processor())
+        option, precisions = '--precisions', options.precisions
+    for precision in precisions.split(','):
+        check_precision(option, precision.strip(), find_processor())
     return in_rank(lambda heartbeat: _bench(config, options, heartbeat), config)
 
 
 def _bench(config: Config, options: Namespace, heartbeat: Heartbeat) -> int:
     """Run a bench on all ranks and print its results on rank 0."""
-    from mlperf_rn50.bench import measure
+    from mlperf_rn50.bench.measure import BenchSession, count_hosts, make_answer, parse_numbers
     from mlperf_rn50.cli.ranks import open_ranks
     from mlperf_rn50.runfolder.names import RunFolder, new_run
     from mlperf_rn50.system.launcher_env import launched_size
@@ -131,9 +99,9 @@ def _bench(config: Config, options: Namespace, heartbeat: Heartbeat) -> int:
     from mlperf_rn50.train.comm.device import device_id_of
     from mlperf_rn50.train.run import open_telemetry
 
-    counts = (
-        measure.parse_numbers('--ranks', options.ranks) if options.ranks else [launched_size() or 1]
-    )
+    counts = [launched_size() or 1]
+    if options.ranks:
+        counts = parse_numbers('--ranks', options.ranks)
     comm = open_ranks(config, heartbeat, counts)
     telemetry = Telemetry(None)
     if config.run.telemetry:
@@ -142,59 +110,50 @@ def _bench(config: Config, options: Namespace, heartbeat: Heartbeat) -> int:
         telemetry = open_telemetry(config, comm, RunFolder(folder, index))
     try:
         telemetry.run_start(0.0)
-        tables = _measure(
-            measure.BenchSession(
-                config,
-                comm,
-                device_id_of(config, comm),
-                heartbeat,
-                options.warmup_steps,
-                options.steps,
-            ),
-            options,
-            counts,
+        session = BenchSession(
+            config=config,
+            comm=comm,
+            device_id=device_id_of(config, comm),
+            heartbeat=heartbeat,
+            num_warmup=options.warmup_steps,
+            num=options.steps,
         )
+        tables = _measure(session, options, counts)
     finally:
         telemetry.close()
-    num_hosts = comm.sum([comm.local_rank == 0])[0]
-    if comm.rank == 0:
-        machine = measure.describe_machine(num_hosts)
-        print(
-            measure.render_results_json(options.kind, machine, tables)
-            if options.format == 'json'
-            else measure.render_tables(machine, tables),
-            flush=True,
-        )
-    return EXIT_OK
+    num_hosts = count_hosts(comm)
+    if comm.rank:
+        return EXIT_OK
+    return print_answer(make_answer(options.kind, num_hosts, tables), options)
 
 
 def _measure(session: BenchSession, options: Namespace, counts: list[int]) -> list[ResultTable]:
-    from mlperf_rn50.bench import operators, pipeline, steps
+    from mlperf_rn50.bench import input_speed, operators, steps
     from mlperf_rn50.bench.measure import parse_list, parse_numbers
     from mlperf_rn50.config import KEYS
     from mlperf_rn50.system.processor import leave_openmp_to_engine
 
     config, num_ranks = session.config, session.comm.world_size
-    model = config.model.name
     leave_openmp_to_engine()
-    sizes = parse_numbers(
-        '--batch-sizes', options.batch_sizes or str(config.train.local_batch_size or 32)
-    )
-    precisions = parse_list(
-        '--precisions',
-        options.precisions or config.train.precision,
-        get_args(KEYS['train.precision'].type),
-    )
-    models = parse_list('--models', options.models or model, get_args(KEYS['model.name'].type))
+    batch_sizes = options.batch_sizes or str(config.train.local_batch_size or 32)
+    sizes = parse_numbers('--batch-sizes', batch_sizes)
+    precisions = options.precisions or config.train.precision
+    precisions = parse_list('--precisions', precisions, get_args(KEYS['train.precision'].type))
+    models = options.models or config.model.name
+    models = parse_list('--models', models, get_args(KEYS['model.name'].type))
     if options.kind == 'train':
         sources = parse_list('--inputs', options.inputs, ['synthetic', 'real'])
-        return steps.bench_steps(
-            session, steps.make_cases(models, precisions, sources, sizes, counts)
-        )
+        cases = steps.make_cases(models, precisions, sources, batch_sizes=sizes, rank_counts=counts)
+        return steps.bench_steps(session, cases)
     if options.kind == 'allreduce':
-        return steps.bench_exchange(
-            session, steps.Case(models[0], precisions[0], 'synthetic', sizes[0], num_ranks)
+        case = steps.Case(
+            model=models[0],
+            precision=precisions[0],
+            source='synthetic',
+            local_batch_size=sizes[0],
+            num_ranks=num_ranks,
         )
+        return steps.bench_exchange(session, case)
     if num_ranks > 1:
         raise ConfigError(
             f'ranks: got {num_ranks}, expected 1 for bench {options.kind}; start it without a '
@@ -202,8 +161,8 @@ def _measure(session: BenchSession, options: Namespace, counts: list[int]) -> li
         )
     if options.kind == 'data':
         threads = parse_numbers('--threads', options.threads or str(config.data.num_threads))
-        caches = parse_list('--caches', options.caches, pipeline.CACHES)
-        return pipeline.bench_pipeline(session, threads, sizes, caches, options.node_images_per_s)
+        caches = parse_list('--caches', options.caches, input_speed.CACHES)
+        return input_speed.bench_input(session, threads, sizes, caches, options.node_images_per_s)
     if not config.model.is_resnet:
-        raise ConfigError(f'model.name: got {model}, expected a ResNet for bench ops')
+        raise ConfigError(f'model.name: got {config.model.name}, expected a ResNet for bench ops')
     return operators.bench_operators(session, precisions, sizes[0])

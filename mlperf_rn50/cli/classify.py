@@ -55,7 +55,7 @@ def run(argv: Sequence[str]) -> int:
     options = make_parser().parse_args(argv)
     import mxnet  # noqa: F401 (a missing package is reported before missing weights)
 
-    from mlperf_rn50.data.pictures import encode_picture, transform_picture
+    from mlperf_rn50.data.images import encode_file, network_input
 
     weights = load_saved(options.path, options.which)
     config, net = weights.portable_network()
@@ -63,7 +63,7 @@ def run(argv: Sequence[str]) -> int:
     images: list[dict[str, Any]] = []
     for name in (file for given in options.images for file in _files_of(given)):
         try:
-            logits = net(transform_picture(encode_picture(Path(name)), config)).asnumpy()[0]
+            logits = net(network_input(encode_file(Path(name)), config)).asnumpy()[0]
         except DataError as e:
             images.append({'file': name, 'error': str(e)})
             print(f'mlperf-rn50: {printable(str(e))}', file=sys.stderr, flush=True)

@@ -13,16 +13,17 @@ from __future__ import annotations
 import os
 from argparse import ArgumentParser
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlperf_rn50.cli.parsers import command_parser, config_parser
 from mlperf_rn50.errors import EXIT_OK, ConfigError, option_error
-from mlperf_rn50.launch.arguments import Options, parse_arguments, ranks_parser
-from mlperf_rn50.launch.engines import CHECKOUT, ENGINES
-from mlperf_rn50.launch.kubernetes import options as kubernetes
-from mlperf_rn50.launch.process import LAUNCHER_SIGNALS
+from mlperf_rn50.launch import kubernetes
+from mlperf_rn50.launch.engines import CHECKOUT, ENGINES, Options, parse_arguments, ranks_parser
+from mlperf_rn50.launch.helpers import LAUNCHER_SIGNALS
 from mlperf_rn50.parser import Parser
 from mlperf_rn50.system.gpu_env import DEVICE_VARIABLE
 from mlperf_rn50.system.launcher_env import COMMAND
@@ -30,6 +31,8 @@ from mlperf_rn50.system.signals import STOPPING, SignalQueue
 
 if TYPE_CHECKING:
     from mlperf_rn50.config import Config
+    from mlperf_rn50.launch.launcher import Launcher
+    from mlperf_rn50.launch.placement import Placement
 
 
 def make_parser() -> Parser:
@@ -41,11 +44,8 @@ def make_parser() -> Parser:
         help='what starts the ranks, and its options',
     )
     parsers = {name: engine.make_parser(name) for name, engine in ENGINES.items()}
-    for name, launcher in {
-        **parsers,
-        'kubernetes': kubernetes.make_parser(),
-        'ranks': ranks_parser(),
-    }.items():
+    parsers |= {'kubernetes': kubernetes.make_parser(), 'ranks': ranks_parser()}
+    for name, launcher in parsers.items():
         launchers.add_parser(name, help=launcher.description)
         launchers._name_parser_map[name] = launcher
     return parser
@@ -58,19 +58,22 @@ def run(argv: Sequence[str]) -> int:
     if name == 'ranks':
         return run_ranks(words)
     if name == 'kubernetes':
-        # before the imports, for --help
-        training = kubernetes.plan_training([w for w in words if w != '--dry-run'])
-        if '--dry-run' in words:
-            from mlperf_rn50.cli import train
-
-            return train.run(kubernetes.train_words(words))
-        from mlperf_rn50.launch.kubernetes.manifests import print_manifests
-
-        print_manifests(*training)
-        return EXIT_OK
+        return run_kubernetes(words)
     if name not in ENGINES:
         make_parser().parse_args(argv[:1])
     return start_launcher(name, words)
+
+
+def run_kubernetes(words: Sequence[str]) -> int:
+    """Print the manifests for Kubernetes or, with --dry-run, the plan of the training."""
+    # before the import, for --help
+    training = kubernetes.plan_training([w for w in words if w != '--dry-run'])
+    if '--dry-run' in words:
+        from mlperf_rn50.cli import train
+
+        return train.run(kubernetes.train_words(words))
+    kubernetes.print_manifests(*training)
+    return EXIT_OK
 
 
 def load_train_config(argv: Sequence[str]) -> Config:
@@ -86,23 +89,20 @@ def start_launcher(name: str, argv: Sequence[str], signals: SignalQueue | None =
     parser = engine.make_parser(name)
     options = parse_arguments(parser, argv)  # before the imports, because --help needs no packages
     from mlperf_rn50.cli import train
-    from mlperf_rn50.launch.checks import check_machine, place_ranks
     from mlperf_rn50.launch.launcher import Launcher
+    from mlperf_rn50.launch.placement import check_machine, place_ranks
 
     known = config_parser('train', train.add_options)._option_string_actions
-    if wrong := [
-        w for w in options.train if w.startswith('--') and w.partition('=')[0] not in known
-    ]:
-        raise option_error(f'unrecognized arguments: {wrong[0]}', parser, known)
+    for word in options.train:
+        if word.startswith('--') and word.partition('=')[0] not in known:
+            raise option_error(f'unrecognized arguments: {word}', parser, known)
     if engine.in_slurm and os.environ.get('SLURM_RESTART_COUNT', '0') != '0':
         options = replace(options, resume=options.resume or True)  # a requeued job resumes its run
     if isinstance(options.resume, str):
         options = choose_run(options)
-    if (
-        not options.only_prints
-        or '--dry-run' in options.train
-        and (not engine.in_slurm or 'SLURM_JOB_NODELIST' in os.environ)
-    ):
+
+    has_nodes = not engine.in_slurm or 'SLURM_JOB_NODELIST' in os.environ
+    if not options.only_prints or '--dry-run' in options.train and has_nodes:
         engine.program(options)  # report a missing image or folder first
         place, config = place_ranks(engine, options, load_train_config)
         check_machine(engine, options, place, config)
@@ -111,7 +111,7 @@ def start_launcher(name: str, argv: Sequence[str], signals: SignalQueue | None =
         return train.run(options.as_train)
     # Before this, Ctrl-C ends the program at once.
     signals = signals or SignalQueue(LAUNCHER_SIGNALS, STOPPING)
-    return Launcher(name, engine, options, signals).run(place, config)
+    return supervise(Launcher(name, engine, options, signals), place, config)
 
 
 def choose_run(options: Options) -> Options:
@@ -120,17 +120,51 @@ def choose_run(options: Options) -> Options:
     from mlperf_rn50.train.checkpoint.resumable import find_run
 
     run, path = find_run(Path(str(options.resume)))
-    if (
-        options.config
-        or options.seeds > 1
-        or Path(options.run_dir or run.dir).resolve() != run.dir.resolve()
-    ):
+    is_elsewhere = Path(options.run_dir or run.dir).resolve() != run.dir.resolve()
+    if options.config or options.seeds > 1 or is_elsewhere:
         raise ConfigError(
             f'--resume: got {options.resume} with --config, --seeds or another --run-dir, '
-            'expected none '
-            'of these; omit them, because the run has its own folder and configuration'
+            'expected none of these; omit them, because the run has its own folder and '
+            'configuration'
         )
     return replace(options, resume=str(path), run_dir=str(run.dir), run=run)
+
+
+def supervise(launcher: Launcher, place: Placement, config: Config) -> int:
+    """Make the runs of a launcher; return its exit code."""
+    from mlperf_rn50.launch.hosts import silent_hosts
+    from mlperf_rn50.launch.launcher import GRACE_S, new_token
+    from mlperf_rn50.launch.supervisor import Supervisor
+    from mlperf_rn50.runfolder.locks import folder_lock
+    from mlperf_rn50.system.mpi_session import mpi_settings
+
+    options, signals, device = launcher.options, launcher.signals, config.train.device
+    token = new_token()
+    if options.doctor and mpi_settings(os.environ, CHECKOUT / '.venv'):
+        launcher.try_mpi(place, f'{token}-m', device)
+    with folder_lock(place.run_dir):
+        code = Supervisor(
+            start=partial(launcher.start, config),
+            silent=lambda names: silent_hosts(names if options.hosts else (), signals),
+            say=launcher.say,
+            signals=signals,
+            options=options,
+            place=place,
+            has_ssh=bool(options.hosts),
+            batch_job=os.environ.get('SLURM_JOB_ID', token),
+            token=token,
+        ).run_all()
+    if options.ranks_per_device > 1:
+        # new, without earlier stop requests
+        with closing(SignalQueue(LAUNCHER_SIGNALS)) as own:
+            replace(launcher, signals=own).start_ranks(
+                replace(place, ranks_per_node=1),
+                f'{token}-m',
+                [str(CHECKOUT / 'launch/mps.sh'), 'stop'],
+                device,
+                limit_s=GRACE_S,
+            )
+    return launcher.requeue(code, place.run_dir) if launcher.engine.in_slurm else code
 
 
 def run_ranks(argv: Sequence[str]) -> int:
@@ -139,13 +173,13 @@ def run_ranks(argv: Sequence[str]) -> int:
     o, _ = ArgumentParser.parse_known_args(ranks_parser(), argv)
     from mlperf_rn50.launch.launcher import Launcher
 
+    engine = ENGINES['local']
     per_device = os.environ.get('MLPERF_RN50_RANKS_PER_DEVICE') or '1'
-    options = parse_arguments(
-        ENGINES['local'].make_parser('local'), ['--ranks-per-device', per_device]
-    )
+    options = parse_arguments(engine.make_parser('local'), ['--ranks-per-device', per_device])
     options = replace(options, hosts=o.hosts, command=os.environ.get(COMMAND, ''))
     signals = SignalQueue(LAUNCHER_SIGNALS, STOPPING if o.words[:1] == ['train'] else '')
-    launcher = Launcher('ranks', ENGINES['local'], options, signals)
-    return launcher.run_program(
-        o.ranks_per_node, [o.program, *o.words], os.environ.get(DEVICE_VARIABLE, 'cpu')
+    device = os.environ.get(DEVICE_VARIABLE, 'cpu')
+    program = [o.program, *o.words]
+    return Launcher('ranks', engine, options, signals).run_program(
+        o.ranks_per_node, program, device
     )

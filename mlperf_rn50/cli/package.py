@@ -13,15 +13,15 @@ rule or a checker, 2 invalid arguments
 
 from __future__ import annotations
 
-import json
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlperf_rn50.cli.output import add_format_option, print_answer
 from mlperf_rn50.cli.parsers import command_parser
-from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, UserError
+from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.mllog.rulesets import PACKAGED, ROUNDS, parse_round
 from mlperf_rn50.parser import Parser
 
@@ -59,7 +59,7 @@ def make_parser() -> Parser:
         type=Path,
         help='validate a finished tree, such as submission/us, instead of building one',
     )
-    add('--format', choices=['text', 'json'], default='text', help='output format (default: text)')
+    add_format_option(parser)
     return parser
 
 
@@ -79,25 +79,22 @@ def run(argv: Sequence[str]) -> int:
     if missing and not options.check:
         parser.error(f'the following arguments are required: {", ".join(missing)}')
     from mlperf_rn50.analysis.sets.load import Rules, describe_others, load_logs
-    from mlperf_rn50.mllog.package import submission
+    from mlperf_rn50.mllog.package.submission import package_answer
 
-    folder = options.check and options.check / 'results'
-    if folder and not folder.is_dir():
-        raise UserError(
-            f'--check: {options.check} contains no results folder; expected the tree of an '
-            'organisation, such as submission/us'
-        )
-    rules = Rules([ROUNDS[options.round]])
-    run_sets, others = load_logs([folder] if folder else [Path(p) for p in options.runs], rules)
+    paths = [Path(p) for p in options.runs]
+    if options.check:
+        paths = [options.check / 'results']
+        if not paths[0].is_dir():
+            raise UserError(
+                f'--check: {options.check} contains no results folder; expected the tree of an '
+                'organisation, such as submission/us'
+            )
+    run_sets, others = load_logs(paths, Rules([ROUNDS[options.round]]))
     if others:
         print(f'mlperf-rn50: {describe_others(others)}', file=sys.stderr)
     result, heading = (_check if options.check else _build)(options, run_sets)
     minutes = run_sets[0].score_minutes if len(run_sets) == 1 else None
-    if options.format == 'json':
-        print(json.dumps(submission.package_as_json(result, minutes), indent=1))
-    else:
-        print(submission.render_package(result, heading, minutes))
-    return EXIT_FAILED if result.refusals else EXIT_OK
+    return print_answer(package_answer(result, heading, minutes), options)
 
 
 def _build(options: Namespace, run_sets: Sequence[RunSet]) -> tuple[Package, str]:
@@ -109,25 +106,28 @@ def _build(options: Namespace, run_sets: Sequence[RunSet]) -> tuple[Package, str
             f'RUNS: got {len(run_sets)} sets ({", ".join(s.name for s in run_sets)}), expected one'
         )
     order = submission.Order(
-        options.org, options.system, options.round, Path(options.out), options.code
+        org=options.org,
+        system=options.system,
+        round=options.round,
+        out=Path(options.out),
+        code=options.code,
     )
     result = submission.make_package(run_sets[0].runs, run_sets[0].judgement, order)
-    heading = (
-        f'{result.home}: {order.system}, {order.round}' + f', {_OPEN}' * result.is_open
-        if result.home
-        else f'refused by the rules of {order.round} (--round ROUND selects another); nothing was '
-        'written:'
-    )
+    heading = f'{result.home}: {order.system}, {order.round}'
+    if not result.home:
+        heading = (
+            f'refused by the rules of {order.round} (--round ROUND selects another); nothing was '
+            'written:'
+        )
+    elif result.is_open:
+        heading += f', {_OPEN}'
     return result, heading
 
 
 def _check(options: Namespace, run_sets: Sequence[RunSet]) -> tuple[Package, str]:
     from mlperf_rn50.mllog.package.submission import check_finished
 
-    result = check_finished(
-        options.check, options.round, {s.name: (s.runs, s.judgement) for s in run_sets}
-    )
-    return (
-        result,
-        f'{options.check}: {options.round}, {_OPEN if result.is_open else "no errors found"}',
-    )
+    sets = {s.name: (s.runs, s.judgement) for s in run_sets}
+    result = check_finished(options.check, options.round, sets)
+    state = _OPEN if result.is_open else 'no errors found'
+    return result, f'{options.check}: {options.round}, {state}'

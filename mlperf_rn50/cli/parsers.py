@@ -10,7 +10,7 @@ from itertools import pairwise
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from mlperf_rn50.parser import Parser
+from mlperf_rn50.parser import Parser, whole_number
 
 if TYPE_CHECKING:
     import jsonargparse
@@ -122,14 +122,5 @@ def filled(text: str) -> str:
 
 # type of --target
 fraction = partial(positive, most=1, expected='a fraction such as 0.759, not a percentage')
-
-
-def count(most: int) -> Callable[[str], int]:
-    """Return the type of an option that takes a whole number from 1 to most."""
-
-    def parse(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and len(text) < 20 and 1 <= int(text) <= most):
-            raise ArgumentTypeError(f'got {text:.20}, expected a whole number from 1 to {most}')
-        return int(text)
-
-    return parse
+# type of an option that takes a whole number from 1 to a limit
+count = partial(whole_number, 1)

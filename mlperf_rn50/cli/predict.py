@@ -4,7 +4,7 @@ examples:
   mlperf-rn50 predict v2.0/NVIDIA/dgxa100_ngc22.04_mxnet
   mlperf-rn50 predict dgxa100_ngc22.04_mxnet --layouts 16 --price-per-node-hour 20
   mlperf-rn50 predict logs/digits_sweep --layouts 1x1,2x1,4x1,8x1 --link-gbit-s 1 --out prediction
-  mlperf-rn50 predict step.json exchange.json --layouts '1x4 2x4 4x4 8x4'    (from bench train and bench allreduce)
+  mlperf-rn50 predict step.json exchange.json --layouts '1x4 2x4 4x4 8x4'    (files of bench)
   mlperf-rn50 predict --validate training_results_v0.7
 
 SOURCE is a run folder, a study, a tree of published logs, a JSON file of bench train, or the name
@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from mlperf_rn50.cli.output import add_format_option, print_answer
 from mlperf_rn50.cli.parsers import (
     add_price_option,
     add_wide_option,
@@ -35,8 +36,6 @@ from mlperf_rn50.cli.parsers import (
     fraction,
     positive,
 )
-from mlperf_rn50.cli.terminal import has_colour, paint, width_of
-from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK
 from mlperf_rn50.parser import Parser
 from mlperf_rn50.text import printable
 
@@ -57,9 +56,8 @@ def make_parser() -> Parser:
         nargs='+',
         metavar='LAYOUT',
         default=['1 2 4 8 16'],
-        help='layouts to predict, as nodes or nodes x accelerators (or ranks) per node, such as '
-        '16 or 1x8,2x8 '
-        '(default: 1, 2, 4, 8 and 16 nodes like those of the source)',
+        help='layouts to predict, as nodes or nodes x accelerators (or ranks) per node, such as 16 '
+        'or 1x8,2x8 (default: 1, 2, 4, 8 and 16 nodes like those of the source)',
     )
     batch = parser.add_mutually_exclusive_group()
     batch.add_argument(
@@ -82,18 +80,15 @@ def make_parser() -> Parser:
         metavar='X',
         type=partial(positive, least=1e-3, most=1e6, expected='a number from 0.001 to 1000000'),
         help='rate of all ports of a node together, in Gbit/s per direction (default: as measured '
-        'by bench allreduce '
-        'or described with the logs)',
+        'by bench allreduce or described with the logs)',
     )
     add(
         '--what-if',
         metavar='CHANGES',
         type=filled,
         help='predict a changed machine; any of link=GBIT_S (of a port), ports=N (per node), '
-        'generation=NAME (of the '
-        'accelerators), local=IMAGES (per accelerator), pixels=FRACTION (of the measured), '
-        'epochs=N, tcp, '
-        "hierarchical, such as 'link=25 tcp hierarchical'",
+        'generation=NAME (of the accelerators), local=IMAGES (per accelerator), pixels=FRACTION '
+        "(of the measured), epochs=N, tcp, hierarchical, such as 'link=25 tcp hierarchical'",
     )
     add_price_option(parser)
     add('--optimizer', choices=['sgd', 'lars'], help='optimizer of the recipes (default: any)')
@@ -109,12 +104,7 @@ def make_parser() -> Parser:
         type=filled,
         help='system in a SOURCE of several (default: with the fewest nodes)',
     )
-    add(
-        '--format',
-        choices=['table', 'markdown', 'json'],
-        default='table',
-        help='output format (default: table)',
-    )
+    add_format_option(parser)
     add_wide_option(parser)
     add(
         '--out',
@@ -139,10 +129,9 @@ def run(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     if options.validate is not None:
         return _validate(options, parser)
-    from mlperf_rn50.analysis.predict.answer import PredictionRequest, make_answer
+    from mlperf_rn50.analysis.predict.layouts import PredictionRequest, predict_layouts
+    from mlperf_rn50.analysis.predict.prediction_answer import prediction_answer
     from mlperf_rn50.analysis.predict.source import load_source, parse_what_if
-    from mlperf_rn50.analysis.predict.tables import render_prediction, render_prediction_json
-    from mlperf_rn50.analysis.show.text import MARKDOWN, TERMINAL, Style
     from mlperf_rn50.launch.sweep_layouts import parse_layouts
 
     if not options.sources:
@@ -151,41 +140,29 @@ def run(argv: Sequence[str]) -> int:
     what_if = parse_what_if(options.what_if) if options.what_if else None
     source = load_source(
         options.sources,
-        options.system,
-        layouts[0][1],
-        options.local_batch_size,
-        options.link_gbit_s,
+        system=options.system,
+        per_node=layouts[0][1],
+        local_batch_size=options.local_batch_size,
+        gbit_s=options.link_gbit_s,
     )
     base = source.base
-    answer = make_answer(
-        PredictionRequest(
-            tuple(
-                dict.fromkeys(
-                    (n, per_node or base.layout.units_per_node) for n, per_node in layouts
-                )
-            ),
-            base.global_batch_size if options.strong else options.global_batch_size,
-            base.local_batch_size if options.weak else options.local_batch_size,
-            options.optimizer,
-            options.target,
-            options.price_per_node_hour,
-            what_if,
-        ),
-        source,
+    splits = [(n, per_node or base.layout.units_per_node) for n, per_node in layouts]
+    request = PredictionRequest(
+        splits=tuple(dict.fromkeys(splits)),
+        global_batch_size=base.global_batch_size if options.strong else options.global_batch_size,
+        local_batch_size=base.local_batch_size if options.weak else options.local_batch_size,
+        optimizer=options.optimizer,
+        target=options.target,
+        price=options.price_per_node_hour,
+        what_if=what_if,
     )
+    answer = prediction_answer(predict_layouts(request, source))
     if options.out:
         from mlperf_rn50.analysis.predict.plot import dump_prediction
 
-        folder = dump_prediction(answer, Path(options.out))
-        print(f'mlperf-rn50: wrote {printable(str(folder))}', file=sys.stderr)
-    if options.format == 'json':
-        print(render_prediction_json(answer))
-    else:
-        width = width_of(sys.stdout, options.wide)
-        paint_level = paint if has_colour(sys.stdout) else TERMINAL.paint
-        style = Style(paint=paint_level, width=width)
-        print(render_prediction(answer, MARKDOWN if options.format == 'markdown' else style))
-    return EXIT_OK if answer.predicted else EXIT_FAILED
+        dump_prediction(answer, Path(options.out))
+        print(f'mlperf-rn50: wrote {printable(options.out)}', file=sys.stderr)
+    return print_answer(answer, options)
 
 
 def _validate(options: Namespace, parser: Parser) -> int:
@@ -199,13 +176,10 @@ def _validate(options: Namespace, parser: Parser) -> int:
             f'--validate: also got {", ".join(given) or "--format json"}, expected at most a TREE'
         )
     from mlperf_rn50.analysis.predict.costs import validate, validate_published
-    from mlperf_rn50.analysis.predict.tables import render_validation
+    from mlperf_rn50.analysis.predict.prediction_answer import validation_answer
     from mlperf_rn50.analysis.sets.load import Rules, load_run_sets
 
-    validation = (
-        validate_published()
-        if options.validate is True
-        else validate(load_run_sets([Path(options.validate)], Rules()))
-    )
-    print(render_validation(validation, options.format == 'markdown'))
-    return EXIT_OK if validation.errors else EXIT_FAILED
+    if options.validate is True:
+        return print_answer(validation_answer(validate_published()), options)
+    run_sets = load_run_sets([Path(options.validate)], Rules())
+    return print_answer(validation_answer(validate(run_sets)), options)

@@ -4,10 +4,14 @@ examples:
   mlperf-rn50 prepare digits --out data/digits
   mlperf-rn50 prepare cifar10 --out data/cifar10
   mlperf-rn50 prepare imagenet --source /data/ILSVRC2012 --out data/imagenet
-  mlperf-rn50 prepare folder --source pictures --out data/pictures   (pictures/{train,val}/<class>/*)
-  mlperf-rn50 prepare folder --source pictures --out data/pictures --validation 0.1   (pictures/<class>/*)
-  mlperf-rn50 prepare im2rec --source records --out data/mine --name mine   (records/{train,val}.{rec,idx}, not copied)
-  mlperf-rn50 prepare --verify data/imagenet   (reads every record; if any is damaged, lists it and exits with code 1)
+  mlperf-rn50 prepare folder --source pictures --out data/pictures
+      (pictures/{train,val}/<class>/*)
+  mlperf-rn50 prepare folder --source pictures --out data/pictures --validation 0.1
+      (pictures/<class>/*)
+  mlperf-rn50 prepare im2rec --source records --out data/mine --name mine
+      (records/{train,val}.{rec,idx}, not copied)
+  mlperf-rn50 prepare --verify data/imagenet
+      (reads every record; if any is damaged, lists it and exits with code 1)
 
 folder and im2rec also write a first configuration, train.yaml, and print the command that trains
 with it.
@@ -44,9 +48,8 @@ def make_parser() -> Parser:
         '--source',
         metavar='PATH',
         help='imagenet: folder with the two tars, or with train/ and val/; folder: folder with '
-        'train/ and val/; '
-        'im2rec: folder with train.rec and val.rec; '
-        'cifar10: archive (.tar.gz or .tgz) or folder (default: download)',
+        'train/ and val/; im2rec: folder with train.rec and val.rec; cifar10: archive (.tar.gz or '
+        '.tgz) or folder (default: download)',
     )
     add(
         '--ground-truth',
@@ -59,8 +62,7 @@ def make_parser() -> Parser:
         metavar='FRACTION',
         type=partial(positive, most=0.99, expected='a fraction up to 0.99, such as 0.1'),
         help='folder: fraction of each class to take for validation, selected by a hash of the '
-        'file names; the source '
-        'then has a folder per class, or train/ without val/',
+        'file names; the source then has a folder per class, or train/ without val/',
     )
     add(
         '--name',
@@ -92,20 +94,12 @@ def make_parser() -> Parser:
 def run(argv: Sequence[str]) -> int:
     parser = make_parser()
     options = parser.parse_args(argv)
-    missing = [
-        name
-        for name, value in (('data set', options.dataset), ('--out DIR', options.out))
-        if not value
-    ]
+    required = {'data set': options.dataset, '--out DIR': options.out}
+    missing = [name for name, value in required.items() if not value]
     if options.verify is None and missing:
         parser.error(
             f'got no {" and no ".join(missing)}, expected a data set and --out, or --verify DIR'
         )
-    others = [
-        k
-        for k, v in vars(options).items()
-        if v != parser.get_default(k) and k not in ('verify', 'workers')
-    ]
     if options.validation is not None and options.dataset != 'folder':
         parser.error(
             f'--validation: got {options.validation:g} with {options.dataset}, expected it with '
@@ -116,6 +110,11 @@ def run(argv: Sequence[str]) -> int:
             'im2rec: got --resize-shorter or --skip-corrupt, expected neither, because records '
             'stay unchanged'
         )
+    others = [
+        name
+        for name, value in vars(options).items()
+        if value != parser.get_default(name) and name not in ('verify', 'workers')
+    ]
     if options.verify is not None and others:
         other = 'a data set' if others[0] == 'dataset' else f'--{others[0].replace("_", "-")}'
         parser.error(f'--verify: got {other} too, expected only a folder and --workers')

@@ -72,14 +72,13 @@ def in_rank(
     Unless can_stop is set, a stop request ends the program at once. run_dir is by default run.dir
     of the configuration.
     """
-    launched_rank(), launched_local()  # report invalid launcher variables before anything starts
+    # Report invalid launcher variables before anything starts.
+    launched_rank()
+    num_local = launched_local()[1]
     # MXNet reads OMP_NUM_THREADS once, on import. If unset, MXNet starts a spinning thread per
     # core.
-    set_omp_threads(
-        unbound_threads(
-            os.sched_getaffinity(0), os.cpu_count() or 1, launched_local()[1], find_limits()
-        )
-    )
+    cores = os.sched_getaffinity(0)
+    set_omp_threads(unbound_threads(cores, os.cpu_count() or 1, num_local, find_limits()))
     # poll only every 5 ms, so that a waiting rank leaves its core to the others
     if config.train.device == 'cpu':
         os.environ.setdefault('HOROVOD_CYCLE_TIME', '5')

@@ -15,13 +15,15 @@ outside their range there is no recipe.
 exit codes: 0 a recipe was shown or written, 2 invalid arguments, or no recipe at this batch size
 """
 
-import json
+from __future__ import annotations
+
 import shlex
-import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from mlperf_rn50.cli.output import add_format_option, print_answer
 from mlperf_rn50.cli.parsers import (
     add_wide_option,
     command_parser,
@@ -30,10 +32,12 @@ from mlperf_rn50.cli.parsers import (
     filled,
     fraction,
 )
-from mlperf_rn50.cli.terminal import width_of
-from mlperf_rn50.errors import EXIT_OK, ConfigError
+from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import refuse_existing, write_atomically
 from mlperf_rn50.parser import Parser
+
+if TYPE_CHECKING:
+    from mlperf_rn50.config import Config
 
 _MAX_BATCH = 1_281_167
 
@@ -90,12 +94,7 @@ def make_parser() -> Parser:
     add(
         '--compare', metavar='CONFIG', type=filled, help='configuration to compare with the recipes'
     )
-    add(
-        '--format',
-        choices=['table', 'json'],
-        default='table',
-        help='output format (default: table)',
-    )
+    add_format_option(parser)
     add_wide_option(parser)
     return parser
 
@@ -104,68 +103,66 @@ def run(argv: Sequence[str]) -> int:
     options = make_parser().parse_args(argv)
     if None not in (options.batch, options.global_batch_size):
         raise ConfigError('N, --global-batch-size: got both, expected one of them')
-    options.global_batch_size = options.global_batch_size or options.batch
     if (options.nodes is None) != (options.ranks_per_node is None):
         raise ConfigError('--nodes, --ranks-per-node: got one of them, expected both or neither')
     if options.compare and options.out:
         raise ConfigError('--compare, --out: got both, expected one of them')
     refuse_existing([Path(options.out)] if options.out else [])
-    from mlperf_rn50.analysis.recipe import choose, tables
+    from mlperf_rn50.analysis.recipe import recipe_answer
+    from mlperf_rn50.analysis.recipe.choose import check_shares
 
+    batch, config, num_ranks = options.global_batch_size or options.batch, None, None
+    target = options.target
     if options.compare:
-        recipes = tables.find_recipes(*_compared(options))
-    elif options.global_batch_size is None:
+        batch, config, num_ranks = _compared(options, batch)
+        if target is None:
+            target = config.train.target_accuracy
+    elif batch is None:
         raise ConfigError(
             'N: missing; for example: mlperf-rn50 recipe 1664; see mlperf-rn50 recipe --help'
         )
     else:
-        choose.check_shares(
-            options.global_batch_size, (options.nodes or 1) * (options.ranks_per_node or 1)
-        )
-        recipes = tables.find_recipes(
-            options.global_batch_size, options.optimizer, options.target, division=options.division
-        )
-    if options.out and recipes.choice:
-        layout = options.nodes, options.ranks_per_node
-        comments = tables.comments_of(
-            recipes.choice, shlex.join(['mlperf-rn50', 'recipe', *argv]), *layout
+        check_shares(batch, (options.nodes or 1) * (options.ranks_per_node or 1))
+    found = recipe_answer.find_recipes(
+        batch,
+        options.optimizer,
+        target,
+        config=config,
+        num_ranks=num_ranks,
+        division=options.division,
+    )
+    if options.out and found.choice:
+        command = shlex.join(['mlperf-rn50', 'recipe', *argv])
+        text = recipe_answer.render_recipe(
+            found.choice, command, options.nodes, options.ranks_per_node
         )
         try:
-            config = choose.make_config(recipes.choice, *layout)
-            write_atomically(Path(options.out), tables.render_config(config, comments))
+            write_atomically(Path(options.out), text)
         except OSError as e:
             raise ConfigError(f'--out: cannot write {options.out}: {e.strerror}') from e
-    print(
-        json.dumps(tables.recipes_object(recipes), indent=2)
-        if options.format == 'json'
-        else tables.render_recipes(recipes, width_of(sys.stdout, options.wide))
-    )
-    return EXIT_OK
+    return print_answer(recipe_answer.recipe_answer(found), options)
 
 
-def _compared(options: Namespace) -> tuple:
-    """Return the arguments of find_recipes for the --compare configuration."""
-    from mlperf_rn50.analysis.recipe.differences import global_batch_size
+def _compared(options: Namespace, batch: int | None) -> tuple[int, Config, int | None]:
+    """Return the batch, the --compare configuration and its number of ranks."""
     from mlperf_rn50.config_file import resolve_config
     from mlperf_rn50.train.plan import config_world_size
 
     config = resolve_config(Path(options.compare), [], config_parser('train'))
-    num_ranks = (
-        options.nodes * options.ranks_per_node if options.nodes else config_world_size(config)
-    )
-    configured = global_batch_size(config, num_ranks)
-    batch = options.global_batch_size or configured
-    if batch is None:
+    num_ranks = config_world_size(config)
+    if options.nodes:
+        num_ranks = options.nodes * options.ranks_per_node
+    configured = config.global_batch_size(num_ranks)
+    found = batch or configured
+    if found is None:
         raise ConfigError(
             f'{options.compare}: train.local_batch_size is {config.train.local_batch_size} per '
-            'rank, but '
-            'the number of ranks is unknown; give --nodes and --ranks-per-node, or '
+            'rank, but the number of ranks is unknown; give --nodes and --ranks-per-node, or '
             '--global-batch-size'
         )
-    if configured not in (None, batch):
+    if configured not in (None, found):
         raise ConfigError(
             f'--global-batch-size: got {batch}, but {options.compare} has {configured}; omit the '
             'option'
         )
-    target = config.train.target_accuracy if options.target is None else options.target
-    return batch, options.optimizer, target, config, num_ranks, options.division
+    return found, config, num_ranks

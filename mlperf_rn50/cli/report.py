@@ -111,10 +111,11 @@ def run(argv: Sequence[str]) -> int:
         systems_csv,
     )
     from mlperf_rn50.analysis.report.sections import MAX_STUDIES, make_page, make_report, page_texts
+    from mlperf_rn50.analysis.run_data import load_run
     from mlperf_rn50.analysis.sets.load import Rules, describe_others, filter_sets, load_logs
     from mlperf_rn50.analysis.sets.published import sets_under
     from mlperf_rn50.analysis.sets.scaling import make_studies
-    from mlperf_rn50.analysis.why.text import limit_sentence
+    from mlperf_rn50.analysis.why.time_answer import bottleneck_sentence
     from mlperf_rn50.answer import Answer
     from mlperf_rn50.runfolder.names import run_of
 
@@ -126,7 +127,7 @@ def run(argv: Sequence[str]) -> int:
         print(f'mlperf-rn50: {describe_others(others)}', file=sys.stderr)
     run_sets = filter_sets([*loaded, *published], vars(options))
     newest = [s.runs[-1] for s in run_sets if len(run_sets) == 1 and not s.is_published]
-    limit = ''.join(limit_sentence(run_of(run.path)) for run in newest)
+    limit = ''.join(bottleneck_sentence(load_run(run_of(run.path))) for run in newest)
     studies = make_studies(run_sets, options.baseline, options.price_per_node_hour)
     texts = page_texts(studies, ' '.join(options.paths), options.note)
     if options.out:

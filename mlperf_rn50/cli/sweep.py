@@ -15,17 +15,23 @@ import platform
 import re
 from argparse import Namespace
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlperf_rn50.cli import launch
 from mlperf_rn50.cli.parsers import command_parser
-from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_RESUMABLE, ConfigError, UserError
+from mlperf_rn50.errors import (
+    EXIT_AT_ONCE,
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_RESUMABLE,
+    ConfigError,
+    UserError,
+)
 from mlperf_rn50.files import read_text
-from mlperf_rn50.launch.arguments import PRINTING, announce, count
+from mlperf_rn50.launch.engines import COUNT, PRINTING, announce
+from mlperf_rn50.launch.helpers import LAUNCHER_SIGNALS
 from mlperf_rn50.launch.hosts import load_hostfile, parse_hosts
-from mlperf_rn50.launch.process import LAUNCHER_SIGNALS
 from mlperf_rn50.launch.sweep_layouts import (
     SweepLayout,
     parse_layouts,
@@ -51,50 +57,38 @@ _SWEEP_OPTIONS = ('--run-dir', '--nodes', '--ranks-per-node', '--resume')
 
 def make_parser() -> Parser:
     parser = command_parser('sweep', __doc__)
-    add = parser.add_argument
-    add('--study', metavar='NAME', required=True, help='name of the folder in logs/ for the runs')
+    add = parser.add_option
+    add('--study NAME', 'name of the folder in logs/ for the runs', required=True)
+    add('--layouts LIST', "list of nodes x ranks per node, such as '1x4 2x4'", required=True)
+    add('--config FILE', 'configuration, with the values of the first layout', required=True)
     add(
-        '--layouts',
-        metavar='LIST',
-        required=True,
-        help="list of nodes x ranks per node, such as '1x4 2x4'",
-    )
-    add(
-        '--config',
-        metavar='FILE',
-        required=True,
-        help='configuration, with the values of the first layout',
-    )
-    add(
-        '--seeds',
-        metavar='N',
-        type=count,
+        '--seeds N',
+        'runs of each layout, each with a fresh seed (default 1)',
+        type=COUNT,
         default=1,
-        help='runs of each layout, each with a fresh seed (default 1)',
     )
-    add('--weak', dest='is_weak', action='store_true', help='keep the number of images per rank')
+    add('--weak', 'keep the number of images per rank', dest='is_weak', action='store_true')
     add(
         '--strong',
+        'keep the number of images per step (default)',
         dest='is_weak',
         action='store_false',
-        help='keep the number of images per step (default)',
     )
     add(
-        '--lr-table',
-        metavar='FILE',
-        help='file with lines: global_batch base_lr warmup_epochs (default: the learning '
-        'rate is proportional to the global batch, starting from the first layout, with the same '
-        'warm-up epochs)',
+        '--lr-table FILE',
+        'file with lines: global_batch base_lr warmup_epochs (default: the learning rate is '
+        'proportional to the global batch, starting from the first layout, with the same warm-up '
+        'epochs)',
     )
     add(
         '--engine',
+        'launcher for hosts (default mpirun); without hosts, the ranks of all nodes run on this '
+        'machine, and the log records this',
         choices=('mpirun', 'horovodrun'),
         default='mpirun',
-        help='launcher for hosts (default mpirun); '
-        'without hosts, the ranks of all nodes run on this machine, and the log records this',
     )
-    add('--hosts', metavar='h1,h2,...', help='hosts reached with ssh')
-    add('--hostfile', metavar='FILE', help='file with one host per line')
+    add('--hosts h1,h2,...', 'hosts reached with ssh')
+    add('--hostfile FILE', 'file with one host per line')
     return parser
 
 
@@ -105,8 +99,9 @@ def run(argv: Sequence[str]) -> int:
     check_options(o, rest)
     config = launch.load_train_config(['--config', o.config])
     check_seed(o, rest, config)
-    layouts, worst = plan_sweep(o, config), 0
+    layouts = plan_sweep(o, config)
     check_hosts(o, layouts)
+    worst = EXIT_OK
     signals = SignalQueue(LAUNCHER_SIGNALS, STOPPING)
     for layout in layouts:
         worst = max(worst, run_layout(o, layout, rest, signals))
@@ -163,45 +158,42 @@ def check_hosts(o: Namespace, layouts: Sequence[SweepLayout]) -> None:
 def plan_sweep(o: Namespace, config: Config) -> list[SweepLayout]:
     """Return the batch size and learning rate of each layout; those of the configuration are for
     the first one."""
-    train, schedule = config.train, config.schedule
-    try:
-        table = parse_lr_table(read_text(Path(o.lr_table), _MAX_BYTES)) if o.lr_table else None
-    except (OSError, ValueError) as e:
-        raise ConfigError(f'--lr-table: {o.lr_table}: {getattr(e, "strerror", None) or e}') from e
+    train = config.train
+    table = None
+    if o.lr_table:
+        try:
+            table = parse_lr_table(read_text(Path(o.lr_table), _MAX_BYTES))
+        except (OSError, ValueError) as e:
+            reason = getattr(e, 'strerror', None) or e
+            raise ConfigError(f'--lr-table: {o.lr_table}: {reason}') from e
     return plan_layouts(
         parse_layouts(o.layouts),
-        train.local_batch_size or train.global_batch_size or 0,
-        train.local_batch_size is not None,
-        o.is_weak,
-        schedule.base_lr,
-        schedule.warmup_epochs,
-        table,
+        batch_size=train.local_batch_size or train.global_batch_size or 0,
+        is_local=train.local_batch_size is not None,
+        is_weak=o.is_weak,
+        base_lr=config.schedule.base_lr,
+        warmup_epochs=config.schedule.warmup_epochs,
+        lr_table=table,
     )
 
 
 def launch_words(o: Namespace, layout: SweepLayout, folder: Path) -> list[str]:
     """Return the name of the launcher and its options for a run of a layout, without the user's
     other options."""
+    nodes, ranks = layout.num_nodes, layout.ranks_per_node
     if o.hosts or o.hostfile:
-        words = [
-            o.engine,
-            '--nodes',
-            str(layout.num_nodes),
-            '--ranks-per-node',
-            str(layout.ranks_per_node),
-            *(['--hosts', o.hosts] if o.hosts else []),
-            *(['--hostfile', o.hostfile] if o.hostfile else []),
-        ]
+        words = [o.engine, '--nodes', str(nodes), '--ranks-per-node', str(ranks)]
+        if o.hosts:
+            words += ['--hosts', o.hosts]
+        if o.hostfile:
+            words += ['--hostfile', o.hostfile]
     else:
-        words = [
-            'local',
-            '--ranks-per-node',
-            str(layout.num_nodes * layout.ranks_per_node),
-            '--run.submission_platform',
-            f'{plural(layout.num_nodes, "node")} of '
-            f'{plural(layout.ranks_per_node, "rank")}, simulated by local ranks of '
-            f'{platform.node()}',
-        ]
+        platform_name = (
+            f'{plural(nodes, "node")} of {plural(ranks, "rank")}, simulated by local ranks of '
+            f'{platform.node()}'
+        )
+        words = ['local', '--ranks-per-node', str(nodes * ranks)]
+        words += ['--run.submission_platform', platform_name]
     return [
         *words,
         '--config',
@@ -218,30 +210,29 @@ def launch_words(o: Namespace, layout: SweepLayout, folder: Path) -> list[str]:
 def run_layout(o: Namespace, layout: SweepLayout, rest: Sequence[str], signals: SignalQueue) -> int:
     """Make the missing runs of a layout; return the worst exit code."""
     from mlperf_rn50.launch.attempts import end_of, read_metrics
-    from mlperf_rn50.runfolder.names import RunFolder, run_numbers
+    from mlperf_rn50.runfolder.names import list_runs
 
-    folder, worst = Path('logs', o.study, layout.name), 0
-    report = partial(announce, 'sweep')
-    num_complete = sum(
-        end_of(read_metrics(RunFolder(folder, number))) in ('converged', 'aborted')
-        for number in run_numbers(folder)
-    )
+    def report(text: str) -> None:
+        announce('sweep', f'{layout.name}: {text}')
+
+    folder = Path('logs', o.study, layout.name)
+    ends = [end_of(read_metrics(run)) for run in list_runs(folder)]
+    num_complete = sum(end in ('converged', 'aborted') for end in ends)
     if num_complete >= o.seeds:
-        report(f'{layout.name}: complete, skipped; {folder} has {plural(num_complete, "run")}')
+        report(f'complete, skipped; {folder} has {plural(num_complete, "run")}')
     name, *words = launch_words(o, layout, folder)
+    worst = EXIT_OK
     for number in range(num_complete, o.seeds):
         if signals.is_requested:
-            return worst
-        report(f'{layout.name}: run {number + 1} of {o.seeds}')
+            break
+        report(f'run {number + 1} of {o.seeds}')
         try:
             code = launch.start_launcher(name, [*words, *rest], signals)
         except UserError as e:
-            report(f'{layout.name}: {e}')
+            report(str(e))
             code = e.exit_code
         worst = max(worst, code)
         if code and not signals.is_requested:
-            report(
-                f'{layout.name}: this run '
-                f'{"did not converge" if code == 1 else f"failed with exit code {code}"}'
-            )
+            end = 'did not converge' if code == EXIT_FAILED else f'failed with exit code {code}'
+            report(f'this run {end}')
     return worst

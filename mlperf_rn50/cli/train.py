@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from mlperf_rn50.data.options import DataConfig
     from mlperf_rn50.runfolder.names import RunFolder
-    from mlperf_rn50.train.events import Ended
+    from mlperf_rn50.train.run_events import Ended
     from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
 
@@ -70,7 +70,8 @@ def parse_command(argv: Sequence[str]) -> tuple[Namespace, cfg.Config, Any, Sequ
         )
     allowed = parse_allowed(options.allow_changed)
     config, resume = load_config(options, argv, parser)
-    return options, config, resume, (*allowed, *(kept_changes(resume[0], config) if resume else ()))
+    kept = kept_changes(resume[0], config) if resume else []
+    return options, config, resume, (*allowed, *kept)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -111,11 +112,12 @@ def _print_plan(config: cfg.Config, options: Namespace) -> int:
     ranks = options.ranks or config_world_size(config) or 1
     plan = make_plan(config, ranks)
     gpus = query_gpus('name') if config.train.device == 'gpu' else []
-    time = expected_time(
-        config, ranks, [*plan.eval_epochs, plan.max_epochs], gpus[0]['name'] if gpus else None
-    )
+    epochs, gpu = [*plan.eval_epochs, plan.max_epochs], gpus[0]['name'] if gpus else None
+    time = expected_time(config, ranks, epochs, gpu)
     _print_lines(cfg.render_yaml(config, only_changed=True), 2)
-    _print_lines(render_plan(plan) + f'\ntime                  {time}' * bool(time))
+    _print_lines(render_plan(plan))
+    if time:
+        _print_lines(f'time                  {time}')
     _print_lines('\n'.join(f'warning: {text}' for text in find_deviations(config, ranks)), 2)
     _print_lines(f'data                  {_data_text(config.data)}')
     return EXIT_OK
@@ -160,7 +162,16 @@ def _train(
     comm = open_ranks(config, heartbeat)
     heartbeat.beat()  # the imports took a while, which must not count as a stall
     warnings = find_deviations(config, comm.world_size) if comm.rank == 0 and not resume else []
-    end, folder = train(Job(config, comm, heartbeat, resume, is_elastic, allowed, warnings))
+    job = Job(
+        config,
+        comm,
+        heartbeat,
+        resume=resume,
+        is_elastic=is_elastic,
+        allowed=allowed,
+        warnings=warnings,
+    )
+    end, folder = train(job)
     if comm.rank == 0:
         with suppress(OSError):  # a closed terminal must not fail the run
             print(_render_end(end, folder, config), flush=True)
@@ -179,16 +190,16 @@ def _render_end(end: Ended, run: RunFolder, config: cfg.Config) -> str:
         'interrupted': f'interrupted; resume with: {resume_command(run.checkpoints)}',
     }[end.status]
     of_data = f'on {data_label(config.data)}, target {100 * config.train.target_accuracy:.2f} %'
-    return '\n'.join(
-        [
-            f'status              {status}',
-            f'best Top-1          {end.best_text} {of_data}',
-            f'epochs to converge  {end.epochs_to_converge or "none"}',
-            f'time to train       {end.time_s:.1f} s{"" if end.epochs_to_converge else " so far"}',
-            *([f'resumed             {end.parts.text}; no MLPerf score'] if end.parts else []),
-            f'throughput          {end.images_per_s:.0f} images/s in training',
-            f'log                 {run.result}',
-            'other files         '
-            f'{", ".join(p.name for p in (run.config, run.metrics, run.env, run.train_log))}',
-        ]
-    )
+    so_far = '' if end.epochs_to_converge else ' so far'
+    others = ', '.join(p.name for p in (run.config, run.metrics, run.env, run.train_log))
+    rows = {
+        'status': status,
+        'best Top-1': f'{end.best_text} {of_data}',
+        'epochs to converge': end.epochs_to_converge or 'none',
+        'time to train': f'{end.time_s:.1f} s{so_far}',
+        'resumed': f'{end.parts.text}; no MLPerf score' if end.parts else None,
+        'throughput': f'{end.images_per_s:.0f} images/s in training',
+        'log': run.result,
+        'other files': others,
+    }
+    return '\n'.join(f'{key:20}{text}' for key, text in rows.items() if text is not None)

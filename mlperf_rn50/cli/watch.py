@@ -17,7 +17,6 @@ as by check, 2 invalid arguments
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import sys
@@ -27,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlperf_rn50.cli.output import add_format_option, print_answer
 from mlperf_rn50.cli.parsers import add_price_option, command_parser
 from mlperf_rn50.cli.terminal import has_colour
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, UserError
@@ -58,20 +58,15 @@ def make_parser() -> Parser:
         help='keep watch.html, a page that reloads itself, current in each run folder',
     )
     add('--once', action='store_true', help='print the current state and exit')
-    add(
-        '--format',
-        choices=['text', 'json'],
-        default='text',
-        help='output format of --once (default: text)',
-    )
+    add_format_option(parser)
     add_price_option(parser)
     return parser
 
 
 def run(argv: Sequence[str]) -> int:
     options = make_parser().parse_args(argv)
-    if options.format == 'json' and not options.once:
-        raise ConfigError('--format json: got no --once, expected both; add --once')
+    if options.format != 'text' and not options.once:
+        raise ConfigError(f'--format {options.format}: got no --once, expected both; add --once')
     if not _LEAST_S <= options.every <= 86400:
         raise ConfigError(f'--every: got {options.every:g}, expected {_LEAST_S:g} to 86400 seconds')
     from mlperf_rn50.analysis.watch.follower import Follower
@@ -81,9 +76,7 @@ def run(argv: Sequence[str]) -> int:
     paths = [path for folder in given for path in find_run_folders(folder)]
     states, price = _states([Follower(p) for p in paths], options), options.price_per_node_hour
     if options.once or paths != given:  # a tree may have runs that were killed and never end
-        runs = _of_resnet(next(states))
-        _print_once(runs, price, options.format)
-        return _exit_code(runs)
+        return _print_once(_of_resnet(next(states)), options)
     try:
         if sys.stdout.isatty() and _console().is_terminal and not _console().is_dumb_terminal:
             return _exit_code(_show_live(states, options.every, price))
@@ -128,7 +121,7 @@ def _states(followers: Sequence[Follower], options: Namespace) -> Iterator[list[
 
 
 def _write_page(run: LiveRun, folder: Path, options: Namespace) -> None:
-    from mlperf_rn50.analysis.watch.page import dump_page
+    from mlperf_rn50.analysis.watch.live_page import dump_page
 
     try:
         dump_page(run, folder, options.every, options.price_per_node_hour)
@@ -153,18 +146,23 @@ def _console() -> Console:
     )
 
 
-def _print_once(runs: Sequence[LiveRun], price: float | None, output_format: str) -> None:
-    if output_format == 'json':
-        from mlperf_rn50.analysis.watch.run_state import to_json
+def _print_once(runs: Sequence[LiveRun], options: Namespace) -> int:
+    """Print the runs, in a terminal with their curves; return the exit code."""
+    price, code = options.price_per_node_hour, _exit_code(runs)
+    if options.format != 'text':
+        from mlperf_rn50.analysis.watch.run_facts import answer_of
+        from mlperf_rn50.answer import Answer
 
-        print(json.dumps({'runs': [to_json(r, price) for r in runs]}, indent=2, allow_nan=False))
-        return
-    from mlperf_rn50.analysis.watch.terminal import render
+        parts = [answer_of(run, price) for run in runs]
+        data = {'runs': [part.data for part in parts]}
+        return print_answer(Answer(parts=parts, data=data, exit_code=code), options)
+    from mlperf_rn50.analysis.watch.screen import render
 
     console = _console()
     with console.capture() as captured:
         console.print(render(runs, console, price))
     print(re.sub('(?m) +$', '', captured.get()), end='')
+    return code
 
 
 def _show_live(
@@ -174,7 +172,7 @@ def _show_live(
     it."""
     from rich.live import Live
 
-    from mlperf_rn50.analysis.watch.terminal import render
+    from mlperf_rn50.analysis.watch.screen import render
 
     console, runs = _console(), []
     with Live(
@@ -202,9 +200,9 @@ def _show_live(
 def _print_lines(states: Iterator[list[LiveRun]], every_s: float) -> list[LiveRun]:
     """Print a line for a run when something changes, or _LINE_PERIOD_S after the last; return the
     final states."""
-    from mlperf_rn50.analysis.watch.facts import line_of
+    from mlperf_rn50.analysis.watch.run_facts import line_of
 
-    printed: dict[int, tuple[object, object, float]] = {}
+    printed: dict[int, tuple[tuple, int | None, float]] = {}
     runs: list[LiveRun] = []
     for runs in states:
         now = time.monotonic()
@@ -218,11 +216,10 @@ def _print_lines(states: Iterator[list[LiveRun]], every_s: float) -> list[LiveRu
                 run.standing,
                 run.attempts,
             )
-            before, step, then = printed.get(k, (None, None, 0.0))
+            before, step, then = printed.get(k, ((None,), None, 0.0))
             if news != before or run.step != step and now - then >= _LINE_PERIOD_S:
-                print(line_of(run), flush=True)
-                for text in run.warnings if before is None or news[0] != before[0] else ():  # type: ignore[index]
-                    print(f'  {text}', flush=True)
+                warnings = run.warnings if run.warnings != before[0] else ()
+                print(line_of(run), *(f'  {text}' for text in warnings), sep='\n', flush=True)
                 printed[k] = news, run.step, now
         if not all(r.is_over for r in runs):
             time.sleep(every_s)

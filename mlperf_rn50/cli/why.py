@@ -15,17 +15,25 @@ the end of its schedule, and how to resume it.
 exit codes: 0 explained, 2 invalid arguments, or a finished run without times of its ranks
 """
 
-import json
+from __future__ import annotations
+
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from mlperf_rn50 import __version__
+from mlperf_rn50.cli.output import add_format_option, print_answer
 from mlperf_rn50.cli.parsers import command_parser
-from mlperf_rn50.cli.terminal import width_of
-from mlperf_rn50.errors import EXIT_OK, ConfigError, UserError
+from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.files import refuse_existing
 from mlperf_rn50.parser import Parser
+from mlperf_rn50.text import printable
+
+if TYPE_CHECKING:
+    from mlperf_rn50.analysis.run_data import RunData
+    from mlperf_rn50.answer import Answer
 
 
 def make_parser() -> Parser:
@@ -42,13 +50,12 @@ def make_parser() -> Parser:
         help='look for causes of a missed accuracy in the weights '
         'and the images of a run, which takes minutes and needs MXNet',
     )
-    parser.add_argument(
-        '--format', choices=['text', 'json'], default='text', help='output format (default: text)'
-    )
+    add_format_option(parser)
     parser.add_argument(
         '--out',
         metavar='DIR',
-        help='folder for a picture (SVG, PNG) of the run and its traced steps',
+        help='folder for the answer (HTML, Markdown, JSON) with a figure (SVG, PNG) of the run and '
+        'its traced steps',
     )
     parser.add_argument(
         '--perfetto',
@@ -64,58 +71,65 @@ def run(argv: Sequence[str]) -> int:
     if len(options.runs) > most:
         raise ConfigError(f'RUN: got {len(options.runs)} runs, expected at most {most}')
     refuse_existing([Path(options.perfetto)] if options.perfetto else [], '--perfetto')
-    from mlperf_rn50.analysis.why.accuracy import explain_accuracy
-    from mlperf_rn50.analysis.why.answer import answer_object, render_answer
-    from mlperf_rn50.analysis.why.limit import times_of
-    from mlperf_rn50.analysis.why.load import load_run, run_folder_at
-    from mlperf_rn50.analysis.why.text import compare_times, explain_time
-    from mlperf_rn50.analysis.why.unfinished import unfinished_sentence
-    from mlperf_rn50.text import printable, wrap_line
+    from mlperf_rn50.analysis.run_data import load_run
+    from mlperf_rn50.analysis.why.bottleneck import times_of
+    from mlperf_rn50.analysis.why.time_answer import compare_times
+    from mlperf_rn50.runfolder.names import run_at
 
-    first, *others = (load_run(run_folder_at(Path(path))) for path in options.runs)
-    answer = None
+    runs = [load_run(run_at(Path(path))) for path in options.runs]
+    if len(runs) == 2:
+        time = compare_times(*map(times_of, runs))
+        answer = replace(time, data={'course': '', **time.data, 'accuracy': None})
+    else:
+        answer = _explain(runs[0], options.probe)
+    code = print_answer(answer, options)
+    if options.out:
+        from mlperf_rn50.analysis.show.page import dump_answer
+        from mlperf_rn50.analysis.why.time_figure import plot_of
+
+        dump_answer(
+            replace(answer, title=options.runs[0], figures=lambda: [plot_of(runs[0])]),
+            Path(options.out),
+            'why',
+            command='why',
+            footer=f'Written by mlperf-rn50 {__version__}.',
+            has_sources=False,
+        )
+    if options.perfetto:
+        from mlperf_rn50.analysis.why.trace import write_perfetto
+
+        print(printable(write_perfetto(runs[0], Path(options.perfetto))), file=sys.stderr)
+    return code
+
+
+def _explain(run: RunData, is_probed: bool) -> Answer:
+    """Return how far a run is, why it misses its accuracy, and where its time goes."""
+    from mlperf_rn50.analysis.why.accuracy import explain_accuracy
+    from mlperf_rn50.analysis.why.time_answer import explain_time
+    from mlperf_rn50.analysis.why.unfinished import unfinished_sentence
+    from mlperf_rn50.answer import Answer
+
     probed: tuple[Any, ...] = ()
-    if options.probe:
+    if is_probed:
         from mlperf_rn50.bench.probe import probe
 
-        probed = probe(first)
-    accuracy = None if others else explain_accuracy(first, *probed)
-    course = '' if others else printable(unfinished_sentence(first))
+        probed = probe(run)
+    course = printable(unfinished_sentence(run))
+    accuracy, time = explain_accuracy(run, *probed), None
     try:
-        answer = (
-            compare_times(times_of(first), times_of(others[0])) if others else explain_time(first)
-        )
+        time = explain_time(run)
     except UserError:
         if not accuracy and not course:  # otherwise the run has not yet recorded times
             raise
     # already stated as a cause
-    if accuracy and course.rstrip('.').lower() in accuracy.sentence.lower():
+    if accuracy and course.rstrip('.').lower() in accuracy.data['sentence'].lower():
         course = ''
-    width = width_of(sys.stdout)
-    found = {
-        'course': course,
-        **(answer_object(answer) if answer else {}),
-        'accuracy': accuracy and answer_object(accuracy),
-    }
-    print(
-        json.dumps(found, indent=2)
-        if options.format == 'json'
-        else '\n\n'.join(
-            filter(
-                None,
-                [
-                    wrap_line(course, width),
-                    *(render_answer(a, width) for a in (accuracy, answer) if a),
-                ],
-            )
-        )
+    return Answer(
+        sentences=[course] if course else [],
+        parts=[part for part in (accuracy, time) if part],
+        data={
+            'course': course,
+            **(time.data if time else {}),
+            'accuracy': accuracy.data if accuracy else None,
+        },
     )
-    if options.out:
-        from mlperf_rn50.analysis.why.picture import dump_times
-
-        dump_times(first, Path(options.out))
-    if options.perfetto:
-        from mlperf_rn50.analysis.why.trace import write_perfetto
-
-        print(printable(write_perfetto(first, Path(options.perfetto))), file=sys.stderr)
-    return EXIT_OK

@@ -2,8 +2,9 @@
 transfer to MXNet."""
 
 import io
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import count, cycle, groupby, islice, repeat, zip_longest
@@ -60,7 +61,7 @@ class Request(NamedTuple):
 
 
 def _fill(
-    records: list[Record], request: Request, data: DataConfig, describe: Callable[[int], str]
+    records: Sequence[Record], request: Request, data: DataConfig, describe: Callable[[int], str]
 ) -> Inputs:
     """Return pipeline inputs for a batch of records, with the crops and mirrors of its request."""
     for sample, record in zip(request.samples, records):
@@ -69,30 +70,27 @@ def _fill(
                 f'{describe(sample)}: got a label of {record.label:g}, expected 0 to '
                 f'{data.num_classes - 1}; set data.num_classes, or prepare the data again'
             )
-    inputs = pipeline.whole_images([r.image for r in records])
+    images = [r.image for r in records]
     changed: dict[str, Any] = {
         'labels': np.array([[r.label] for r in records], np.int32),
         'samples': request.samples,
     }
     uniforms = request.uniforms
     if uniforms is not None and data.crop == 'random_resized':
-        sizes = np.array([imagesize.get(io.BytesIO(i.data))[::-1] for i in inputs.images])
+        sizes = np.array([imagesize.get(io.BytesIO(image.data))[::-1] for image in images])
         if sizes.min() < 1:
             sample = request.samples[sizes.min(axis=1).argmin()]
             raise DataError(
                 f'{describe(sample)}: got an image without a readable size; prepare the data again'
             )
-        changed['anchors'], changed['shapes'] = random_resized_crops(
-            uniforms[:, :-1],
-            sizes,
-            (data.min_area, data.max_area),
-            (data.min_aspect, data.max_aspect),
-        )
+        area, aspect = (data.min_area, data.max_area), (data.min_aspect, data.max_aspect)
+        crops = random_resized_crops(uniforms[:, :-1], sizes, area, aspect)
+        changed['anchors'], changed['shapes'] = crops
     elif uniforms is not None and data.crop == 'padded':
         changed['anchors'] = padded_crop_anchors(uniforms[:, :2], data.crop_padding)
     if request.is_mirrored is not None:
         changed['mirrors'] = request.is_mirrored[:, None].astype(np.int32)
-    return replace(inputs, **changed)
+    return replace(pipeline.whole_images(images), **changed)
 
 
 def _read_ahead(
@@ -110,13 +108,12 @@ def _read_ahead(
         """Return inputs, with the fraction of the thread's time that reading took as read_s; the
         rest is Python."""
         start = monotonic()
-        results = [cache.read(s) for s in request.samples]
+        found, is_read = zip(*map(cache.read, request.samples))
         read_s = monotonic() - start
-        is_read = np.array([is_read for _, is_read in results])
-        inputs = _fill([record for record, _ in results], request, data, records.describe)
+        inputs = _fill(found, request, data, records.describe)
         return replace(
             inputs,
-            num_bytes=records.num_bytes(request.samples[is_read]),
+            num_bytes=records.num_bytes(request.samples[np.array(is_read)]),
             num_new_bytes=records.num_bytes(request.samples[request.is_new]),
             read_s=read_s / max(monotonic() - start, 1e-9),
         )
@@ -165,21 +162,19 @@ def train_requests(data: DataConfig, shard: Shard, seed: int, first_step: int) -
     first_drawn = pool.submit(draw, first_step // shard.steps_per_epoch)
 
     def requests() -> Iterator[Request]:
-        current, drawn = -1, first_drawn
+        current = -1
+        drawn = first_drawn
         for epoch, step, micro in train_steps(shard, first_step):
             if epoch != current:
-                current, (order, is_first), drawn = (
-                    epoch,
-                    drawn.result(),
-                    pool.submit(draw, epoch + 1),
-                )
+                current = epoch
+                order, is_first = drawn.result()
+                drawn = pool.submit(draw, epoch + 1)
             samples = shard.samples(order, step, micro)
             uniforms = shards.augmentation_uniforms(shard, seed, epoch, step, micro, NUM_DRAWS)
-            is_mirrored = (
-                shards.alternating_mirrors(samples, seed, epoch)
-                if data.mirror == 'alternating'
-                else uniforms[:, -1] < data.mirror_probability
-            )
+            if data.mirror == 'alternating':
+                is_mirrored = shards.alternating_mirrors(samples, seed, epoch)
+            else:
+                is_mirrored = uniforms[:, -1] < data.mirror_probability
             yield Request(samples, shard.samples(is_first, step, micro), uniforms, is_mirrored)
 
     return requests()
@@ -216,35 +211,27 @@ def train_batches(
             num_valid,
         )
     opened = open_records or find_split(config.data, 'train')
-    inputs = _read_ahead(
-        opened,
-        config.data,
-        train_requests(config.data, shard, seed, first_step),
-        config.data.input_batch_multiplier * config.data.prefetch_depth,
-    )
-    return _in_turn(
-        lambda side, num: _build_batches(
-            opened, islice(inputs, num), shard, with_size(config, side), True, device_id
-        ),
-        runs,
-        num_valid,
-    )
+    requests = train_requests(config.data, shard, seed, first_step)
+    num_ready = config.data.input_batch_multiplier * config.data.prefetch_depth
+    inputs = _read_ahead(opened, config.data, requests, num_ready)
+
+    def build(side: int, num: int | None) -> NextBatches:
+        feed = islice(inputs, num)
+        return _Feed(
+            opened, feed, shard, with_size(config, side), is_training=True, device_id=device_id
+        ).batches
+
+    return _in_turn(build, runs, num_valid)
 
 
 def size_runs(data: DataConfig, shard: Shard, first_step: int) -> list[tuple[int, int | None]]:
     """Return side and number of batches of each run of epochs with one size, from a step on; None:
     the last one."""
-    epoch, step = divmod(first_step, shard.steps_per_epoch)
-    runs = [
-        (side, len(list(epochs)))
-        for side, epochs in groupby(
-            data.size_of(e) for e in range(epoch, max(epoch + 1, len(data.sizes)))
-        )
-    ]
-    nums: list[int | None] = [
-        shard.num_micro * (num * shard.steps_per_epoch - step * (i == 0))
-        for i, (_, num) in enumerate(runs)
-    ]
+    first_epoch, step = divmod(first_step, shard.steps_per_epoch)
+    epochs = range(first_epoch, max(first_epoch + 1, len(data.sizes)))
+    runs = [(side, len(list(same))) for side, same in groupby(map(data.size_of, epochs))]
+    nums = [num * shard.steps_per_epoch * shard.num_micro for _, num in runs]
+    nums[0] -= step * shard.num_micro
     return list(zip((side for side, _ in runs), [*nums[:-1], None]))
 
 
@@ -273,20 +260,18 @@ def eval_batches(
 ) -> Callable[[], Iterator[Batch]]:
     """Return a function that returns the batches of one pass over this rank's images of a split,
     not augmented."""
-    config, num_valid = (
-        for_evaluation(config),
-        [shard.num_valid(step) for step in range(shard.steps_per_epoch)],
-    )
+    config = for_evaluation(config)
+    num_valid = [shard.num_valid(step) for step in range(shard.steps_per_epoch)]
     if config.data.synthetic:
         batches = _make_synthetic(config, shard, device_id)
     else:
         # One endless pipeline serves all evaluations, so that the first batches of each are decoded
         # during training.
-        open_records = find_split(config.data, split)
-        inputs = _read_ahead(
-            open_records, config.data, eval_requests(shard), config.data.prefetch_depth
-        )
-        batches = _build_batches(open_records, inputs, shard, config, False, device_id)
+        opened, requests = find_split(config.data, split), eval_requests(shard)
+        inputs = _read_ahead(opened, config.data, requests, config.data.prefetch_depth)
+        batches = _Feed(
+            opened, inputs, shard, config, is_training=False, device_id=device_id
+        ).batches
     return lambda: batches(num_valid)
 
 
@@ -295,111 +280,111 @@ def synthetic_batches(config: Config, shard: Shard, device_id: int | None) -> It
     return _make_synthetic(config, shard, device_id)(repeat(shard.num_valid(0)))
 
 
-def _build_batches(
-    open_records: Callable[[], RecordFile],
-    inputs: Iterator[Inputs],
-    shard: Shard,
-    config: Config,
-    is_training: bool,
-    device_id: int | None,
-) -> NextBatches:
-    """Build a pipeline for inputs.
+class _Feed:
+    """A pipeline, the inputs that it takes, and the batches that are cut from its runs.
 
     A run of the pipeline returns one or several batches, which are cut without a copy.
     """
-    inside: deque[Inputs] = deque()  # batches in the pipeline
-    num_joined, size = (
-        config.data.input_batch_multiplier if is_training else 1,
-        shard.local_batch_size,
-    )
-    # time that source() has taken in this run of the pipeline, and its part for record files
-    read_s = source_s = 0.0
 
-    def source() -> Iterator[Inputs]:
-        nonlocal read_s, source_s
+    def __init__(
+        self,
+        open_records: Callable[[], RecordFile],
+        inputs: Iterator[Inputs],
+        shard: Shard,
+        config: Config,
+        is_training: bool,
+        device_id: int | None,
+    ):
+        self._open_records, self._inputs = open_records, inputs
+        self._decoder, self._device_id = config.data.decoder, device_id
+        self._num_joined = config.data.input_batch_multiplier if is_training else 1
+        self._size = shard.local_batch_size
+        self._inside: deque[Inputs] = deque()  # batches in the pipeline
+        # batches of the last run that are not used yet
+        self._cut: deque[tuple[NDArray, NDArray]] = deque()
+        # With the asynchronous engine, MXNet waits until freed memory is unused before it returns
+        # it again. So the last runs are kept until the steps that read them have ended, as the
+        # training loop is two steps ahead.
+        self._recent: deque[Any] = deque(maxlen=4 if pipeline.has_async_engine() else 0)
+        # time that source() has taken in this run of the pipeline, and its part for record files
+        self._source_s = self._read_s = 0.0
+        # The pipeline holds its source. With a weak reference, it is freed with this object.
+        self._pipe, self._left_over = pipeline.build_warm(
+            _Feed.source(weakref.proxy(self)),
+            self._num_joined * self._size,
+            config,
+            is_training,
+            device_id,
+            is_warm=device_id is not None and config.train.num_warmup_steps > 0,
+        )
+        self._is_kept = pipeline.keeps_outputs(self._pipe)
+
+    def source(self) -> Iterator[Inputs]:
+        """Yield the inputs of each run; the pipeline takes them ahead of its outputs."""
         start = monotonic()
-        while parts := list(islice(inputs, num_joined)):
-            inside.extend(parts)
+        while parts := list(islice(self._inputs, self._num_joined)):
+            self._inside.extend(parts)
             joined = _join(parts)
-            read_s, source_s = read_s + sum(p.read_s for p in parts), source_s + monotonic() - start
+            self._read_s += sum(part.read_s for part in parts)
+            self._source_s += monotonic() - start
             yield joined
             start = monotonic()
 
-    pipe, left_over = pipeline.build_warm(
-        source(),
-        num_joined * size,
-        config,
-        is_training,
-        device_id,
-        is_warm=device_id is not None and config.train.num_warmup_steps > 0,
-    )
-    context, is_kept = device_context(device_id), pipeline.keeps_outputs(pipe)
-
-    cut: deque[tuple[NDArray, NDArray]] = deque()  # batches of the last run that are not used yet
-    # With the asynchronous engine, MXNet waits until freed memory is unused before it returns it
-    # again. So the last runs are kept until the steps that read them have ended, as the training
-    # loop is two steps ahead.
-    recent: deque[tuple[NDArray, NDArray]] = deque(maxlen=4 if pipeline.has_async_engine() else 0)
-
-    def run() -> Any:
+    def run(self) -> Any:
+        """Return the outputs of the next run. Raise DataError that names an image which DALI cannot
+        decode."""
         try:
-            return pipeline.run_pipeline(pipe)
+            return pipeline.run_pipeline(self._pipe)
         except DataError as e:
-            test = pipeline.DecoderTest(config.data.decoder, device_id)
-            images = ((i, s) for part in inside for i, s in zip(part.images, part.samples))
+            test = pipeline.DecoderTest(self._decoder, self._device_id)
+            images = (pair for part in self._inside for pair in zip(part.images, part.samples))
             damaged = next((sample for image, sample in images if not test.passes(image)), None)
             # no image is at fault
             if damaged is None or not test.passes(pipeline.synthetic_inputs(1).images[0]):
                 raise
             raise DataError(
-                f'{open_records().describe(damaged)}: DALI cannot decode this image ({e}); '
-                'replace it and '
-                'prepare the data again'
+                f'{self._open_records().describe(damaged)}: DALI cannot decode this image ({e}); '
+                'replace it and prepare the data again'
             ) from e
 
-    def batches(num_valid: Iterable[int]) -> Iterator[Batch]:
-        nonlocal read_s, source_s
-        for _ in left_over:  # the first call discards the remaining synthetic batches
-            run()
-        for valid in num_valid:
-            decode_s = read_s = source_s = 0.0
-            if not cut:
-                start = monotonic()
-                outputs = run()
-                decode_s = max(0.0, monotonic() - start - source_s)
-                images, labels = (pipeline.to_mxnet(output, is_kept, context) for output in outputs)
-                recent.append((images, labels))
-                cut.extend(
-                    (images[i : i + size], labels[i : i + size])
-                    for i in range(0, num_joined * size, size)
-                )
-            images, labels = cut.popleft()
-            part = inside.popleft()
-            yield Batch(
-                images,
-                labels.reshape((-1,)),
-                valid,
-                part.num_bytes,
-                part.num_new_bytes,
-                read_s,
-                decode_s,
-            )
+    def next(self, num_valid: int) -> Batch:
+        """Return the next batch, from the last run or a new one."""
+        for _ in self._left_over:  # the first call discards the remaining synthetic batches
+            self.run()
+        self._source_s = self._read_s = decode_s = 0.0
+        if not self._cut:
+            start = monotonic()
+            outputs = self.run()
+            decode_s = max(0.0, monotonic() - start - self._source_s)
+            context, size = device_context(self._device_id), self._size
+            images, labels = (pipeline.to_mxnet(o, self._is_kept, context) for o in outputs)
+            self._recent.append((images, labels))
+            starts = range(0, self._num_joined * size, size)
+            self._cut.extend((images[i : i + size], labels[i : i + size]) for i in starts)
+        images, labels = self._cut.popleft()
+        part = self._inside.popleft()
+        return Batch(
+            images,
+            labels.reshape((-1,)),
+            num_valid,
+            num_bytes=part.num_bytes,
+            num_new_bytes=part.num_new_bytes,
+            read_s=self._read_s,
+            decode_s=decode_s,
+        )
 
-    return batches
+    def batches(self, num_valid: Iterable[int]) -> Iterator[Batch]:
+        return map(self.next, num_valid)
 
 
 def _make_synthetic(config: Config, shard: Shard, device_id: int | None) -> NextBatches:
-    """Return a function like that of _build_batches, which repeats one batch of random images on
-    the device."""
-    size, random, context = (
-        shard.local_batch_size,
-        np.random.default_rng(shard.rank),
-        device_context(device_id),
-    )
+    """Return a function like _Feed.batches, which repeats one batch of random images on the
+    device."""
+    random, context = np.random.default_rng(shard.rank), device_context(device_id)
+    size = shard.local_batch_size
     dtype = 'float16' if config.train.precision == 'float16' else 'float32'
-    images = mx.nd.array(
-        random.standard_normal((size, *image_shape(config)), np.float32), context, dtype
-    )
+    pixels = random.standard_normal((size, *image_shape(config)), np.float32)
+    images = mx.nd.array(pixels, context, dtype)
     labels = mx.nd.array(random.integers(0, config.data.num_classes, size), context, 'int32')
     return lambda num_valid: (Batch(images, labels, valid) for valid in num_valid)
 

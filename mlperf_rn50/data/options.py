@@ -1,10 +1,12 @@
 """Options for the data set and the input pipeline."""
 
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from mlperf_rn50 import bounds
 from mlperf_rn50.bounds import ABOVE_0, FRACTION, FROM_0, UP_TO_65535, free_option, option, require
+from mlperf_rn50.files import parse_json, read_text
 
 IMAGENET = 'imagenet'
 MANIFEST_NAME = 'manifest.json'  # in the folder written by prepare
@@ -149,3 +151,11 @@ def check_data(d: DataConfig) -> None:
         f'data.mirror_probability: got {d.mirror_probability} with mirror=alternating, expected '
         '0.5',
     )
+
+
+def read_manifest(folder: Path) -> Any:
+    """Return the content of a prepared folder's manifest, which is not checked.
+
+    Raise OSError or ValueError if it cannot be read. data.records.load_manifest checks it.
+    """
+    return parse_json(read_text(folder / MANIFEST_NAME, MAX_MANIFEST_BYTES))

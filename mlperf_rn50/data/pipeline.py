@@ -69,14 +69,15 @@ class Inputs:
 
 def whole_images(images: list[np.ndarray]) -> Inputs:
     """Return inputs for encoded images with label 0, neither cropped nor mirrored."""
-    zeros, fractions = np.zeros((len(images), 1), np.int32), np.zeros((len(images), 2), np.float32)
-    return Inputs(images, zeros, fractions, fractions + 1, zeros)
+    zeros, origin = np.zeros((len(images), 1), np.int32), np.zeros((len(images), 2), np.float32)
+    return Inputs(images, labels=zeros, anchors=origin, shapes=origin + 1, mirrors=zeros)
 
 
 def _has_own_cpus(num_threads: int) -> bool:
     """Return whether the launcher assigned a logical CPU to each DALI thread. Unpinned threads may
     share a CPU."""
-    return num_threads <= len([c for c in os.environ.get('DALI_AFFINITY_MASK', '').split(',') if c])
+    cpus = os.environ.get('DALI_AFFINITY_MASK', '').split(',')
+    return num_threads <= sum(map(bool, cpus))
 
 
 def _transform(given: dict[str, Any], config: Config, is_training: bool, on_gpu: bool) -> Any:
@@ -94,13 +95,9 @@ def _transform(given: dict[str, Any], config: Config, is_training: bool, on_gpu:
     if data.decoder == 'mixed':
         # DALI long had no hardware decoding of crops (pull request 2175), and NVIDIA's submission
         # for v1.1 avoids it.
-        load = (
-            data.hw_decoder_load
-            if data.hw_decoder_load is not None
-            else 0.0
-            if 'shapes' in given
-            else 0.65
-        )
+        load = data.hw_decoder_load
+        if load is None:
+            load = 0.0 if 'shapes' in given else 0.65
         decoding |= {
             'hw_decoder_load': load,
             'hybrid_huffman_threshold': data.hybrid_huffman_threshold,
@@ -111,13 +108,12 @@ def _transform(given: dict[str, Any], config: Config, is_training: bool, on_gpu:
             'bytes_per_sample_hint': data.decoded_bytes_hint,
             'affine': _has_own_cpus(data.num_threads),
         }
-    images: Any = (
-        fn.decoders.image_slice(
-            given['images'], given['anchors'], given['shapes'], axis_names='HW', **decoding
-        )
-        if 'shapes' in given
-        else fn.decoders.image(given['images'], **decoding)
-    )
+    images: Any
+    if 'shapes' in given:
+        crop = given['anchors'], given['shapes']
+        images = fn.decoders.image_slice(given['images'], *crop, axis_names='HW', **decoding)
+    else:
+        images = fn.decoders.image(given['images'], **decoding)
     if on_gpu and data.decoder == 'cpu':
         images = images.gpu()
     if not is_training:
@@ -199,10 +195,8 @@ def run_pipeline(pipe: Pipeline) -> Any:
     except RuntimeError as e:  # DALI puts many lines before a decoder's message
         if explain_error(e):  # a lack of memory or threads
             raise
-        reason = (
-            str(e).rpartition('encountered:')[2].partition('Current pipeline object')[0].split()
-        )
-        raise DataError(f'the input pipeline failed: {" ".join(reason)[:300]}') from e
+        reason = str(e).rpartition('encountered:')[2].partition('Current pipeline object')[0]
+        raise DataError(f'the input pipeline failed: {" ".join(reason.split())[:300]}') from e
 
 
 class DecoderTest(threading.local):
@@ -276,11 +270,8 @@ def keeps_outputs(pipe: Any) -> bool:
     With the asynchronous engine, MXNet releases shared memory before the operators that use it have
     ended.
     """
-    return (
-        bool(getattr(pipe, 'exec_dynamic', False))
-        and hasattr(TensorCPU, '__dlpack__')
-        and not has_async_engine()
-    )
+    is_dynamic = bool(getattr(pipe, 'exec_dynamic', False))
+    return is_dynamic and hasattr(TensorCPU, '__dlpack__') and not has_async_engine()
 
 
 def to_mxnet(output: Any, is_kept: bool, context: mx.Context) -> mx.nd.NDArray:

@@ -23,9 +23,9 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
-from mlperf_rn50.data.options import IMAGENET, MANIFEST_NAME, MAX_MANIFEST_BYTES, DataConfig
+from mlperf_rn50.data.options import IMAGENET, MANIFEST_NAME, DataConfig, read_manifest
 from mlperf_rn50.errors import DataError
-from mlperf_rn50.files import open_regular, parse_json, read_bytes, read_text, regular_file
+from mlperf_rn50.files import open_regular, read_bytes, regular_file
 from mlperf_rn50.npz import map_array
 from mlperf_rn50.text import printable
 
@@ -325,7 +325,7 @@ def load_manifest(folder: Path, dataset: str = '') -> dict:
     """Return the validated manifest of a prepared folder. dataset: expected one, for a message."""
     path = folder / MANIFEST_NAME
     try:
-        manifest = parse_json(read_text(path, MAX_MANIFEST_BYTES))
+        manifest = read_manifest(folder)
         msgspec.convert(manifest, _Manifest)
         return manifest
     except FileNotFoundError as e:
@@ -391,7 +391,9 @@ def find_split(data: DataConfig, split: str) -> Callable[[], RecordFile]:
     _check_value(data, 'num_classes', len(manifest['classes']))
     _check_value(data, 'num_train' if split == 'train' else 'num_val', num_images)
     path = folder / f'{split}.rec'
-    paths = [path, existing_index(path), *[path.with_suffix(CHECKSUMS)] * ('crc_sha256' in entry)]
+    paths = [path, existing_index(path)]
+    if 'crc_sha256' in entry:  # missing in older folders
+        paths.append(path.with_suffix(CHECKSUMS))
     try:
         size = [p.stat().st_size for p in paths][0]
     except OSError as e:

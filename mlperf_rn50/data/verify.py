@@ -63,14 +63,12 @@ def check_sample(records: RecordFile, entry: dict, num_records: int, seed: int) 
     if 'crc_sha256' in entry:  # missing in older folders
         if problem := _file_problem(records.path.with_suffix(CHECKSUMS), entry['crc_sha256']):
             raise DataError(f'{problem}; {REPAIR}')
-    last = len(records) - 1
+    last, checksums = len(records) - 1, records.checksums
     drawn = np.random.default_rng(seed).permutation(last)[: num_records - 1]
     for position in [*map(int, drawn), last]:
         records.read(position)
-        if (
-            records.checksums is not None
-            and checksum(*records.place(position)) != records.checksums[position]
-        ):
+        stored = checksum(*records.place(position))
+        if checksums is not None and stored != checksums[position]:
             raise DataError(
                 f'{records.path}, record {position}: does not match its checksum; {REPAIR}'
             )
@@ -86,7 +84,8 @@ def manifest_digest(manifest: dict) -> str:
 def is_edited(manifest: dict) -> bool:
     """Return whether a manifest does not match its own digest; False for older manifests, which
     have none."""
-    return manifest.get('sha256', digest := manifest_digest(manifest)) != digest
+    digest = manifest_digest(manifest)
+    return manifest.get('sha256', digest) != digest
 
 
 def dump_manifest(folder: Path, manifest: dict) -> None:
@@ -97,11 +96,9 @@ def dump_manifest(folder: Path, manifest: dict) -> None:
 def _file_problem(path: Path, sha256: str) -> str:
     """Return an error message if a file is unreadable or does not match a SHA-256, else ''."""
     try:
-        return (
-            ''
-            if sha256_of(path) == sha256
-            else f'{path}: does not match its SHA-256 in {MANIFEST_NAME}'
-        )
+        if sha256_of(path) == sha256:
+            return ''
+        return f'{path}: does not match its SHA-256 in {MANIFEST_NAME}'
     except OSError as e:
         return f'{path}: {e.strerror}'
 
@@ -111,74 +108,63 @@ def describe_records(rec_path: Path, made: Path, names: list[str], checksums: li
     entry of the split."""
     write_atomically(made.with_suffix(NAMES), ''.join(f'{name}\n' for name in names))
     size, idx = rec_path.stat().st_size, rec_path.with_suffix('.idx')
-    for path, array in (
-        (made.with_suffix(INDEX), parse_index(idx, size)),
-        (made.with_suffix(CHECKSUMS), np.array(checksums, np.uint32)),
-    ):
-        with replacing(path) as f:
+    arrays = {INDEX: parse_index(idx, size), CHECKSUMS: np.array(checksums, np.uint32)}
+    for ending, array in arrays.items():
+        with replacing(made.with_suffix(ending)) as f:
             np.save(f, array)
-    return {
-        'num_images': len(names),
-        'rec_bytes': size,
-        'rec_sha256': sha256_of(rec_path),
-        **{key: sha256_of(path) for key, path in {**described(made), 'idx_sha256': idx}.items()},
-    }
+    paths = {'rec_sha256': rec_path, **described(made), 'idx_sha256': idx}
+    digests = {key: sha256_of(path) for key, path in paths.items()}
+    return {'num_images': len(names), 'rec_bytes': size, **digests}
 
 
 def _verify_records(
     rec_path: Path, index: np.ndarray, checksums: np.ndarray, num_workers: int
 ) -> tuple[bool, str]:
     """Return whether the records of a .rec are intact, and a line to print."""
-    ordered = np.argsort(index[0])
     with open_regular(rec_path) as f:
 
-        def check_block(block: np.ndarray) -> list[int]:
-            return [
-                int(p)
-                for p in block
-                if checksum(f.fileno(), int(index[0, p]), int(index[1, p])) != checksums[p]
-            ]
+        def is_whole(position: int) -> bool:
+            start, length = map(int, index[:, position])
+            return checksum(f.fileno(), start, length) == checksums[position]
 
+        def check_block(block: np.ndarray) -> list[int]:
+            return [int(position) for position in block if not is_whole(position)]
+
+        ordered = np.argsort(index[0])
         blocks = np.split(ordered, range(_BLOCK, len(ordered), _BLOCK))
-        found = thread_map(
-            check_block,
-            blocks,
-            max_workers=num_workers,
-            desc=f'verify {rec_path.stem}',
-            disable=None,
-        )
+        title = f'verify {rec_path.stem}'
+        found = thread_map(check_block, blocks, max_workers=num_workers, desc=title, disable=None)
     differing = sorted(chain.from_iterable(found))
     if not differing:
         return True, f'{rec_path}: {len(checksums):,} records match their checksums'
     return False, (
         f'{rec_path}: {len(differing):,} of {len(checksums):,} records do not match their '
-        'checksums: '
-        f'{some(differing, 10)} (counted from 0)'
+        f'checksums: {some(differing, 10)} (counted from 0)'
     )
 
 
 def _verify_split(rec_path: Path, entry: dict, num_workers: int) -> Iterator[tuple[bool, str]]:
     """For each file of a split, yield whether it is intact, and a line to print."""
     paths, size = described(rec_path), rec_path.stat().st_size
-    problems = {key: _file_problem(path, entry[key]) for key, path in paths.items() if key in entry}
-    whole = {key for key, problem in problems.items() if not problem}
-    yield from ((False, problem) for problem in problems.values() if problem)
+    whole = set()
+    for key in (key for key in paths if key in entry):
+        if problem := _file_problem(paths[key], entry[key]):
+            yield False, problem
+        else:
+            whole.add(key)
     if size != entry['rec_bytes']:
         yield False, f'{rec_path}: got {size:,} bytes, expected {entry["rec_bytes"]:,}'
-    has_checksums, has_map = 'crc_sha256' in whole, 'index_sha256' in whole
-    if has_checksums and (has_map or 'idx_sha256' in whole):
-        read, path = (
-            (map_index, paths['index_sha256']) if has_map else (parse_index, paths['idx_sha256'])
-        )
-        index = read(path, entry['rec_bytes'])
+    if 'crc_sha256' in whole and whole & {'index_sha256', 'idx_sha256'}:
+        if 'index_sha256' in whole:
+            index = map_index(paths['index_sha256'], entry['rec_bytes'])
+        else:
+            index = parse_index(paths['idx_sha256'], entry['rec_bytes'])
         if (checksums := load_checksums(rec_path, index.shape[1])) is not None:
             yield _verify_records(rec_path, index, checksums, num_workers)
-    else:
-        problem = _file_problem(rec_path, entry['rec_sha256'])
-        yield (
-            not problem,
-            problem or f'{rec_path}: matches its SHA-256 (no usable record checksums)',
-        )
+        return
+    problem = _file_problem(rec_path, entry['rec_sha256'])
+    line = f'{rec_path}: matches its SHA-256 (no usable record checksums)'
+    yield not problem, problem or line
 
 
 def verify(folder: Path, num_workers: int) -> tuple[list[str], list[str]]:
@@ -206,6 +192,5 @@ def verify(folder: Path, num_workers: int) -> tuple[list[str], list[str]]:
     # from missing or malformed fields
     except (LookupError, TypeError, ValueError, AttributeError) as e:
         results.append((False, f'{path}: not a manifest ({type(e).__name__}: {e})'))
-    return [line for is_intact, line in results if is_intact], [
-        line for is_intact, line in results if not is_intact
-    ]
+    intact, damaged = ([line for ok, line in results if ok == is_ok] for is_ok in (True, False))
+    return intact, damaged

@@ -6,16 +6,15 @@ exit code of the ranks.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
 from mlperf_rn50.errors import EXIT_CODES, EXIT_FAILED, EXIT_RESUMABLE, EXIT_USAGE
 from mlperf_rn50.runfolder import records
-from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.locks import is_locked
-from mlperf_rn50.runfolder.names import RunFolder, newest_step, run_numbers
+from mlperf_rn50.runfolder.names import RunFolder, list_runs, newest_run, newest_step
 from mlperf_rn50.runfolder.records import Attempt
 from mlperf_rn50.system.launcher_env import resume_command
 
@@ -51,34 +50,30 @@ class RunProgress:
 def read_metrics(run: RunFolder) -> list[ProgressRecord]:
     """Return the ProgressRecords of metrics.jsonl; skip other records, and lines truncated by a
     kill or a full disk."""
-    return [line for _, line in read_lines(run.metrics, ProgressRecord)]  # type: ignore[arg-type, var-annotated]
-
-
-def newest_run(folder: Path) -> RunFolder | None:
-    """Return the newest run in a folder; None if it has no run."""
-    numbers = run_numbers(folder)
-    return RunFolder(folder, max(numbers)) if numbers else None
+    lines: Iterator[tuple[int, ProgressRecord]]
+    lines = records.read_records(run.metrics, ProgressRecord)  # type: ignore[arg-type]
+    return [line for _, line in lines]
 
 
 def end_of(lines: Sequence[ProgressRecord]) -> str | None:
     """Return the final status of a run; None if its last record is not an EndRecord with a known
     status."""
     last = lines[-1] if lines else None
-    return (
-        last.status if isinstance(last, records.EndRecord) and last.status in EXIT_CODES else None
-    )
+    if isinstance(last, records.EndRecord) and last.status in EXIT_CODES:
+        return last.status
+    return None
 
 
 def describe_unfinished(folder: Path) -> str:
     """Return a message with the command that resumes the newest resumable run of a folder; '' if
     there is none."""
-    for run in (RunFolder(folder, number) for number in sorted(run_numbers(folder), reverse=True)):
+    for run in reversed(list_runs(folder)):
         step = newest_step(run.checkpoints)
         if step >= 0 and end_of(read_metrics(run)) not in OVER and not is_locked(run.lock):
+            command = resume_command(run.checkpoints, is_newest=False)
             return (
-                f'run {run.index} here was interrupted at step {step}; this command starts '
-                'another run; to resume '
-                f'run {run.index} instead: {resume_command(run.checkpoints, is_newest=False)}'
+                f'run {run.index} here was interrupted at step {step}; this command starts another '
+                f'run; to resume run {run.index} instead: {command}'
             )
     return ''
 
@@ -97,23 +92,21 @@ def read_attempt(folder: Path, before: RunProgress, exit_code: int, is_resumed: 
     run = before.chosen or newest_run(folder)
     is_same = run is not None and run.index == before.run
     if run is None or is_same and not is_resumed:
-        return Attempt(None, exit_code, None, False, False)
+        return Attempt(run=None, exit_code=exit_code, end=None, gained=False, can_resume=False)
     lines = read_metrics(run)[before.lines if is_same else 0 :]
     step = newest_step(run.checkpoints)
-    began = next(
-        (m.step for m in lines if isinstance(m, records.ResumedRecord)),
-        before.step if is_same else -1,
-    )
-    has_stepped = any(isinstance(m, (records.TrainRecord, records.EvalRecord)) for m in lines)
+    resumed_at = [m.step for m in lines if isinstance(m, records.ResumedRecord)]
+    before_this = before.step if is_same else -1
+    end = end_of(lines)
     return Attempt(
-        run.index,
-        exit_code,
-        end := end_of(lines),
-        step > began,
-        step >= 0,
-        has_stepped,
-        place_of(run),
-        end or '',
+        run=run.index,
+        exit_code=exit_code,
+        end=end,
+        gained=step > (resumed_at or [before_this])[0],
+        can_resume=step >= 0,
+        has_stepped=any(isinstance(m, (records.TrainRecord, records.EvalRecord)) for m in lines),
+        place=place_of(run),
+        cause=end or '',
     )
 
 
@@ -132,10 +125,8 @@ def judge(
     if attempt.end is not None:
         return EXIT_CODES[attempt.end], ''
     if is_stop_requested:
-        return (
-            EXIT_RESUMABLE if attempt.can_resume else EXIT_FAILED,
-            '' if attempt.gained else 'stopped; this start wrote no checkpoint',
-        )
+        reason = '' if attempt.gained else 'stopped; this start wrote no checkpoint'
+        return EXIT_RESUMABLE if attempt.can_resume else EXIT_FAILED, reason
     if attempt.exit_code == EXIT_USAGE:
         return EXIT_USAGE, ''
     if restarts_left < 1:
@@ -158,12 +149,10 @@ def give_up_reason(attempts: Sequence[Attempt]) -> str:
     ]
     if len(places) == 2 and places[0] == places[1]:
         return f'two attempts in a row ended with the same failure ({places[0][0]}); not restarted'
-    num = count_stuck(attempts)
-    return (
-        f'{num} consecutive attempts wrote no newer checkpoint; not restarted'
-        if num >= MAX_STUCK
-        else ''
-    )
+    num_stuck = count_stuck(attempts)
+    if num_stuck < MAX_STUCK:
+        return ''
+    return f'{num_stuck} consecutive attempts wrote no newer checkpoint; not restarted'
 
 
 def pause_s(num_stuck: int) -> float:

@@ -1,25 +1,192 @@
-"""Engines that start the ranks: their scripts, stop requests and environment, and the command line
-of every rank."""
+"""Launchers: their options, parsed with the standard library only, and the engines that start their
+ranks, with the command line and environment of every rank."""
 
 import os
+import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+from argparse import REMAINDER
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TextIO
 
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.launch.arguments import Options, launch_parser
-from mlperf_rn50.launch.hosts import parse_host
-from mlperf_rn50.parser import Parser
+from mlperf_rn50.launch.hosts import Host, load_hostfile, parse_host, parse_hosts
+from mlperf_rn50.parser import Parser, whole_number
+from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.system.gpu_env import DEVICE_VARIABLE
-from mlperf_rn50.system.launcher_env import COMMAND
+from mlperf_rn50.system.launcher_env import COMMAND, print_stderr
+from mlperf_rn50.text import printable
 
 CHECKOUT = Path(__file__).parents[2]
-_SCONTROL_S = 60  # time limit for scontrol
+PRINTING = ('--dry-run', '--print', '--print-config')  # options with which train starts no ranks
+COUNT = whole_number(1)  # type of an option
+SCONTROL_S = 60  # time limit for scontrol
 _IN_IMAGE = ('/opt/mlperf_rn50/launch/bind.sh', '/opt/mlperf_rn50/.venv/bin/mlperf-rn50')
+
+
+@dataclass(frozen=True)
+class Options:
+    """Parsed options of a launcher; None leaves a value to the configuration.
+
+    resume: True for the newest run of the folder, or a checkpoint or folder of checkpoints of
+    `run`. command: the command line as typed.
+    """
+
+    config: str | None
+    run_dir: str | None
+    nodes: int | None
+    ranks_per_node: int | None
+    ranks_per_device: int
+    seeds: int
+    restarts: int
+    elastic: bool
+    resume: bool | str
+    doctor: bool
+    hosts: Sequence[Host]
+    image: str | None
+    mounts: Sequence[str]
+    train: Sequence[str]
+    command: str
+    run: RunFolder | None = None
+
+    @property
+    def only_prints(self) -> bool:
+        """True if the options only print values, without starting a run."""
+        return any(word.partition('=')[0] in PRINTING for word in self.train)
+
+    @property
+    def as_train(self) -> list[str]:
+        """These options as a command line of train."""
+        resumed = self.run_dir if self.resume is True else self.resume
+        values = {
+            '--config': self.config,
+            '--resume': not self.config and resumed,
+            '--run.dir': self.run_dir,
+            '--run.num_nodes': self.nodes,
+            '--run.ranks_per_node': self.ranks_per_node,
+        }
+        return [*(f'{name}={value}' for name, value in values.items() if value), *self.train]
+
+
+def announce(command: str, text: str) -> None:
+    """Print a message of a command, such as 'launch mpirun', to stderr."""
+    with suppress(OSError):  # the terminal may be closed
+        print_stderr(f'mlperf-rn50 {command}: {printable(text)}')
+
+
+def launch_parser(name: str, description: str, has_hosts: bool, image_option: str | None) -> Parser:
+    """Return the parser of a launcher; image_option is None if ranks do not run in a container."""
+    parser = Parser(
+        f'mlperf-rn50 launch {name}',
+        description,
+        'All other options, such as --dry-run, are passed to: mlperf-rn50 train',
+    )
+    add = parser.add_option
+    add('--config FILE', 'configuration of the run')
+    add('--run-dir DIR', 'run folder (default: run.dir of the configuration)')
+    add(
+        '--nodes N',
+        'number of nodes (default: run.num_nodes of the configuration, or all hosts given, or 1)',
+        type=COUNT,
+    )
+    add(
+        '--ranks-per-node R',
+        'ranks on each node (default: R given with the hosts, or run.ranks_per_node of the '
+        'configuration, or 1)',
+        type=COUNT,
+    )
+    add(
+        '--ranks-per-device K',
+        'let K ranks share a GPU through NVIDIA MPS or, without GPUs, a set of cores (default 1)',
+        type=COUNT,
+        default=1,
+    )
+    add(
+        '--seeds N',
+        'N consecutive runs, each with a fresh seed; with --resume, N includes finished runs in '
+        'the run folder',
+        type=COUNT,
+        default=1,
+    )
+    add(
+        '--clear-caches',
+        'flush the page cache of every node before each run (needs root)',
+        action='store_true',
+    )
+    add(
+        '--restarts N',
+        'after a failure, resume from the last checkpoint, at most N times, while restarts make '
+        'progress',
+        type=COUNT,
+        default=0,
+    )
+    add(
+        '--elastic',
+        'with --restarts: resume on the hosts that answer within 30 s, without those that failed '
+        'twice',
+        action='store_true',
+    )
+    add(
+        '--resume PATH',
+        'resume the newest run in the run folder, or the run of PATH, such as '
+        'logs/run/checkpoints_1 (a folder of checkpoints or one checkpoint)',
+        nargs='?',
+        const=True,
+        default=False,
+    )
+    add('--no-doctor', 'do not check the nodes first', dest='doctor', action='store_false')
+    if has_hosts:
+        add('--hosts h1,h2,...', 'hosts over ssh, or h1:R,...', type=parse_hosts, action='extend')
+        add(
+            '--hostfile FILE',
+            'file with one host per line, optionally with slots=R',
+            dest='hosts',
+            type=load_hostfile,
+            action='extend',
+        )
+    if image_option:
+        add(f'{image_option} IMAGE', 'container image of every rank', dest='image')
+    if image_option == '--container':
+        add(
+            '--mount DIR',
+            'folder to mount in addition to the current one',
+            dest='mounts',
+            action='append',
+        )
+    parser.set_defaults(hosts=[], image=None, mounts=[])
+    return parser
+
+
+def ranks_parser() -> Parser:
+    """Return the parser of mlperf-rn50 launch ranks."""
+    parser = Parser(
+        'mlperf-rn50 launch ranks',
+        'Start a program with ranks here or on hosts over ssh, without checks',
+    )
+    parser.add_option('--hosts h1,h2,...', 'hosts over ssh', type=parse_hosts, default=[])
+    add = parser.add_argument
+    add('ranks_per_node', metavar='RANKS', type=COUNT, help='number of ranks, on each host')
+    add('program', metavar='PROGRAM', help='program of every rank')
+    words = add('words', metavar='ARGUMENTS', nargs=REMAINDER, help='arguments of the program')
+    words.required = False
+    return parser
+
+
+def parse_arguments(parser: Parser, argv: Sequence[str]) -> Options:
+    """Parse a command line; raise ConfigError for a missing or invalid value."""
+    namespace, train = parser.parse_known_args(argv)
+    values = vars(namespace)
+    if values.pop('clear_caches'):
+        train += ['--run.clear_caches', 'true']
+    return Options(
+        **values,
+        train=train,
+        command=os.environ.get(COMMAND) or shlex.join([*parser.prog.split(), *argv]),
+    )
 
 
 def _program_here(options: Options, folder: str) -> list[str]:
@@ -27,43 +194,40 @@ def _program_here(options: Options, folder: str) -> list[str]:
 
 
 def _program_in_apptainer(options: Options, folder: str) -> list[str]:
-    if not options.image:
+    image = options.image
+    if not image:
         raise ConfigError('--image: got nothing, expected an Apptainer image')
-    if not Path(options.image).exists():
+    if not Path(image).exists():
         raise ConfigError(
-            f'--image: {options.image} does not exist; build it with: apptainer build '
-            f'{options.image} '
+            f'--image: {image} does not exist; build it with: apptainer build {image} '
             'docker-daemon:mlperf_rn50:cpu'
         )
-    gpu = ['--nv'] if shutil.which('nvidia-smi') else []
-    return [
-        'apptainer',
-        'exec',
-        *gpu,
-        '--bind',
-        folder,
-        '--bind',
-        str(CHECKOUT),
-        '--pwd',
-        folder,
-        options.image,
-        *_IN_IMAGE,
-    ]
+    command = ['apptainer', 'exec']
+    if shutil.which('nvidia-smi'):
+        command.append('--nv')
+    binds = ['--bind', folder, '--bind', str(CHECKOUT)]
+    return [*command, *binds, '--pwd', folder, image, *_IN_IMAGE]
+
+
+def _mount(folder: str) -> str:
+    path = os.path.realpath(folder)
+    if not os.path.isdir(path):
+        raise ConfigError(f'--mount: got {folder}, expected a folder')
+    if set(path) & {',', ':'}:
+        raise ConfigError(
+            f'--mount: got {folder}, expected a path without commas and colons; Pyxis splits at '
+            'them'
+        )
+    return path
 
 
 def _program_of_slurm(options: Options, folder: str) -> list[str]:
     if not options.image:
         return _program_here(options, folder)
-    mounts = [folder, *(_mount(m) for m in options.mounts)]
-    return [
-        '--container-image',
-        options.image,
-        '--container-mounts',
-        ','.join(f'{m}:{m}' for m in mounts),
-        '--container-workdir',
-        folder,
-        *_IN_IMAGE,
-    ]
+    folders = [folder, *map(_mount, options.mounts)]
+    mounts = ','.join(f'{m}:{m}' for m in folders)
+    container = ['--container-image', options.image, '--container-mounts', mounts]
+    return [*container, '--container-workdir', folder, *_IN_IMAGE]
 
 
 @dataclass(frozen=True)
@@ -87,7 +251,7 @@ class Engine:
     def script_for(self, image: str | None) -> str:
         """Return the script that starts the ranks in an image, or without a container if image is
         None."""
-        return image and self.image_script or self.script
+        return self.image_script if image and self.image_script else self.script
 
     def program(self, options: Options) -> list[str]:
         """Return the first words of a rank's command line; raise ConfigError for a missing image,
@@ -105,8 +269,7 @@ class Engine:
             user = f'{num_ranks} ranks need' if num_ranks > 1 else 'horovodrun needs'
             raise ConfigError(
                 f'Horovod is not installed, but {user} it; start one rank with launch/local.sh, '
-                'or run '
-                'launch/setup.sh (for GPUs with nvcc in PATH)'
+                'or run launch/setup.sh (for GPUs with nvcc in PATH)'
             )
 
 
@@ -141,18 +304,6 @@ ENGINES: Mapping[str, Engine] = {
 }
 
 
-def _mount(folder: str) -> str:
-    path = os.path.realpath(folder)
-    if not os.path.isdir(path):
-        raise ConfigError(f'--mount: got {folder}, expected a folder')
-    if set(path) & {',', ':'}:
-        raise ConfigError(
-            f'--mount: got {folder}, expected a path without commas and colons; Pyxis splits at '
-            'them'
-        )
-    return path
-
-
 def nodes_of_slurm_job(env: Mapping[str, str]) -> list[str]:
     """Return the nodes of the surrounding Slurm job; raise ConfigError outside one."""
     nodes = env.get('SLURM_JOB_NODELIST')
@@ -169,10 +320,10 @@ def run_scontrol(*words: str) -> tuple[bool, str]:
     failure."""
     try:
         done = subprocess.run(
-            ['scontrol', *words], capture_output=True, text=True, timeout=_SCONTROL_S
+            ['scontrol', *words], capture_output=True, text=True, timeout=SCONTROL_S
         )
     except subprocess.TimeoutExpired:
-        return False, f'no answer within {_SCONTROL_S} s; see whether slurmctld runs'
+        return False, f'no answer within {SCONTROL_S} s; see whether slurmctld runs'
     except OSError as e:
         return False, f'{e.strerror}'
     return not done.returncode, ' '.join((done.stderr if done.returncode else done.stdout).split())

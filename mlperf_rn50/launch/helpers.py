@@ -1,5 +1,5 @@
-"""Short helper programs of a launcher, such as ssh: each has a time limit, and a stop request ends
-the wait for it."""
+"""Child processes of a launcher. Short helper programs, such as ssh, have a time limit, and a stop
+request ends the wait for them."""
 
 import os
 import signal
@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, TextIO
 
-from mlperf_rn50.launch.process import as_child
-from mlperf_rn50.system.signals import STOP_SIGNALS, SignalQueue
+from mlperf_rn50.system.signals import STOP_SIGNALS, SignalQueue, end_with_parent
 
+HOST_LOST = signal.SIGUSR2  # sent by a guard
+LAUNCHER_SIGNALS = (*STOP_SIGNALS, HOST_LOST, signal.SIGCHLD)
 _KILL_LIMIT_S = 2.0  # time for a killed process to disappear
 
 
@@ -24,6 +25,15 @@ def text_of(output: TextIO) -> str:
     """Return the text that processes have written to a file."""
     output.seek(0)
     return output.read()
+
+
+def as_child() -> None:
+    """Reset the signals of a new process, and let it end with the launcher; used as preexec_fn."""
+    signal.set_wakeup_fd(-1)  # the pipe belongs to the launcher
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, HOST_LOST, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, LAUNCHER_SIGNALS)
+    end_with_parent(signal.SIGTERM)
 
 
 def start_helper(command: Sequence[str], **outputs: Any) -> subprocess.Popen:

@@ -16,6 +16,7 @@ from mlperf_rn50.launch.helpers import memory_file, start_helper, text_of, wait_
 from mlperf_rn50.system.signals import SignalQueue
 
 _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]*')
+_SSH = 'ssh -n -o BatchMode=yes -o ConnectTimeout=5'.split()
 _SSH_LIMIT_S = 10
 _MAX_BYTES = 1 << 20  # maximum size of a hostfile
 _ANY = range(1, 10**6)  # numbers of ranks
@@ -43,25 +44,24 @@ def parse_host(name: str) -> str:
     if ':' in name:
         raise ConfigError(
             f'host: got {name}, expected a host name or an IPv4 address, or NAME:RANKS; give an '
-            'IPv6 '
-            'address a name in /etc/hosts, and set ports in ~/.ssh/config'
+            'IPv6 address a name in /etc/hosts, and set ports in ~/.ssh/config'
         )
     if not _NAME.fullmatch(name):
         shown = name if name and name.isprintable() else repr(name)
-        raise ConfigError(
-            f'host: got {shown}, expected a host name or an address'
-            + '; list the hosts of a range with '
-            f"scontrol show hostnames '{shown}'" * ('[' in name)
-        )
+        message = f'host: got {shown}, expected a host name or an address'
+        if '[' in name:
+            message += f"; list the hosts of a range with scontrol show hostnames '{shown}'"
+        raise ConfigError(message)
     return name
 
 
 def _parse_host_and_ranks(word: str) -> Host:
     """Parse 'h1', or 'h1:4' for a host with exactly 4 ranks."""
     m = re.fullmatch(r'([^:]+):([1-9][0-9]{0,5})', word)
-    return (
-        Host(parse_host(m[1]), (n := int(m[2])), range(n, n + 1)) if m else Host(parse_host(word))
-    )
+    if not m:
+        return Host(parse_host(word))
+    slots = int(m[2])
+    return Host(parse_host(m[1]), slots, allowed=range(slots, slots + 1))
 
 
 def parse_hosts(text: str) -> list[Host]:
@@ -98,11 +98,11 @@ def parse_hostfile(text: str, where: str) -> list[Host]:
                     f'--hostfile: {where}: got {word!a} in {line.strip()!a}, expected a host with '
                     'slots=N, N of 1 or more; set ports in ~/.ssh/config, and remove other words'
                 )
-            host = (
-                replace(host, allowed=range(1, int(m[2]) + 1))
-                if m[1]
-                else replace(host, slots=int(m[2]))
-            )
+            number = int(m[2])
+            if m[1]:
+                host = replace(host, allowed=range(1, number + 1))
+            else:
+                host = replace(host, slots=number)
         hosts[host.name].append(host)
     if not hosts:
         raise ConfigError(f'--hostfile: {where}: got no host, expected one per line')
@@ -125,28 +125,24 @@ def load_hostfile(path: str) -> list[Host]:
 def common_slots(hosts: Sequence[Host]) -> int | None:
     """Return the number of slots on each host; None if no host states it. Raise ConfigError if the
     numbers differ."""
-    counts = {h.slots for h in hosts}
-    if len(counts) > 1:
-        first, other = (
-            next(h for h in hosts if h.slots == n) for n in sorted(counts, key=lambda n: n or 0)[:2]
-        )
+    by_slots = {h.slots: h for h in reversed(hosts)}  # the first host of each number
+    if len(by_slots) > 1:
+        first, other = sorted(by_slots.values(), key=lambda h: h.slots or 0)[:2]
         raise ConfigError(
             f'hosts: got slots={first.slots or "(none)"} for {first.name} and slots={other.slots} '
-            'for '
-            f'{other.name}, expected the same number on each host; set --ranks-per-node'
+            f'for {other.name}, expected the same number on each host; set --ranks-per-node'
         )
-    return counts.pop() if counts else None
+    return hosts[0].slots if hosts else None
 
 
 def check_ranks(hosts: Sequence[Host], ranks_per_node: int) -> None:
     """Raise ConfigError if a host does not allow this number of ranks."""
     for host in hosts:
         if ranks_per_node not in host.allowed:
-            expected = f'{"at most " * (len(host.allowed) > 1)}{host.allowed[-1]}'
+            most = 'at most ' if len(host.allowed) > 1 else ''
             raise ConfigError(
-                f'{host.name}: got {ranks_per_node} ranks, expected {expected} as given with the '
-                'host; '
-                'change that or --ranks-per-node'
+                f'{host.name}: got {ranks_per_node} ranks, expected {most}{host.allowed[-1]} as '
+                'given with the host; change that or --ranks-per-node'
             )
 
 
@@ -170,17 +166,11 @@ def silent_hosts(names: Sequence[str], signals: SignalQueue) -> dict[str, str]:
         with ExitStack() as stack:
             outputs = [stack.enter_context(memory_file()) for _ in part]
             processes = [
-                start_helper(
-                    ['ssh', '-n', '-o', 'BatchMode=yes', '-o', 'ConnectTimeout=5', name, 'true'],
-                    stdout=subprocess.DEVNULL,
-                    stderr=output,
-                )
+                start_helper([*_SSH, name, 'true'], stdout=subprocess.DEVNULL, stderr=output)
                 for name, output in zip(part, outputs)
             ]
             wait_briefly(processes, signals, _SSH_LIMIT_S)
-            silent |= {
-                name: ''.join(text_of(output).splitlines()[-1:])
-                for name, process, output in zip(part, processes, outputs)
-                if process.returncode != 0
-            }
+            for name, process, output in zip(part, processes, outputs):
+                if process.returncode != 0:
+                    silent[name] = ''.join(text_of(output).splitlines()[-1:])
     return {} if signals.is_requested else silent

@@ -1,4 +1,9 @@
-"""Start of the ranks of a launcher, with the limits, guards and checks around it."""
+"""Start of the ranks: an engine, with the limits and guards around it, is stopped in stages.
+
+The engine runs in a separate session, so that a terminal's Ctrl-C reaches only the launcher. The
+launcher reads its signals one after another. It forwards a stop request and then gives the ranks
+time for a checkpoint.
+"""
 
 import os
 import re
@@ -10,54 +15,217 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from enum import IntEnum, auto
 from io import FileIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_FAILED, EXIT_RESUMABLE, ConfigError, RunFailed
-from mlperf_rn50.launch.arguments import Options, announce
 from mlperf_rn50.launch.attempts import give_up_reason
-from mlperf_rn50.launch.engines import CHECKOUT, Engine, environment, plain_output, run_scontrol
-from mlperf_rn50.launch.helpers import memory_file, start_helper, text_of, wait_briefly
-from mlperf_rn50.launch.hosts import check_ranks, silent_hosts
-from mlperf_rn50.launch.process import (
-    HOST_LOST,
-    LAUNCHER_SIGNALS,
-    TERM_LIMIT_S,
-    StatusReader,
-    processes_of,
-    run_engine,
+from mlperf_rn50.launch.engines import (
+    CHECKOUT,
+    Engine,
+    Options,
+    announce,
+    environment,
+    plain_output,
+    run_scontrol,
 )
-from mlperf_rn50.launch.supervisor import NOT_REACHED, Placement, Supervisor
-from mlperf_rn50.runfolder.locks import folder_lock
+from mlperf_rn50.launch.helpers import (
+    HOST_LOST,
+    as_child,
+    memory_file,
+    start_helper,
+    text_of,
+    wait_briefly,
+)
+from mlperf_rn50.launch.hosts import check_ranks, silent_hosts
+from mlperf_rn50.launch.supervisor import NOT_REACHED, Placement, StatusReader
 from mlperf_rn50.runfolder.records import Failure, note_failure, read_attempts, read_failures
-from mlperf_rn50.system.launcher_env import resume_command
+from mlperf_rn50.system.launcher_env import RANK_VARIABLES, resume_command
 from mlperf_rn50.system.mpi_session import (
     SETTING_FILES,
     SHARED_MEMORY,
+    blame_settings,
     mpi_settings,
     reason_of,
     tmp_dir,
 )
-from mlperf_rn50.system.signals import SignalQueue
+from mlperf_rn50.system.signals import STOP_SIGNALS, SignalQueue
 from mlperf_rn50.text import printable
 
+STOP_LIMIT_S = 600.0  # time for a checkpoint after a stop request
+TERM_LIMIT_S = 10.0  # time for the engine to end after SIGTERM
+# time to end after a run has logged its end, without and with a stop request
+END_LIMITS_S = (120.0, 30.0)
+LOOK_S = 10.0  # time between two checks whether the run has ended
+# The launcher waits GRACE_S longer than the start limit, which ranks that already run enforce
+# themselves.
+GRACE_S = 120.0
+# time for the guards to start on this machine, and for each of them
+_GUARDS_S = 60.0
+_GUARD_S = 0.5
+_LIST_S = 20.0  # time for launch/guard.sh to list the processes of a job; each host has 15 s
+GUARD = str(CHECKOUT / 'launch/guard.sh')
 # Linux's limit per argument, MAX_ARG_STRLEN, less the final zero byte
 _MAX_ARGUMENT_BYTES = (128 << 10) - 1
-# The launcher waits _GRACE_S longer than the start limit, which ranks that already run enforce
-# themselves.
-_GRACE_S = 120.0
-# time for the guards to start on this machine, and for each of them
-_GUARDS_S, _GUARD_S = 60.0, 0.5
-_LIST_S = 20.0  # time for launch/guard.sh to list the processes of a job; each host has 15 s
 _MPI_ERRORS = (EXIT_FAILED, *range(128 + signal.NSIG, 256))  # exit codes of mpirun's own errors
-_GUARD = str(CHECKOUT / 'launch/guard.sh')
 # folder of launch/engines/openmpi.sh or bind.sh
 _LEFTOVER = re.compile(r'mlperf_rn50-(\d+-[0-9a-f]{8}-\w+)')
+_OF_RANKS = tuple(f'{name}='.encode() for name in RANK_VARIABLES)  # of ranks and their children
+
+
+class Stage(IntEnum):
+    """Stage of stopping an engine."""
+
+    RUNNING = auto()
+    STOPPING = auto()
+    TERMINATING = auto()
+    KILLING = auto()
+
+
+_WAITING = {Stage.RUNNING: 'still starting', Stage.STOPPING: 'the stop request has had no effect'}
+
+
+def stage_of(number: int | None, is_forced: bool) -> Stage | None:
+    """Return the stage that a stop request, a later Ctrl-C or HOST_LOST requires; None for other
+    signals and None."""
+    if number == HOST_LOST or number in STOP_SIGNALS and is_forced:
+        return Stage.TERMINATING
+    return Stage.STOPPING if number in STOP_SIGNALS else None
+
+
+def next_stage(stage: Stage, required: Stage | None) -> Stage:
+    """Return the next stage after a signal that requires one, or after a timeout if required is
+    None; never go back."""
+    if required is not None:
+        return max(stage, required)
+    return Stage.KILLING if stage >= Stage.TERMINATING else Stage.TERMINATING
+
+
+def run_engine(
+    command: Sequence[str],
+    env: Mapping[str, str],
+    signals: SignalQueue,
+    job: str,
+    limit_s: float = 0.0,
+    status: StatusReader | None = None,
+    report: Callable[[str], object] = lambda _: None,
+    end_signal: signal.Signals = signal.SIGTERM,
+    messengers: Sequence[subprocess.Popen] = (),
+    output: int | None = None,
+) -> int:
+    """Run an engine to its end; return its exit code, 128 + N after signal N.
+
+    The exit code is EXIT_FAILED if a host was lost, or if a time limit was exceeded before any stop
+    request.
+
+    Args:
+        job: value of MLPERF_RN50_JOB in the environment of every process of the job.
+        limit_s: limit for the start of the run; 0 for none. Once the run has begun, its ranks
+            enforce their own limits.
+        status: see StatusReader; None for a program without a state to save, which a stop request
+            ends.
+        report: called with a message about an exceeded limit, before the engine is terminated.
+        messengers: processes that forward SIGUSR1 to the ranks as a stop request; if empty, the
+            engine forwards it.
+    """
+    process = subprocess.Popen(
+        command,
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=as_child,
+        stdout=output,
+        stderr=output,
+    )
+    stage = Stage.RUNNING
+    since = looked = time.monotonic()
+    has_ended = is_lost = False
+    limits = {
+        Stage.RUNNING: limit_s or float('inf'),
+        Stage.STOPPING: STOP_LIMIT_S,
+        Stage.TERMINATING: TERM_LIMIT_S,
+        Stage.KILLING: 1.0,
+    }
+    while process.poll() is None:
+        number = signals.next(min(1.0, since + limits[stage] - time.monotonic()))
+        required = stage_of(number, signals.is_forced or not status)
+        now = time.monotonic()
+
+        # After the end of the run, its processes have less time.
+        if status and stage in _WAITING and not has_ended and now - looked >= LOOK_S:
+            looked = now
+            has_ended = bool(status())
+            if has_ended:
+                since = now
+                limits |= dict(zip(_WAITING, END_LIMITS_S))
+        is_late = required is None and now - since >= limits[stage]
+        if is_late and stage is Stage.RUNNING and not has_ended and status and status() is not None:
+            is_late = False  # the run has begun
+            limits[stage] = float('inf')
+        if required is None and not is_late:
+            continue
+
+        if is_late and stage in _WAITING:
+            what = 'the run has ended, but not its processes' if has_ended else _WAITING[stage]
+            report(f'{what} after {limits[stage]:.0f} s')
+        is_lost |= number == HOST_LOST or is_late and stage is Stage.RUNNING
+        after = next_stage(stage, required)
+        if after is stage and not is_late:
+            continue  # the signal of this stage was already sent
+        stage = after
+        since = time.monotonic()
+        if stage is Stage.STOPPING:
+            for messenger in messengers or [process]:
+                messenger.send_signal(signal.SIGUSR1)
+        elif stage is Stage.TERMINATING:
+            process.send_signal(end_signal)
+        elif stage is Stage.KILLING:
+            kill_job(job, process.pid)
+    if signals.is_forced or stage > Stage.STOPPING and (not status or stage is Stage.KILLING):
+        kill_job(job, process.pid)
+    # mpirun leaves its ssh clients behind if their logins hang
+    kill_all(processes_of(job, with_ranks=False))
+    if is_lost:
+        return EXIT_FAILED
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+def kill_job(job: str, group: int) -> None:
+    """Kill the remaining processes of a job on this machine."""
+    kill_all([-group, *processes_of(job)])
+
+
+def kill_all(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def processes_of(job: str, with_ranks: bool = True) -> list[int]:
+    """Return the processes of a job on this machine, found by their environment."""
+    wanted = f'MLPERF_RN50_JOB={job}'.encode()
+    found = []
+    for path in Path('/proc').glob('[0-9]*/environ'):
+        with suppress(OSError):  # ended, or owned by another user
+            variables = path.read_bytes().split(b'\0')
+            is_rank = any(v.startswith(_OF_RANKS) for v in variables)
+            if wanted in variables and (with_ranks or not is_rank):
+                found.append(int(path.parent.name))
+    return found
+
+
+def remove_leftovers(folders: Iterable[Path]) -> None:
+    """Remove the empty job folders of killed launchers, unless a process of the job still runs."""
+    for path in [path for folder in folders for path in folder.glob('mlperf_rn50-*')]:
+        match = _LEFTOVER.fullmatch(path.name)
+        with suppress(OSError):  # not empty, or already removed
+            if match and path.lstat().st_uid == os.geteuid() and not processes_of(match[1]):
+                path.rmdir()
 
 
 @dataclass(frozen=True)
@@ -86,68 +254,66 @@ class Launcher:
 
         def report(text: str) -> None:
             with memory_file() as output:
-                lister = start_helper(
-                    [_GUARD, '--list', *dict.fromkeys(place.hosts), job], stdout=output
-                )
-                rest = (
-                    'nothing'
-                    if wait_briefly([lister], self.signals, _LIST_S)
-                    else 'processes not listed in time'
-                )
+                list_job = [GUARD, '--list', *dict.fromkeys(place.hosts), job]
+                lister = start_helper(list_job, stdout=output)
+                is_complete = wait_briefly([lister], self.signals, _LIST_S)
                 left = text_of(output).splitlines()
-            self.say(f'{words[0]}: {text}; waiting for {", ".join(left) or rest}; stopped')
+            if not left:
+                left = ['nothing' if is_complete else 'processes not listed in time']
+            self.say(f'{words[0]}: {text}; waiting for {", ".join(left)}; stopped')
             # '': no host is at fault
             note_failure(place.run_dir, Failure(job, '', f'{words[0]}: {text}'))
 
-        limit_s, device = config.comm.start_limit_s, config.train.device
+        limit_s = config.comm.start_limit_s
         code = self.start_ranks(
             place,
             job,
             [*self.engine.program(self.options), *words],
-            device,
-            limit_s + _GRACE_S if limit_s else 0.0,
-            status,
-            report,
+            config.train.device,
+            limit_s=limit_s + GRACE_S if limit_s else 0.0,
+            status=status,
+            report=report,
         )
         if code in _MPI_ERRORS and not (status and status() is not None):
-            self.try_mpi(place, f'{job}m', device)
+            self.try_mpi(place, f'{job}m', config.train.device)
         return code
 
     def try_mpi(self, place: Placement, job: str, device: str) -> None:
         """If Open MPI cannot start ranks, report why; raise ConfigError if settings of the user are
         the cause."""
-        if self.engine.script_for(self.options.image) != 'openmpi.sh' or (
-            silent_hosts([h.name for h in self.options.hosts], self.signals)
-            or self.signals.is_requested
-        ):
+        if self.engine.script_for(self.options.image) != 'openmpi.sh':
+            return
+        silent = silent_hosts([h.name for h in self.options.hosts], self.signals)
+        if silent or self.signals.is_requested:
             return
         *prefix, _, program = self.engine.program(self.options)
-        top, settings = Path(program).parents[2], mpi_settings(os.environ, CHECKOUT / '.venv')
+        top = Path(program).parents[2]
         command = [*prefix, f'{top}/.venv/bin/python', '-I', f'{top}/launch/engines/try_mpi.py']
+        settings = mpi_settings(os.environ, CHECKOUT / '.venv')
 
         def reason_with(names: Collection[str]) -> str:
-            env = {k: v for k, v in os.environ.items() if k not in settings} | {
-                n: settings[n] for n in names
-            }
+            env = {k: v for k, v in os.environ.items() if k not in settings}
+            env |= {name: settings[name] for name in names}
             env |= {SETTING_FILES: os.devnull, 'MLPERF_RN50_MPI_HELP': '1'}
+            # the guards of an earlier job may still end its processes
+            own_job = job + secrets.token_hex(4)
             with memory_file() as output:
-                # the guards of an earlier job may still end its processes
-                name = job + secrets.token_hex(4)
                 code = self.start_ranks(
-                    place, name, command, device, _GRACE_S, env=env, output=output.fileno()
+                    place,
+                    own_job,
+                    command,
+                    device,
+                    limit_s=GRACE_S,
+                    env=env,
+                    output=output.fileno(),
                 )
                 return reason_of(text_of(output)) if code in _MPI_ERRORS else ''
 
-        if not (reason := reason_with(settings)) or not settings or reason_with(()):
+        faults, reason = blame_settings(list(settings), reason_with)
+        if not faults:
             return self.say(f'Open MPI cannot start ranks: {reason}') if reason else None
-        faults = next(
-            ([name] for name in settings if not reason_with(settings.keys() - {name})),
-            list(settings),
-        )
         if self.signals.is_requested:
             return None
-        if reason == (lost := reason_of('')):  # Open MPI loses some messages of ranks
-            reason = next((r for _ in range(5) if (r := reason_with(settings)) != lost), lost)
         shown = ', '.join(
             f'{n}={settings[n]}{"" if n in os.environ else " in mca-params.conf"}' for n in faults
         )
@@ -162,6 +328,7 @@ class Launcher:
         job: str,
         command: Sequence[str],
         device: str,
+        *,
         limit_s: float = 0.0,
         status: StatusReader | None = None,
         report: Callable[[str], object] = lambda _: None,
@@ -179,11 +346,11 @@ class Launcher:
         if len(slots) > _MAX_ARGUMENT_BYTES:
             raise ConfigError(
                 f'hosts: got {len(slots):,} characters for {len(place.hosts):,} hosts, expected '
-                'at most '
-                f'{_MAX_ARGUMENT_BYTES:,} (limit of Linux for an argument); use shorter host names'
+                f'at most {_MAX_ARGUMENT_BYTES:,} (limit of Linux for an argument); use shorter '
+                'host names'
             )
         remove_leftovers((SHARED_MEMORY, tmp_dir()))
-        with self._guards(place, job) as guards:
+        with self.guards(place, job) as guards:
             if self.signals.is_requested:
                 return EXIT_AT_ONCE
             code = run_engine(
@@ -191,9 +358,9 @@ class Launcher:
                 env,
                 self.signals,
                 job,
-                limit_s,
-                status,
-                report,
+                limit_s=limit_s,
+                status=status,
+                report=report,
                 end_signal=signal.SIGINT if self.engine.in_slurm else signal.SIGTERM,
                 messengers=() if self.engine.forwards_stop else guards,
                 output=output,
@@ -203,7 +370,7 @@ class Launcher:
         return code
 
     @contextmanager
-    def _guards(self, place: Placement, job: str) -> Iterator[Sequence[subprocess.Popen]]:
+    def guards(self, place: Placement, job: str) -> Iterator[Sequence[subprocess.Popen]]:
         """Run a guard per host of ssh or horovodrun; it ends the ranks if the launcher dies and
         reports a lost host."""
         hosts = place.hosts if self.options.hosts or not self.engine.forwards_stop else ()
@@ -212,7 +379,7 @@ class Launcher:
             # one pipe for all guards, because the number of open files is limited
             reader, writer = os.pipe()
             guards = [
-                start_helper([_GUARD, '--host', host, *words], stdout=writer, stderr=reasons)
+                start_helper([GUARD, '--host', host, *words], stdout=writer, stderr=reasons)
                 for host in hosts
             ]
             os.close(writer)
@@ -241,92 +408,50 @@ class Launcher:
                 return
             if time.monotonic() > end:
                 raise RunFailed(
-                    f'{_GUARD} did not start within {limit_s:.0f} s; see the load of this machine'
+                    f'{GUARD} did not start within {limit_s:.0f} s; see the load of this machine'
                 )
-
-    def run(self, place: Placement, config: Config) -> int:
-        """Run the launcher and return its exit code."""
-        token, device = f'{os.getpid()}-{secrets.token_hex(4)}', config.train.device
-        if self.options.doctor and mpi_settings(os.environ, CHECKOUT / '.venv'):
-            self.try_mpi(place, f'{token}-m', device)
-        with folder_lock(place.run_dir):
-            probed = self.options.hosts
-            code = Supervisor(
-                partial(self.start, config),
-                lambda names: silent_hosts(names if probed else (), self.signals),
-                self.say,
-                self.signals,
-                self.options,
-                place,
-                bool(probed),
-                os.environ.get('SLURM_JOB_ID', token),
-                token,
-            ).run_all()
-        if self.options.ranks_per_device > 1:
-            # new, without earlier stop requests
-            with closing(SignalQueue(LAUNCHER_SIGNALS)) as signals:
-                replace(self, signals=signals).start_ranks(
-                    replace(place, ranks_per_node=1),
-                    f'{token}-m',
-                    [str(CHECKOUT / 'launch/mps.sh'), 'stop'],
-                    device,
-                    _GRACE_S,
-                )
-        return requeue(code, place.run_dir, self.say) if self.engine.in_slurm else code
 
     def run_program(self, ranks_per_node: int, command: Sequence[str], device: str) -> int:
         """Run a program with a number of ranks on this machine or each host, without checks and
         restarts."""
-        hosts, job = self.options.hosts, f'{os.getpid()}-{secrets.token_hex(4)}'
-        check_ranks(hosts, ranks_per_node)
+        check_ranks(self.options.hosts, ranks_per_node)
+        hosts = tuple(h.name for h in self.options.hosts) or ('localhost',)
+        job = new_token()
+        bound = [str(CHECKOUT / 'launch/bind.sh'), *command]
         with TemporaryDirectory() as folder:
-            place = Placement(
-                Path(folder), tuple(h.name for h in hosts) or ('localhost',), ranks_per_node
-            )
-            code = self.start_ranks(
-                place,
-                job,
-                [str(CHECKOUT / 'launch/bind.sh'), *command],
-                device,
-                status=lambda: None,
-            )
+            place = Placement(Path(folder), hosts, ranks_per_node)
+            code = self.start_ranks(place, job, bound, device, status=lambda: None)
             for lost in read_failures(place.run_dir):
                 self.say(f'host {lost.host} {lost.cause}')
             if code == EXIT_FAILED:
                 self.try_mpi(place, f'{job}m', device)
         return code
 
-
-def remove_leftovers(folders: Iterable[Path]) -> None:
-    """Remove the empty job folders of killed launchers, unless a process of the job still runs."""
-    for path in [path for folder in folders for path in folder.glob('mlperf_rn50-*')]:
-        match = _LEFTOVER.fullmatch(path.name)
-        with suppress(OSError):  # not empty, or already removed
-            if match and path.lstat().st_uid == os.geteuid() and not processes_of(match[1]):
-                path.rmdir()
-
-
-def requeue(code: int, run_dir: Path, report: Callable[[str], None]) -> int:
-    """Requeue a Slurm job whose run can be resumed, unless it was cancelled or must give up; return
-    the exit code."""
-    if code != EXIT_RESUMABLE:
-        return code
-    job = os.environ['SLURM_JOB_ID']
-    if reason := give_up_reason(read_attempts(run_dir, job)):
-        report(reason)
-        return EXIT_FAILED
-    shown = run_scontrol('show', 'job', job)[1]
-    # An ending job is COMPLETING both after scancel and at its time limit; only the reason tells
-    # them apart.
-    if 'JobState=RUNNING' in shown or 'Reason=TimeLimit' in shown:
-        report(
+    def requeue(self, code: int, run_dir: Path) -> int:
+        """Requeue a Slurm job whose run can be resumed, unless it was cancelled or must give up;
+        return the exit code."""
+        if code != EXIT_RESUMABLE:
+            return code
+        job = os.environ['SLURM_JOB_ID']
+        if reason := give_up_reason(read_attempts(run_dir, job)):
+            self.say(reason)
+            return EXIT_FAILED
+        resume = f'resume with: {resume_command(run_dir)}'
+        shown = run_scontrol('show', 'job', job)[1]
+        # An ending job is COMPLETING both after scancel and at its time limit; only the reason
+        # tells them apart.
+        if 'JobState=RUNNING' not in shown and 'Reason=TimeLimit' not in shown:
+            self.say(f'cancelled; the checkpoint is in {run_dir}; {resume}')
+            return code
+        self.say(
             'stopped before the end of the run; the job is requeued and resumes from its checkpoint'
         )
         is_done, reason = run_scontrol('requeue', job)
         if not is_done:
-            report(
-                f'Slurm did not requeue the job ({reason}); resume with: {resume_command(run_dir)}'
-            )
-    else:
-        report(f'cancelled; the checkpoint is in {run_dir}; resume with: {resume_command(run_dir)}')
-    return code
+            self.say(f'Slurm did not requeue the job ({reason}); {resume}')
+        return code
+
+
+def new_token() -> str:
+    """Return the start of the names of all jobs of a launcher."""
+    return f'{os.getpid()}-{secrets.token_hex(4)}'

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_FAILED, EXIT_RESUMABLE, EXIT_USAGE, ConfigError
 from mlperf_rn50.launch import attempts
-from mlperf_rn50.launch.arguments import Options
-from mlperf_rn50.launch.process import StatusReader
-from mlperf_rn50.runfolder.names import RunFolder, newest_step, run_numbers
+from mlperf_rn50.launch.engines import Options
+from mlperf_rn50.launch.placement import Placement
+from mlperf_rn50.runfolder.names import RunFolder, list_runs, newest_run, newest_step
 from mlperf_rn50.runfolder.records import (
     Attempt,
     Failure,
@@ -29,30 +29,10 @@ _DOCTOR = 'd'  # appended to an attempt's job name for its doctor
 _SIGNAL_CODES = 128  # exit code of an engine that a signal has ended, less the number of the signal
 NOT_REACHED = 'was not reached'  # cause of a host with which launch/guard.sh could not connect
 _WAIT_LIMIT_S = 60.0  # maximum wait for silent hosts before a restart
-_ELASTIC_LIMIT_S = 30.0  # the same with --elastic, which then excludes them
+ELASTIC_LIMIT_S = 30.0  # the same with --elastic, which then excludes them
 _RETRY_S = 2.0  # pause between checks for silent hosts
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Run folder, hosts and number of ranks on each; without ssh and Slurm, hosts has localhost
-    once per node."""
-
-    run_dir: Path
-    hosts: tuple[str, ...]
-    ranks_per_node: int
-
-    def name_of(self, failure: Failure) -> str:
-        """Return the host of a failure under the name that the user gave, which may differ from the
-        actual one."""
-        if failure.rank is None or failure.rank >= len(self.hosts) * self.ranks_per_node:
-            return failure.host
-        return self.hosts[failure.rank // self.ranks_per_node]
-
-    def ranks_of(self, host: str) -> str:
-        """Return the ranks of a host as text."""
-        first = self.hosts.index(host) * self.ranks_per_node
-        return ', '.join(map(str, range(first, first + self.ranks_per_node)))
+# Returns the status of a run that has ended, '' before the end, None if no run has begun.
+StatusReader = Callable[[], str | None]
 
 
 @dataclass
@@ -90,39 +70,30 @@ class Supervisor:
     def run_to_end(self, is_resumed: bool) -> int:
         """Make one run with its restarts; return 0 if converged, 1 if not, 2 for a usage error, 75
         if resumable."""
-        restarts_left, is_checked, run_dir = self.options.restarts, False, self.place.run_dir
+        restarts_left = self.options.restarts
+        run_dir = self.place.run_dir
+        is_checked = False
         self._stuck.clear()
         self._attempts = read_attempts(run_dir, self.batch_job)
         chosen = self.options.run
-        train_options = self.train_options(
-            chosen or attempts.newest_run(run_dir) if is_resumed else None
-        )
+        resumed = chosen or newest_run(run_dir) if is_resumed else None
+        train_options = self.train_options(resumed)
         while True:
             self._num_jobs += 1
-            job, before = f'{self.token}-{self._num_jobs}', attempts.read_progress(run_dir, chosen)
+            job = f'{self.token}-{self._num_jobs}'
+            before = attempts.read_progress(run_dir, chosen)
+
+            # the doctor, then the ranks
             code = 0 if is_checked else self._run_doctor(job, train_options)
             is_fit = not code
-            if (
-                not is_fit
-                and not self.signals.is_requested
-                and (
-                    code == EXIT_USAGE
-                    or code == EXIT_FAILED
-                    and (self._num_jobs == 1 or not restarts_left)
-                    and not self._has_failure(job)
-                )
-            ):
-                # the doctor found a fault; a killed rank or a lost host is a failed attempt instead
+            if not is_fit and self._found_fault(job, code, restarts_left):
                 return code
             if is_fit and not self.signals.is_requested:
                 code = self._start(job, ['train', *train_options], partial(self._status, before))
+
+            # the result, its cause, and what follows from it
             attempt = attempts.read_attempt(run_dir, before, code, train_options[0] == '--resume')
-            if (
-                attempt.end == 'interrupted'
-                and self.has_ssh
-                and not self.signals.is_requested
-                and (code == EXIT_FAILED or self._has_failure(job))
-            ):
+            if attempt.end == 'interrupted' and self._is_host_lost(job, code):
                 # guards send the ranks a stop request if a host is lost
                 attempt = replace(attempt, end=None)
             silent: dict[str, str] = {}
@@ -134,16 +105,17 @@ class Supervisor:
                 attempt,
                 self.signals.is_requested,
                 restarts_left,
-                self._attempts,
-                bool(self._bad_hosts()),
+                past=self._attempts,
+                can_exclude=bool(self._bad_hosts()),
             )
-            # A restart checks the hosts again unless they passed, the cause was outside the program
-            # and all answer.
-            is_checked = is_fit and attempt.origin == 'outside' and not silent
             if reason:
                 self.say(reason)
             if end_code is not None:
                 return end_code
+
+            # A restart checks the hosts again unless they passed, the cause was outside the program
+            # and all answer.
+            is_checked = is_fit and attempt.origin == 'outside' and not silent
             restarts_left -= 1
             if pause_s := attempts.pause_s(attempts.count_stuck(self._attempts)):
                 self.say(
@@ -154,13 +126,26 @@ class Supervisor:
                 return EXIT_FAILED
             if self.signals.is_requested:
                 return EXIT_RESUMABLE if attempt.can_resume else EXIT_FAILED
-            train_options = self.train_options(
-                RunFolder(run_dir, attempt.run) if attempt.run is not None else None
-            )
+            resumed = None if attempt.run is None else RunFolder(run_dir, attempt.run)
+            train_options = self.train_options(resumed)
             self.say(
                 f'restart {self.options.restarts - restarts_left} of {self.options.restarts}: '
                 f'{" ".join(train_options)}'
             )
+
+    def _found_fault(self, job: str, code: int, restarts_left: int) -> bool:
+        """Return whether a doctor that ended with this code found a fault; a killed rank or a lost
+        host is a failed attempt instead."""
+        if self.signals.is_requested or code not in (EXIT_FAILED, EXIT_USAGE):
+            return False
+        is_last = self._num_jobs == 1 or not restarts_left
+        return code == EXIT_USAGE or is_last and not self._has_failure(job)
+
+    def _is_host_lost(self, job: str, code: int) -> bool:
+        """Return whether a run was interrupted because a host was lost, not by the user."""
+        if not self.has_ssh or self.signals.is_requested:
+            return False
+        return code == EXIT_FAILED or self._has_failure(job)
 
     def _has_failure(self, job: str) -> bool:
         """Return whether a failure is recorded for a job, or a host does not answer."""
@@ -174,16 +159,13 @@ class Supervisor:
         possible."""
         if run and newest_step(run.checkpoints) >= 0:
             is_given = self.options.run and not any(a.gained for a in self._attempts)
-            return [
-                '--resume',
-                str(self.options.resume if is_given else run.checkpoints),
-                *(['--elastic'] if self.options.elastic else []),
-            ]
+            place = self.options.resume if is_given else run.checkpoints
+            elastic = ['--elastic'] if self.options.elastic else []
+            return ['--resume', str(place), *elastic]
         if not self.options.config:
             raise ConfigError(
                 f'--resume: {self.place.run_dir} has no checkpoint of its newest run; start a new '
-                'run '
-                'with --config'
+                'run with --config'
             )
         return ['--config', self.options.config, '--run.dir', str(self.place.run_dir)]
 
@@ -195,19 +177,16 @@ class Supervisor:
         return attempts.read_attempt(self.place.run_dir, before, 0, True).end or ''
 
     def _start(self, job: str, words: Sequence[str], status: StatusReader | None) -> int:
-        self.say(
-            ('starting ' if words[0] == 'train' else 'checking the nodes with ')
-            + plural(len(self.place.hosts) * self.place.ranks_per_node, 'rank')
-        )
-        ranks = [
-            '--run.num_nodes',
-            len(self.place.hosts),
-            '--run.ranks_per_node',
-            self.place.ranks_per_node,
-            '--run.ranks_per_device',
-            self.options.ranks_per_device,
-        ]
-        return self.start(self.place, job, [*words, *self.options.train, *map(str, ranks)], status)
+        num_nodes, ranks_per_node = len(self.place.hosts), self.place.ranks_per_node
+        what = 'starting' if words[0] == 'train' else 'checking the nodes with'
+        self.say(f'{what} {plural(num_nodes * ranks_per_node, "rank")}')
+        values = {
+            '--run.num_nodes': num_nodes,
+            '--run.ranks_per_node': ranks_per_node,
+            '--run.ranks_per_device': self.options.ranks_per_device,
+        }
+        layout = [word for name, number in values.items() for word in (name, str(number))]
+        return self.start(self.place, job, [*words, *self.options.train, *layout], status)
 
     def _run_doctor(self, job: str, train_options: Sequence[str]) -> int:
         if not self.options.doctor or self.signals.is_requested:
@@ -219,7 +198,10 @@ class Supervisor:
         if attempt.end or not self.signals.is_requested:  # a stop request is not a failure
             note_attempt(self.place.run_dir, self.batch_job, attempt)
             self._attempts.append(attempt)
-        self._stuck = {} if attempt.gained else {**self._stuck, job: self.place}
+        if attempt.gained:
+            self._stuck.clear()
+        else:
+            self._stuck[job] = self.place
 
     def explain_failure(self, job: str, attempt: Attempt, silent: Mapping[str, str]) -> Attempt:
         """Report where an attempt failed and which hosts do not answer; return the attempt with the
@@ -231,31 +213,33 @@ class Supervisor:
             self.signals.pause(_RETRY_S)  # until the ranks have recorded that they lost the engine
         for host in silent:
             note_failure(place.run_dir, Failure(job, host, 'does not answer', is_outside=True))
+        failures = self._failures(job)
+
+        # lost hosts, with the first cause of each
         lost = {
-            f.host: f.cause
-            for f in reversed(self._failures(job))
-            if f.rank is None and f.host in place.hosts
+            f.host: f.cause for f in reversed(failures) if f.rank is None and f.host in place.hosts
         }
-        lost |= {
-            host: f'does not answer {platform.node()}'
-            for host in silent
-            if not lost.get(host, '').startswith(NOT_REACHED)
-        }
+        for host in silent:
+            if not lost.get(host, '').startswith(NOT_REACHED):
+                lost[host] = f'does not answer {platform.node()}'
         for host, cause in lost.items():
             reason = f' ({silent[host]})' if silent.get(host) and NOT_REACHED not in cause else ''
             self.say(f'host {host} (with rank {place.ranks_of(host)}) {cause}; {where}{reason}')
-        text = (
-            f'the ranks ended with exit code {attempt.exit_code}{explain_exit(attempt.exit_code)}'
-        )
-        cause, origin = text, 'outside' if is_killed else ''
-        if first := next(iter(self._failures(job)), None):
+
+        # the first cause of all
+        code = attempt.exit_code
+        text = cause = f'the ranks ended with exit code {code}{explain_exit(code)}'
+        origin = 'outside' if is_killed else ''
+        if failures:
+            first = failures[0]
             host = place.name_of(first) if self.has_ssh else first.host
-            subject = (
-                f'host {host} '
-                if host and first.rank is None
-                else host and f'rank {first.rank} on {host}: '
-            )
-            cause, origin = subject + first.cause, 'outside' if first.is_outside else 'program'
+            cause = first.cause
+            if host:
+                is_host = first.rank is None
+                cause = (
+                    f'host {host} {cause}' if is_host else f'rank {first.rank} on {host}: {cause}'
+                )
+            origin = 'outside' if first.is_outside else 'program'
         if not lost:  # ranks that lost the engine cannot print the cause
             self.say(f'{cause if is_killed else text}; {where}')
         return replace(attempt, cause=cause, origin=origin)
@@ -266,8 +250,7 @@ class Supervisor:
         for host, cause in self._bad_hosts().items():
             self.say(
                 f'excluding {host} after {attempts.MAX_FAILURES} failures in attempts without a '
-                'newer '
-                f'checkpoint ({cause})'
+                f'newer checkpoint ({cause})'
             )
             self._exclude({host})
         start = time.monotonic()
@@ -276,10 +259,10 @@ class Supervisor:
             if self.signals.is_requested:
                 return True
             can_exclude = self.options.elastic and len(silent) < len(self.place.hosts)
-            if can_exclude and waited_s >= _ELASTIC_LIMIT_S:
+            if can_exclude and waited_s >= ELASTIC_LIMIT_S:
                 self.say(
                     f'excluding {" ".join(silent)}, which did not answer for '
-                    f'{_ELASTIC_LIMIT_S:.0f} s'
+                    f'{ELASTIC_LIMIT_S:.0f} s'
                 )
                 self._exclude(silent)
                 return True
@@ -294,15 +277,14 @@ class Supervisor:
     def _bad_hosts(self) -> dict[str, str]:
         """Return the hosts to exclude and their last causes, from the failures since the newest
         checkpoint."""
-        # The host names are those that the user gave.
-        failures = [
-            replace(f, job=job, host=place.name_of(f))
-            for f in read_failures(self.place.run_dir)
-            if (place := self._stuck.get(job := f.job.removesuffix(_DOCTOR)))
-        ]
-        return (
-            bad_hosts(failures, self.place.hosts) if self.options.elastic and self.has_ssh else {}
-        )
+        if not (self.options.elastic and self.has_ssh):
+            return {}
+        failures = []
+        for failure in read_failures(self.place.run_dir):
+            job = failure.job.removesuffix(_DOCTOR)
+            if place := self._stuck.get(job):  # with the host names that the user gave
+                failures.append(replace(failure, job=job, host=place.name_of(failure)))
+        return bad_hosts(failures, self.place.hosts)
 
     def _exclude(self, hosts: Collection[str]) -> None:
         self.place = replace(self.place, hosts=tuple(h for h in self.place.hosts if h not in hosts))
@@ -315,10 +297,7 @@ def plan_runs(folder: Path, options: Options) -> list[bool]:
         return [False] * options.seeds
     if options.seeds == 1:
         return [True]
-    ends = [
-        attempts.end_of(attempts.read_metrics(RunFolder(folder, number)))
-        for number in sorted(run_numbers(folder))
-    ]
+    ends = [attempts.end_of(attempts.read_metrics(run)) for run in list_runs(folder)]
     is_unfinished = bool(ends) and ends[-1] not in attempts.OVER
     num_over = sum(end in attempts.OVER for end in ends)
     return [True] * is_unfinished + [False] * (options.seeds - num_over - is_unfinished)

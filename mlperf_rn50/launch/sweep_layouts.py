@@ -93,8 +93,7 @@ def plan_layouts(
         if is_weak and reference % first:
             raise ConfigError(
                 f'train.global_batch_size: got {reference}, expected a multiple of the {first} '
-                'ranks of '
-                'the first layout'
+                'ranks of the first layout'
             )
         global_batch_size = reference // first * world_size if is_weak else reference
         if global_batch_size % world_size:
@@ -102,13 +101,19 @@ def plan_layouts(
                 f'train.global_batch_size: got {global_batch_size}, expected a multiple of '
                 f'{num_nodes}x{ranks_per_node} = {world_size} ranks, or --weak'
             )
-        lr, warmup = base_lr * global_batch_size / reference, warmup_epochs
-        if lr_table is not None:
-            if global_batch_size not in lr_table:
-                raise ConfigError(
-                    f'--lr-table: no line for a global batch of {global_batch_size} '
-                    f'({num_nodes}x{ranks_per_node})'
-                )
+        if lr_table is None:
+            lr = base_lr * global_batch_size / reference
+            warmup = warmup_epochs
+        elif global_batch_size in lr_table:
             lr, warmup = lr_table[global_batch_size]
-        result.append(SweepLayout(num_nodes, ranks_per_node, global_batch_size, lr, warmup))
+        else:
+            raise ConfigError(
+                f'--lr-table: no line for a global batch of {global_batch_size} '
+                f'({num_nodes}x{ranks_per_node})'
+            )
+        result.append(
+            SweepLayout(
+                num_nodes, ranks_per_node, global_batch_size, base_lr=lr, warmup_epochs=warmup
+            )
+        )
     return result

@@ -9,7 +9,7 @@ least four of them different.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.mllog.logged_run import Run
 
 # fewer equal values, or a shorter run, may be coincidence
 _MIN_TIMES, _MIN_MS, _MIN_ACCURACIES = 4, 1000, 4

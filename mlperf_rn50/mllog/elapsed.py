@@ -79,13 +79,14 @@ def make_resume(
     """Return the next resume of a run. stopped_s: time of the last sign of life, which the resume
     cannot precede."""
     stopped_s = min(stopped_s, resumed_s)
+    resume = Resume(resumed_s, stopped_s, checkpoint_s=None, clock_s=None, is_pause=is_pause)
     checkpoint_s = None if clock_s is None else checkpoint_time_s(before, clock_s)
     if checkpoint_s is None:
-        return Resume(resumed_s, stopped_s, None, None, is_pause)
+        return resume
     checkpoint_s = min(checkpoint_s, resumed_s)
     if checkpoint_s > stopped_s or is_pause and stopped_s - checkpoint_s <= _STOPPING_S:
         stopped_s = checkpoint_s
-    return Resume(resumed_s, stopped_s, checkpoint_s, clock_s, is_pause)
+    return resume._replace(stopped_s=stopped_s, checkpoint_s=checkpoint_s, clock_s=clock_s)
 
 
 def gaps_of(resumes: Sequence[Resume]) -> list[tuple[float, float]]:

@@ -61,6 +61,7 @@ class LogEvent:
     time_s: float  # since 1970
     value: Any = None  # any JSON value
     metadata: dict[str, Any] = field(default_factory=dict)  # in v0.5: file, lineno and benchmark
+    line: int = field(default=0, compare=False)  # number of the line in its file
 
 
 def _object(value: Any, name: str) -> dict:
@@ -124,13 +125,9 @@ def _decode_v05(text: str) -> LogEvent:
     if m is None or any(key != m['key'] and key.startswith(m['key']) for key in _VITAL):
         raise ValueError('not a whole :::MLPv0.5.0 line')
     value = None if m['value'] is None else _parse(m['value'])
-    return LogEvent(
-        'MLPv0.5.0',
-        m['key'],
-        _seconds(float(m['time'])),
-        value,
-        {'file': m['file'], 'lineno': int(m['line']), 'benchmark': m['benchmark']},
-    )
+    metadata = {'file': m['file'], 'lineno': int(m['line']), 'benchmark': m['benchmark']}
+    time_s = _seconds(float(m['time']))
+    return LogEvent('MLPv0.5.0', m['key'], time_s, value=value, metadata=metadata)
 
 
 def _decode_mllog(text: str) -> LogEvent:
@@ -141,9 +138,9 @@ def _decode_mllog(text: str) -> LogEvent:
         raise ValueError(f'no {e.args[0]}') from e
     if not isinstance(key, str):
         raise ValueError('key is not a string')
-    return LogEvent(
-        'MLLOG', key, _seconds(ticks, 1e3), record.get('value'), _object(metadata, 'metadata')
-    )
+    _object(metadata, 'metadata')
+    time_s = _seconds(ticks, 1e3)
+    return LogEvent('MLLOG', key, time_s, value=record.get('value'), metadata=metadata)
 
 
 def _decode_v06(text: str) -> LogEvent:
@@ -151,13 +148,9 @@ def _decode_v06(text: str) -> LogEvent:
     if m is None:
         raise ValueError('not a :::MLL line')
     record = _object(_parse(m['value']), 'the value')
-    return LogEvent(
-        'MLL',
-        m['key'],
-        _seconds(float(m['time'])),
-        record.get('value'),
-        _object(record.get('metadata', {}), 'metadata'),
-    )
+    metadata = _object(record.get('metadata', {}), 'metadata')
+    time_s = _seconds(float(m['time']))
+    return LogEvent('MLL', m['key'], time_s, value=record.get('value'), metadata=metadata)
 
 
 def encode_v06(event: LogEvent) -> str:

@@ -42,10 +42,10 @@ def make_finding(
     return Finding(
         kind,
         line,
-        text.format(*values),
-        (summary or text).format(*values),
-        grade or _GRADE_OF[kind],
-        file,
+        text=text.format(*values),
+        summary=(summary or text).format(*values),
+        grade=grade or _GRADE_OF[kind],
+        file=file,
     )
 
 
@@ -67,9 +67,8 @@ class Findings:
         MAX_FINDINGS of its grade."""
         grade, kind = finding.grade, (finding.grade, finding.summary)
         if kind not in self._kept and sum(key[0] == grade for key in self._kept) >= MAX_FINDINGS:
-            self._kept.setdefault(
-                (grade, ''), make_finding('omitted', finding.line, f'{grade}s', grade=grade)
-            )
+            omitted = make_finding('omitted', finding.line, f'{grade}s', grade=grade)
+            self._kept.setdefault((grade, ''), omitted)
             return
         self._kept.setdefault(kind, finding)
         self._counts[kind] += 1
@@ -84,11 +83,10 @@ class Findings:
 
     def in_file(self, path: Path) -> tuple[Finding, ...]:
         """Return all findings, the most severe first, with `path` as their file."""
-        return tuple(
-            most_severe(
-                f._replace(file=path)
-                if (count := self._counts[kind]) < 2
-                else f._replace(file=path, text=f'{count} lines from line {f.line} on: {kind[1]}')
-                for kind, f in self._kept.items()
-            )
-        )
+        found = []
+        for kind, f in self._kept.items():
+            count, text = self._counts[kind], f.text
+            if count > 1:
+                text = f'{count} lines from line {f.line} on: {f.summary}'
+            found.append(f._replace(file=path, text=text))
+        return tuple(most_severe(found))

@@ -85,12 +85,12 @@ class RunLog:
         if not self._sink:
             return
         now = self.time()
-        write = {'start': self._mllog.start, 'stop': self._mllog.end}.get(
-            key.rpartition('_')[2], self._mllog.event
-        )
+        writers = {'start': self._mllog.start, 'stop': self._mllog.end}
+        write = writers.get(key.rpartition('_')[2], self._mllog.event)
         write(key, value, metadata, time_ms=int(now * 1000))
         if self._v06:
-            self._v06.write(events.encode_v06(events.LogEvent('MLL', key, now, value, metadata)))
+            event = events.LogEvent('MLL', key, now, value=value, metadata=metadata)
+            self._v06.write(events.encode_v06(event))
 
     def _tag(self, tag: str, value: Any = None) -> None:
         if self._sink:
@@ -160,10 +160,8 @@ class RunLog:
         if s.decay == 'poly':
             values[f'{o.name}_opt_learning_rate_decay_poly_power'] = s.poly_power
         if o.name == keys.LARS:
-            values |= {
-                keys.LARS_EPSILON: o.lars_epsilon,
-                keys.LARS_OPT_LEARNING_RATE_WARMUP_EPOCHS: s.warmup_epochs,
-            }
+            values[keys.LARS_EPSILON] = o.lars_epsilon
+            values[keys.LARS_OPT_LEARNING_RATE_WARMUP_EPOCHS] = s.warmup_epochs
         if s.decay == 'step':
             values[keys.OPT_LR_DECAY_BOUNDARY_EPOCHS] = list(s.step_epochs)
         if s.decay != 'poly':
@@ -247,18 +245,16 @@ class RunLog:
             keys.EVAL_SAMPLES: d.num_val,
         }.items():
             self._event(key, count)
-        order = (
-            'a new global permutation every epoch'
-            if d.shuffle == 'global'
-            else (
+        order = 'a new global permutation every epoch'
+        if d.shuffle == 'node':
+            order = (
                 'each node permutes its part of the images every epoch, and gets a new part every '
                 f'{d.node_rotation_epochs} epochs'
             )
-        )
-        crop = {
-            tags.INPUT_DISTORTED_CROP_RATIO_RANGE: [d.min_aspect, d.max_aspect],
-            tags.INPUT_DISTORTED_CROP_AREA_RANGE: [d.min_area, d.max_area],
-        }
+        crop = {}
+        if d.crop == 'random_resized':
+            crop[tags.INPUT_DISTORTED_CROP_RATIO_RANGE] = [d.min_aspect, d.max_aspect]
+            crop[tags.INPUT_DISTORTED_CROP_AREA_RANGE] = [d.min_area, d.max_area]
         for tag, value in {
             tags.PREPROC_NUM_TRAIN_EXAMPLES: d.num_train,
             tags.PREPROC_NUM_EVAL_EXAMPLES: d.num_val,
@@ -266,7 +262,7 @@ class RunLog:
             tags.INPUT_ORDER: order,
             tags.INPUT_SHARD: num_ranks,
             tags.INPUT_CENTRAL_CROP: d.resize_shorter > d.image_size,
-            **(crop if d.crop == 'random_resized' else {}),
+            **crop,
             tags.INPUT_MEAN_SUBTRACTION: list(d.mean),
             tags.INPUT_RANDOM_FLIP: d.mirror_probability,
             tags.INPUT_RESIZE: {'shorter_side': d.resize_shorter, 'crop': d.image_size},
@@ -323,11 +319,8 @@ class RunLog:
         elapsed_parts: parts of the time to train of a resumed run, in seconds.
         """
         self._is_converged = reason == 'converged'
-        self._event(
-            keys.RUN_STOP,
-            status=keys.SUCCESS if self._is_converged else keys.ABORTED,
-            reason=reason,
-            **({'elapsed_parts': elapsed_parts} if elapsed_parts else {}),
-        )
+        status = keys.SUCCESS if self._is_converged else keys.ABORTED
+        parts = {'elapsed_parts': elapsed_parts} if elapsed_parts else {}
+        self._event(keys.RUN_STOP, status=status, reason=reason, **parts)
         self._tag(tags.RUN_STOP, {'success': self._is_converged})
         self._tag(tags.RUN_FINAL)

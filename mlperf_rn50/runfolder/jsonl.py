@@ -14,7 +14,7 @@ import msgspec
 from mlperf_rn50.files import no_link, numbered_lines, regular_file
 
 MAX_LINE_BYTES = 1 << 24  # maximum length of a line; the times of 10,000 ranks take 8.1 MB
-_MAX_LINES, _MAX_BYTES = 1 << 22, 1 << 29  # maximum read from one file
+_MAX_LINES, MAX_BYTES = 1 << 22, 1 << 29  # maximum read from one file
 _MAX_LOOK_BYTES = 1 << 26  # maximum number of bytes read in one call of Tail.read
 # number of bytes before the read position that Tail keeps to detect a replaced file
 _LAST_BYTES = 64
@@ -50,7 +50,7 @@ def append(path: Path, record: Any) -> None:
 def read_lines(path: Path, kind: type[T], mark: bytes = b'') -> Iterator[tuple[int, T]]:
     """Yield (number, value) of each complete line that contains mark and decodes to kind; a missing
     file has none."""
-    num_left = _MAX_BYTES
+    num_left = MAX_BYTES
     try:
         for number, line in itertools.islice(numbered_lines(path, MAX_LINE_BYTES), _MAX_LINES):
             if (num_left := num_left - len(line)) < 0:
@@ -79,9 +79,8 @@ class Tail:
             with open(self.path, 'rb', opener=regular_file) as f:
                 f.seek(self._offset - len(self._last))
                 inode = os.fstat(f.fileno()).st_ino
-                is_replaced = (
-                    self._inode not in (None, inode) or f.read(len(self._last)) != self._last
-                )
+                is_other = self._inode not in (None, inode)
+                is_replaced = is_other or f.read(len(self._last)) != self._last
                 if is_replaced:
                     self._reset()
                 self._inode = inode
@@ -101,11 +100,7 @@ class Tail:
                 break
             self._offset += len(line)
             self._last = (self._last + line)[-_LAST_BYTES:]
-            if (
-                is_whole
-                and not self._is_skipping
-                and (record := decode(line, self._kind)) is not None
-            ):
-                records.append(record)
+            if is_whole and not self._is_skipping:
+                records.append(decode(line, self._kind))
             self._is_skipping = not is_whole  # the next part is the rest of an overlong line
-        return records
+        return [record for record in records if record is not None]

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import no_link, refuse_existing, regular_file, writing_folder
-from mlperf_rn50.runfolder.names import run_numbers
+from mlperf_rn50.runfolder.names import list_runs
 from mlperf_rn50.runfolder.records import RECORDS
 
 LAUNCHER_LOCK = '.launcher.lock'  # in the run folder, held by its launcher
@@ -124,7 +124,7 @@ def folder_lock(
             lock.path.unlink()
         lock.close()
         with suppress(OSError):
-            if folder in made and not run_numbers(folder):
+            if folder in made and not list_runs(folder):
                 for record in RECORDS:
                     (folder / record).unlink(missing_ok=True)
             for path in made:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from mlperf_rn50.errors import StorageError
+from mlperf_rn50.errors import StorageError, UserError
 from mlperf_rn50.files import make_folder, writing_folder
 from mlperf_rn50.text import grouped
 
@@ -126,9 +126,23 @@ def check_present(run: RunFolder) -> None:
         )
 
 
-def run_numbers(folder: Path) -> list[int]:
-    """Return the numbers of the runs in a folder, in no particular order."""
-    return [k for p in folder.glob('result_*.txt') if (k := run_number(p.name)) is not None]
+def list_runs(folder: Path) -> list[RunFolder]:
+    """Return the runs of a folder, oldest first; none if it is missing."""
+    numbers = [k for p in folder.glob('result_*.txt') if (k := run_number(p.name)) is not None]
+    return [RunFolder(folder, number) for number in sorted(numbers)]
+
+
+def newest_run(folder: Path) -> RunFolder | None:
+    return next(reversed(list_runs(folder)), None)
+
+
+def run_at(path: Path) -> RunFolder:
+    """Return the run of a log, or the newest run of a folder. Raise UserError if there is none."""
+    number = run_number(path.name)
+    run = newest_run(path) if number is None else RunFolder(path.parent, number)
+    if run is None:
+        raise UserError(f'{path}: got no run, expected a run folder, or result_<k>.txt in one')
+    return run
 
 
 def find_run_folders(path: Path) -> list[Path]:

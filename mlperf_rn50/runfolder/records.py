@@ -9,9 +9,10 @@ a record states another origin.
 
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -28,7 +29,8 @@ Bytes = dict[str, Annotated[int, Meta(ge=0, le=10**18)]]  # by host
 Gauge = Annotated[float, Meta(ge=0, le=1e18)]
 Name = Annotated[str, Meta(max_length=64)]
 Rates = dict[str, Annotated[float, Meta(ge=0, le=1e15)]]  # by device
-_MAX_KEPT = 10_000  # newest attempts or failures of a folder
+MAX_KEPT = 10_000  # newest attempts or failures of a folder
+T = TypeVar('T')
 
 
 class TrainRecord(Struct, tag_field='event', tag='train'):
@@ -221,7 +223,7 @@ class EndRecord(Struct, tag_field='event', tag='end', omit_defaults=True):
 
 
 # Any line of metrics.jsonl
-MetricsRecord = (
+MetricsRecord: TypeAlias = (
     TrainRecord
     | LossScaleRecord
     | EvalRecord
@@ -234,6 +236,13 @@ MetricsRecord = (
     | ClockStepRecord
     | EndRecord
 )
+
+
+def read_records(path: Path, kind: type[T]) -> Iterator[tuple[int, T]]:
+    """Yield (line number, record) of the records of a kind, or of a union of kinds, in a
+    metrics.jsonl."""
+    config = getattr(kind, '__struct_config__', None)  # a union has none
+    return read_lines(path, kind, f'"{config.tag}"'.encode() if config else b'')
 
 
 @dataclass(frozen=True)
@@ -277,7 +286,7 @@ def note_attempt(folder: Path, job: str, attempt: Attempt) -> None:
 def read_attempts(folder: Path, job: str | None = None) -> list[Attempt]:
     """Return the attempts of a job, which may have been requeued; those of all jobs for None."""
     lines = read_lines(folder / 'attempts.jsonl', Attempt)
-    return list(deque((a for _, a in lines if job in (None, a.job)), _MAX_KEPT))
+    return list(deque((a for _, a in lines if job in (None, a.job)), MAX_KEPT))
 
 
 def note_failure(folder: Path, failure: Failure) -> None:
@@ -288,7 +297,7 @@ def note_failure(folder: Path, failure: Failure) -> None:
 
 def read_failures(folder: Path) -> list[Failure]:
     lines = read_lines(folder / 'failures.jsonl', Failure)
-    return list(deque((failure for _, failure in lines), _MAX_KEPT))
+    return list(deque((failure for _, failure in lines), MAX_KEPT))
 
 
 class GpuSample(Struct, omit_defaults=True):

@@ -12,6 +12,7 @@ import shlex
 import sys
 from argparse import ArgumentParser
 from collections.abc import MutableMapping
+from math import ceil
 from pathlib import Path
 
 from mlperf_rn50.errors import ConfigError
@@ -24,23 +25,33 @@ _SIZE = ('OMPI_COMM_WORLD_SIZE', 'PMI_SIZE', 'PMIX_SIZE', 'HOROVOD_SIZE')
 _LOCAL_RANK = ('OMPI_COMM_WORLD_LOCAL_RANK', 'MPI_LOCALRANKID', 'HOROVOD_LOCAL_RANK')
 _LOCAL_SIZE = ('OMPI_COMM_WORLD_LOCAL_SIZE', 'MPI_LOCALNRANKS', 'HOROVOD_LOCAL_SIZE')
 
-_MXNET_POSITIVE = """CPU_PARALLEL_RAND_COPY CPU_PRIORITY_NTHREADS CPU_TEMP_COPY CPU_WORKER_NTHREADS GPU_COPY_NTHREADS
-GPU_PARALLEL_RAND_COPY GPU_TEMP_COPY GPU_WORKER_NSTREAMS GPU_WORKER_NTHREADS KVSTORE_REDUCTION_NTHREADS
-MP_WORKER_NTHREADS"""
-_MXNET_WHOLE = """CPU_PARALLEL_SIZE CUDNN_AUTOTUNE_DEFAULT DISABLE_MKLDNN_CONV_OPT DISABLE_MKLDNN_FC_OPT
-DISABLE_MKLDNN_FUSE_CONV_BN DISABLE_MKLDNN_FUSE_CONV_RELU DISABLE_MKLDNN_FUSE_CONV_SUM DISABLE_MKLDNN_TRANSFORMER_OPT
-ENABLE_CYTHON ENFORCE_CYTHON EXEC_INPLACE_GRAD_SUM_CAP EXEC_NUM_TEMP GPU_MEM_LARGE_ALLOC_ROUND_SIZE
-GPU_MEM_POOL_RESERVE GPU_MEM_POOL_ROUND_LINEAR_CUTOFF KVSTORE_BIGARRAY_BOUND MP_OPENCV_NUM_THREADS OMP_MAX_THREADS
-PROFILER_AUTOSTART PROFILER_MODE UPDATE_ON_KVSTORE USE_NUM_CORES_OPERATOR_TUNING"""
-_MXNET_SWITCHES = """BACKWARD_DO_MIRROR CUDA_ALLOW_TENSOR_CORE CUDA_LIB_CHECKING CUDA_TENSOR_OP_MATH_ALLOW_CONVERSION
-CUDNN_LIB_CHECKING DISABLE_MKLDNN_FUSE_FC_ELTWISE DISABLE_MKLDNN_QEM_FLOAT_OUTPUT DISABLE_MKLDNN_QEM_FUSE_ALL
-DISABLE_MKLDNN_QFC_FLOAT_OUTPUT DISABLE_MKLDNN_QFC_FUSE_ALL DISABLE_MKLDNN_QTRANSFORMER_FLOAT_OUTPUT
-DISABLE_MKLDNN_QTRANSFORMER_FUSE_ALL ELIMINATE_COMMON_EXPR ENABLE_CUDA_GRAPHS ENABLE_GPU_P2P ENGINE_INFO
-EXEC_BULK_EXEC_INFERENCE EXEC_BULK_EXEC_TRAIN EXEC_ENABLE_INPLACE INFER_STORAGE_TYPE_VERBOSE_LOGGING KVSTORE_LOGTREE
-KVSTORE_USETREE MEM_PLAN_VERBOSE_LOGGING MKLDNN_DEBUG MKLDNN_ENABLED MKLDNN_FORCE_FC_AB_FORMAT OUTPUT_TUNING_DATA
-SAFE_ACCUMULATION USE_FUSION VERBOSE_TUNING_INFO"""
-_HOROVOD_WHOLE = """CACHE_CAPACITY FUSION_THRESHOLD GLOO_TIMEOUT_SECONDS NUM_NCCL_STREAMS STALL_CHECK_TIME_SECONDS
-STALL_SHUTDOWN_TIME_SECONDS"""
+_MXNET_POSITIVE = """
+CPU_PARALLEL_RAND_COPY CPU_PRIORITY_NTHREADS CPU_TEMP_COPY CPU_WORKER_NTHREADS GPU_COPY_NTHREADS
+GPU_PARALLEL_RAND_COPY GPU_TEMP_COPY GPU_WORKER_NSTREAMS GPU_WORKER_NTHREADS
+KVSTORE_REDUCTION_NTHREADS MP_WORKER_NTHREADS
+"""
+_MXNET_WHOLE = """
+CPU_PARALLEL_SIZE CUDNN_AUTOTUNE_DEFAULT DISABLE_MKLDNN_CONV_OPT DISABLE_MKLDNN_FC_OPT
+DISABLE_MKLDNN_FUSE_CONV_BN DISABLE_MKLDNN_FUSE_CONV_RELU DISABLE_MKLDNN_FUSE_CONV_SUM
+DISABLE_MKLDNN_TRANSFORMER_OPT ENABLE_CYTHON ENFORCE_CYTHON EXEC_INPLACE_GRAD_SUM_CAP
+EXEC_NUM_TEMP GPU_MEM_LARGE_ALLOC_ROUND_SIZE GPU_MEM_POOL_RESERVE
+GPU_MEM_POOL_ROUND_LINEAR_CUTOFF KVSTORE_BIGARRAY_BOUND MP_OPENCV_NUM_THREADS OMP_MAX_THREADS
+PROFILER_AUTOSTART PROFILER_MODE UPDATE_ON_KVSTORE USE_NUM_CORES_OPERATOR_TUNING
+"""
+_MXNET_SWITCHES = """
+BACKWARD_DO_MIRROR CUDA_ALLOW_TENSOR_CORE CUDA_LIB_CHECKING CUDA_TENSOR_OP_MATH_ALLOW_CONVERSION
+CUDNN_LIB_CHECKING DISABLE_MKLDNN_FUSE_FC_ELTWISE DISABLE_MKLDNN_QEM_FLOAT_OUTPUT
+DISABLE_MKLDNN_QEM_FUSE_ALL DISABLE_MKLDNN_QFC_FLOAT_OUTPUT DISABLE_MKLDNN_QFC_FUSE_ALL
+DISABLE_MKLDNN_QTRANSFORMER_FLOAT_OUTPUT DISABLE_MKLDNN_QTRANSFORMER_FUSE_ALL
+ELIMINATE_COMMON_EXPR ENABLE_CUDA_GRAPHS ENABLE_GPU_P2P ENGINE_INFO EXEC_BULK_EXEC_INFERENCE
+EXEC_BULK_EXEC_TRAIN EXEC_ENABLE_INPLACE INFER_STORAGE_TYPE_VERBOSE_LOGGING KVSTORE_LOGTREE
+KVSTORE_USETREE MEM_PLAN_VERBOSE_LOGGING MKLDNN_DEBUG MKLDNN_ENABLED MKLDNN_FORCE_FC_AB_FORMAT
+OUTPUT_TUNING_DATA SAFE_ACCUMULATION USE_FUSION VERBOSE_TUNING_INFO
+"""
+_HOROVOD_WHOLE = """
+CACHE_CAPACITY FUSION_THRESHOLD GLOO_TIMEOUT_SECONDS NUM_NCCL_STREAMS STALL_CHECK_TIME_SECONDS
+STALL_SHUTDOWN_TIME_SECONDS
+"""
 # of threads or buffers; MXNet aborts without room for them
 _COUNT = r'0*[1-9]\d{0,2}', 'a whole number of 1 to 999'
 _WHOLE = r'\d{1,9}|1\d{9}|20\d{8}|2147483647', 'a whole number of at most 2147483647'
@@ -125,18 +136,17 @@ def launched_local() -> tuple[int, int]:
     launcher."""
     rank, size = _number(_LOCAL_RANK), _number(_LOCAL_SIZE)
     if rank is None and size is None and (num_tasks := _slurm_number('SLURM_STEP_NUM_TASKS')):
-        rank, even = (
-            _slurm_number('SLURM_LOCALID'),
-            -(-num_tasks // (_slurm_number('SLURM_STEP_NUM_NODES') or 1)),
-        )
+        rank = _slurm_number('SLURM_LOCALID')
         tasks = os.environ.get('SLURM_STEP_TASKS_PER_NODE', '')
-        size = _tasks_on_node(tasks, _slurm_number('SLURM_NODEID') or 0) or even
-    rank, size = rank or 0, size or 1
+        size = _tasks_on_node(tasks, _slurm_number('SLURM_NODEID') or 0)
+        if not size:  # the same number on each node
+            size = ceil(num_tasks / (_slurm_number('SLURM_STEP_NUM_NODES') or 1))
+    rank = rank or 0
+    size = size or 1
     if rank >= size:
         raise ConfigError(
             f'rank on this node: got {rank} with {size} ranks, expected at most {size - 1}, from '
-            'the '
-            'environment of the launcher; start the ranks with a script in launch/'
+            'the environment of the launcher; start the ranks with a script in launch/'
         )
     return rank, size
 
@@ -154,27 +164,28 @@ def _tasks_on_node(text: str, node: int) -> int:
 def resume_command(checkpoints: Path, is_newest: bool = True) -> str:
     """Return the command line that resumes a run; is_newest: whether it is the one that the
     launcher would resume."""
-    num_ranks = os.environ.get('OMPI_COMM_WORLD_SIZE')  # of mpirun without a launcher
-    typed = shlex.join(['mlperf-rn50', 'train', *sys.argv[2:]])
-    words = shlex.split(
-        os.environ.get(COMMAND) or f'mpirun -np {num_ranks} ' * bool(num_ranks) + typed
-    )
-    place = next(
-        (
-            i
-            for i in range(2, len(words) + 1)
-            if os.path.basename(words[i - 2]) == 'mlperf-rn50' and words[i - 1] == 'train'
-        ),
-        0,
-    )
+    typed = os.environ.get(COMMAND)
+    if not typed:
+        typed = shlex.join(['mlperf-rn50', 'train', *sys.argv[2:]])
+        if num_ranks := os.environ.get('OMPI_COMM_WORLD_SIZE'):  # of mpirun without a launcher
+            typed = f'mpirun -np {num_ranks} {typed}'
+    words = shlex.split(typed)
+    # The options of train follow its name; without it, the command is that of a launcher.
+    place = 0
+    for i in range(len(words) - 1, 0, -1):
+        if os.path.basename(words[i - 1]) == 'mlperf-rn50' and words[i] == 'train':
+            place = i + 1
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument('--resume', nargs='?', const='')
-    if is_newest and not place:  # a launcher
+    if is_newest and not place:
         given, others = parser.parse_known_args(words)
-        return shlex.join([*others, '--resume', *([str(checkpoints)] if given.resume else [])])
-    num_local = launched_local()[1]
-    ranks = [*(['--hosts', 'HOSTS'] if num_local < (launched_size() or 1) else []), str(num_local)]
-    start = words[:place] or ['launch/ranks.sh', *ranks, 'mlperf-rn50', 'train']
+        path = [str(checkpoints)] if given.resume else []
+        return shlex.join([*others, '--resume', *path])
+    start = words[:place]
+    if not start:
+        num_local = launched_local()[1]
+        hosts = ['--hosts', 'HOSTS'] if num_local < (launched_size() or 1) else []
+        start = ['launch/ranks.sh', *hosts, str(num_local), 'mlperf-rn50', 'train']
     # the run folder lacks a resume's options
     given, changes = parser.parse_known_args(words[place or len(words) :])
     return shlex.join([*start, '--resume', str(checkpoints), *(changes if given.resume else [])])
@@ -210,16 +221,13 @@ def settle_variables(env: MutableMapping[str, str], starts_ranks: bool = False) 
             if text and not re.fullmatch(pattern, text, re.ASCII):
                 raise ConfigError(
                     f'{name}: got {text[:40]!r} in the environment, expected {expected}; correct '
-                    'or '
-                    'unset it'
+                    'or unset it'
                 )
     _set(env, 'OMP_NUM_THREADS', str(omp_threads(env.get('OMP_NUM_THREADS', '')) or ''))
     for name in [n for n in env if starts_ranks and _OF_RANKS.match(n)]:
         del env[name]
-    is_gloo = 'HOROVOD_GLOO_RENDEZVOUS_ADDR' in env and not {
-        'OMPI_COMM_WORLD_RANK',
-        'PMIX_RANK',
-    } & {*env}
+    has_mpi = 'OMPI_COMM_WORLD_RANK' in env or 'PMIX_RANK' in env
+    is_gloo = 'HOROVOD_GLOO_RENDEZVOUS_ADDR' in env and not has_mpi
     for name in _OF_GLOO:
         if not is_gloo and env.get(name, '').lower() != 'ccl':
             env.pop(name, None)

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -41,8 +41,7 @@ def no_room(name: str, folder: Path, free: int, needed: int) -> str:
     """Return the message for a folder without space for Open MPI. free and needed are in bytes."""
     return (
         f'{name}: {folder} has {free / 1e6:.1f} MB free, expected {needed / 1e6:.0f} MB for files '
-        'of Open MPI; '
-        'free space there'
+        'of Open MPI; free space there'
     )
 
 
@@ -72,10 +71,8 @@ def mpi_settings(env: Mapping[str, str], prefix: Path) -> dict[str, str]:
     """Return the user's settings of Open MPI and UCX by variable; the environment overrides Open
     MPI's files."""
     home = os.path.expanduser('~')  # unlike Path.home(), works for a user without a home folder
-    files = (
-        env.get(SETTING_FILES)
-        or f'{home}/.openmpi/mca-params.conf:{prefix}/etc/openmpi-mca-params.conf'
-    )
+    default = f'{home}/.openmpi/mca-params.conf:{prefix}/etc/openmpi-mca-params.conf'
+    files = env.get(SETTING_FILES) or default
     found: dict[str, str] = {}
     for file in reversed(re.split('[:,]', files)):
         with suppress(OSError, ValueError):
@@ -88,18 +85,34 @@ def mpi_settings(env: Mapping[str, str], prefix: Path) -> dict[str, str]:
     }
 
 
+def blame_settings(
+    settings: Sequence[str], reason_with: Callable[[Collection[str]], str]
+) -> tuple[Sequence[str], str]:
+    """Return the settings of the user that keep Open MPI from starting ranks, if they do, and its
+    reason; '' if it starts them.
+
+    Args:
+        reason_with: starts ranks with some of the settings, and returns the reason why Open MPI
+            could not, or ''.
+    """
+    reason = reason_with(settings)
+    if not reason or not settings or reason_with(()):
+        return (), reason
+    single = (name for name in settings if not reason_with([n for n in settings if n != name]))
+    fault = next(single, None)
+    lost = reason_of('')
+    for _ in range(5):  # Open MPI loses some messages of ranks
+        if reason and reason != lost:
+            break
+        reason = reason_with(settings)
+    return [fault] if fault else settings, reason or lost
+
+
 def reason_of(output: str) -> str:
     """Return the first message in the output of mpirun that names a cause, in one line."""
-    text = '\n'.join(
-        re.sub(r'^\[\S+:\d+\]|\[\S+\[/\S+\]', '', s)
-        for s in output.splitlines()
-        if not _NOISE.search(s)
-    )
-    messages = [
-        m
-        for part in re.split(r'^-{40,}$', text, flags=re.MULTILINE)
-        if (m := ' '.join(part.split()))
-    ]
-    return min(messages, key=lambda m: m.startswith(_GENERIC), default='no reason given')[
-        :400
-    ].rstrip('.')
+    lines = [line for line in output.splitlines() if not _NOISE.search(line)]
+    text = '\n'.join(re.sub(r'^\[\S+:\d+\]|\[\S+\[/\S+\]', '', line) for line in lines)
+    parts = re.split(r'^-{40,}$', text, flags=re.MULTILINE)
+    messages = [' '.join(part.split()) for part in parts if part.strip()]
+    first = min(messages, key=lambda m: m.startswith(_GENERIC), default='no reason given')
+    return first[:400].rstrip('.')

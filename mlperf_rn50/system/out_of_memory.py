@@ -73,16 +73,17 @@ def explain_kill(
     cgroup, in bytes."""
     if after.num_kills <= before.num_kills:
         return ''
-    cause, total = f'the {gigabytes(host_total)} of the host are exhausted', host_total
+    total = host_total
+    cause = f'the {gigabytes(host_total)} of the host are exhausted'
     if limit is not None and limit < host_total:
-        cause, total = f'the memory limit of the cgroup is {gigabytes(limit)}', limit
-    used = (
-        f'this rank used {gigabytes(before.peak)}'
-        if num_ranks == 1
-        else f'{num_ranks} ranks used about {gigabytes(num_ranks * before.peak)} together, '
-        f'{gigabytes(before.peak)} each'
-    )
-    num_fit = int(total // before.peak) if before.peak else 0
+        total = limit
+        cause = f'the memory limit of the cgroup is {gigabytes(limit)}'
+    each = gigabytes(before.peak)
+    used = f'this rank used {each}'
+    if num_ranks > 1:
+        together = gigabytes(num_ranks * before.peak)
+        used = f'{num_ranks} ranks used about {together} together, {each} each'
+    num_fit = total // before.peak if before.peak else 0
     fix = 'lower train.local_batch_size'
     if 0 < num_fit < num_ranks:
         fix = f'start at most {plural(num_fit, "rank")} of this size on a host, or {fix}'
@@ -94,8 +95,7 @@ def explain_kill(
 def _address_space_message(name: str, limit: int, used: int) -> str:
     return (
         f'out of memory: {name} is limited to {gigabytes(limit)} (ulimit -v), {gigabytes(used)} '
-        'used; '
-        'raise the limit (ulimit -v unlimited), or lower train.local_batch_size'
+        'used; raise the limit (ulimit -v unlimited), or lower train.local_batch_size'
     )
 
 
@@ -127,9 +127,9 @@ def explain_exit(code: int) -> str:
     if code >= 128 or code in (*EXIT_CODES.values(), EXIT_USAGE):
         return ''
     limit = soft_limit(resource.RLIMIT_AS)
-    memory = (
-        f', probably out of memory, as ulimit -v is {gigabytes(limit)}' if limit is not None else ''
-    )
+    memory = ''
+    if limit is not None:
+        memory = f', probably out of memory, as ulimit -v is {gigabytes(limit)}'
     return (
         f' of a library, such as MPI or Horovod{memory}; see its lines above, and run '
         'mlperf-rn50 doctor'
@@ -140,17 +140,17 @@ def explain_error(error: BaseException) -> str:
     """Explain an exception that reports a failed allocation or start of a process; return '' for
     any other one."""
     text = str(error)
-    if soft_limit(resource.RLIMIT_AS) is None and _FAILED_START.search(text):
+    shown = ' '.join(text.split())[:120]
+    limit = soft_limit(resource.RLIMIT_AS)
+    if limit is None and _FAILED_START.search(text):
         free = free_processes()
+        known = f'; {free[1]}' if free else ''
         return (
-            'no process or thread can be started '
-            f'({" ".join(text.split())[:120]}){f"; {free[1]}" if free else ""}'
-            '; raise the limit of processes (ulimit -u, pids of the container), or start fewer '
-            'ranks on a host'
+            f'no process or thread can be started ({shown}){known}; raise the limit of processes '
+            '(ulimit -u, pids of the container), or start fewer ranks on a host'
         )
     if not isinstance(error, MemoryError) and not _FAILED_ALLOCATION.search(text):
         return ''
-    limit = soft_limit(resource.RLIMIT_AS)
     used = read_numbers(PROC / 'self/status')
     if limit is not None:
         # A process that cannot even read its status has used all of its address space.
@@ -158,11 +158,11 @@ def explain_error(error: BaseException) -> str:
             'the address space of this process', limit, used.get('VmPeak', limit)
         )
     host = read_numbers(PROC / 'meminfo')
+    peak = gigabytes(used.get('VmHWM', 0))
+    left = gigabytes(host.get('MemAvailable', 0))
+    total = gigabytes(host.get('MemTotal', 0))
     return (
-        'out of memory: an allocation failed '
-        f'({" ".join(text.split())[:120] or type(error).__name__}); this '
-        f'process used {gigabytes(used.get("VmHWM", 0))}, the host has '
-        f'{gigabytes(host.get("MemAvailable", 0))} of '
-        f'{gigabytes(host.get("MemTotal", 0))} left; lower train.local_batch_size, or start fewer '
-        'ranks on a host'
+        f'out of memory: an allocation failed ({shown or type(error).__name__}); this process used '
+        f'{peak}, the host has {left} of {total} left; lower train.local_batch_size, or start '
+        'fewer ranks on a host'
     )

@@ -68,12 +68,12 @@ class SignalQueue(StopRequests):
         # was never sent.
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         # File objects close the ends of the pipe when this object is deleted.
-        self._reader, self._writer = (
-            open(reader, 'rb', buffering=0),
-            open(writer, 'wb', buffering=0),
-        )
-        self._poll, self._notice, self._in_thread = select.poll(), notice, in_thread
+        self._reader = open(reader, 'rb', buffering=0)
+        self._writer = open(writer, 'wb', buffering=0)
+        self._poll = select.poll()
         self._poll.register(reader, select.POLLIN)
+        self._notice = notice
+        self._in_thread = in_thread
         self._before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         catch(lambda number, _: None if in_thread else self._count(number), numbers)
 

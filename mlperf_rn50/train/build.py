@@ -5,7 +5,6 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import mxnet as mx
 
@@ -15,19 +14,19 @@ from mlperf_rn50.data.records import class_names
 from mlperf_rn50.model.fused import fusion_text
 from mlperf_rn50.model.weights import load_weights, set_weights
 from mlperf_rn50.model.zoo import count_flops, count_parameters
-from mlperf_rn50.runfolder.records import NetworkRecord
+from mlperf_rn50.runfolder.records import LossScaleRecord, NetworkRecord
 from mlperf_rn50.system.environment import git_commit
 from mlperf_rn50.system.processor import find_processor, leave_openmp_to_engine
 from mlperf_rn50.text import plural
-from mlperf_rn50.train import events
+from mlperf_rn50.train import run_events as events
 from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter, BestWeights
 from mlperf_rn50.train.comm.device import device_id_of, measure_peak
-from mlperf_rn50.train.comm.rank_checks import WallClock, boot_clock
+from mlperf_rn50.train.comm.rank_checks import boot_clock
 from mlperf_rn50.train.comm.rank_times import RankTimes
 from mlperf_rn50.train.compare import reference_event
-from mlperf_rn50.train.loop import TrainingRun
+from mlperf_rn50.train.loop import BuiltRun, OpenRun, RunClock, TrainingRun
 from mlperf_rn50.train.options import parse_trace
-from mlperf_rn50.train.resume import continue_clock, report_resumption, restore
+from mlperf_rn50.train.resume import continued_clock, report_resumption, restore
 from mlperf_rn50.train.trainer import Trainer
 
 # matrix products that measure the peak, small enough not to delay a start
@@ -38,169 +37,182 @@ _DROP_CACHES = Path('/proc/sys/vm/drop_caches')
 DETERMINISM = {'MXNET_ENFORCE_DETERMINISM': '1', 'MXNET_CUDNN_AUTOTUNE_DEFAULT': '0'}
 
 
-def build(run: TrainingRun) -> None:
+def build(run: OpenRun) -> BuiltRun:
     """Build and warm up the network and the data pipelines; raise UserError for unusable inputs."""
     plan, progress, comm, config = run.plan, run.progress, run.comm, run.plan.config
+    heartbeat = run.heartbeat
     if not run.resumption:
         run.emit(events.Opened(plan, progress.seed, run.nodes, *_clear_caches(run)))
     run.emit(events.Noted('building the network'))
     device_id = device_id_of(config, comm)
     leave_openmp_to_engine()
-    run.trainer = trainer = Trainer(
-        plan, comm, progress.seed, device_id, run.heartbeat.mark_exchange, run.heartbeat.record_step
+    trainer = Trainer(
+        plan,
+        comm,
+        progress.seed,
+        device_id,
+        on_exchange=heartbeat.mark_exchange,
+        on_step=heartbeat.record_step,
     )
-    place = run.hosts[comm.rank]
-    run.times = RankTimes(
-        comm, trainer.timer, {'rank': comm.rank, 'host': place.name}, run.folder, run.heartbeat
-    )
-    source, notes = _initial_weights(run) if not run.resumption else ('', [])
+    own = {'rank': comm.rank, 'host': run.host}
+    times = RankTimes(comm, trainer.timer, own, run.folder.trace_request, heartbeat)
+    source, notes = '', list[str]()
+    if config.train.init_weights is not None and not run.resumption:
+        path = Path(config.train.init_weights)
+        source, notes = comm.from_rank_0(lambda: _load_initial(trainer, path))
     trainer.broadcast()
-    train_shard, eval_shard = plan.train_shard(comm.rank), plan.eval_shard(comm.rank)
-    run.train_data = run.heartbeat.track_reading(
-        train_batches(config, train_shard, progress.seed, progress.step, device_id)
-    )
-    eval_data = eval_batches(config, eval_shard, device_id)
-    run.eval_data = lambda: run.heartbeat.track_reading(eval_data())
+    # The pipelines read no data before the clock starts.
+    train_shard = plan.train_shard(comm.rank)
+    train_data = train_batches(config, train_shard, progress.seed, progress.step, device_id)
+    eval_data = eval_batches(config, plan.eval_shard(comm.rank), device_id)
     run.emit(events.Noted('warming up on synthetic images, before the clock starts'))
-    trainer.warm_up(
-        (
-            synthetic_batches(with_size(config, side), train_shard, device_id)
-            for side in trainer.nets
-        ),
-        next(synthetic_batches(for_evaluation(config), eval_shard, device_id)),
-        config.train.num_warmup_steps,
-    )
-    by_size = {
-        side: count_flops(net, image_shape(with_size(config, side)))
-        for side, net in trainer.nets.items()
-    }
-    flops = round(mean(by_size[config.data.size_of(epoch)] for epoch in range(plan.max_epochs)))
+    flops = _warm_up(trainer, device_id)
     traced = parse_trace(config.run.trace)
     # after the warm-up, which also counts steps
     trainer.timer.start_trace(len(traced), traced.start)
     if run.resumption:
-        restore(run, run.resumption)
+        restore(run, trainer, run.resumption)
     else:
-        if (
-            config.train.precision == 'float16'
-            and trainer.loss_scale.value != config.train.loss_scale
-        ):
-            run.emit(events.LossScaleChanged(0, config.train.loss_scale, trainer.loss_scale.value))
-        run.emit(
-            events.Built(
-                plan,
-                progress.seed,
-                sorted(t.name for t in trainer.optimizer.tensors),
-                count_parameters(trainer.net),
-                flops,
-                source,
-                notes,
-            )
-        )
-    if comm.rank == 0 and (reason := git_commit().get('git_commit_missing')):
-        run.emit(
-            events.Noted(f'the commit of the program is unknown: {reason}; keep a copy of the code')
-        )
-    for text in device_notes(config, os.environ):
-        run.emit(events.Noted(text))
-    num_bytes = sum(
-        t.grad.size * (2 if config.comm.compression == 'fp16' else t.grad.dtype().itemsize)
-        for t in trainer.optimizer.tensors
-    )
-    comm.barrier()
-    peak = measure_peak(config.train.precision, trainer.context, **_PEAK)
-    run.emit(
-        events.NetworkMeasured(
-            NetworkRecord(
-                plan.global_batch_size // comm.world_size,
-                flops,
-                num_bytes,
-                len(trainer.optimizer.buckets),
-                peak,
-                os.environ.get('MLPERF_RN50_JOB', ''),
-            )
-        )
-    )
+        _report_network(run, trainer, flops, source, notes)
+    _report_settings(run)
+    run.emit(events.NetworkMeasured(_measure(run, trainer, flops)))
     mx.nd.waitall()
     mx.random.seed(progress.seed)  # gives dropout the same masks with and without a warm-up
     if comm.rank == 0 and (event := reference_event(run.comparison, config, comm.world_size)):
         run.emit(event)
-    run.best_weights = BestWeights(
-        run.folder, plan, class_names(config.data) if comm.rank == 0 else [], progress.data_sha256
+    classes = class_names(config.data) if comm.rank == 0 else []
+    built = BuiltRun(
+        **vars(run),
+        trainer=trainer,
+        times=times,
+        train_data=heartbeat.track_reading(train_data),
+        eval_data=lambda: heartbeat.track_reading(eval_data()),
+        best_weights=BestWeights(run.folder, plan, classes, progress.data_sha256),
+        writer=BackgroundWriter(on_wait=heartbeat.beat),
     )
-    run.writer = BackgroundWriter(run.heartbeat.beat)
     if not run.resumption:
         run.emit(events.InitStopped())
+    return built
 
 
-def start_clock(run: TrainingRun) -> None:
+def _warm_up(trainer: Trainer, device_id: int | None) -> int:
+    """Warm up the network for each size of images; return the FLOP of a forward pass per image,
+    as the mean over the planned epochs."""
+    plan, config, rank = trainer.plan, trainer.plan.config, trainer.comm.rank
+    configs = {side: with_size(config, side) for side in trainer.nets}
+    train_shard, eval_shard = plan.train_shard(rank), plan.eval_shard(rank)
+    trainer.warm_up(
+        (synthetic_batches(c, train_shard, device_id) for c in configs.values()),
+        next(synthetic_batches(for_evaluation(config), eval_shard, device_id)),
+        config.train.num_warmup_steps,
+    )
+    flops = {side: count_flops(trainer.nets[side], image_shape(c)) for side, c in configs.items()}
+    return round(mean(flops[config.data.size_of(epoch)] for epoch in range(plan.max_epochs)))
+
+
+def _report_network(
+    run: OpenRun, trainer: Trainer, flops: int, source: str, notes: list[str]
+) -> None:
+    """Report the network of a new run, and the loss scale if its warm-up has changed it."""
+    train = run.plan.config.train
+    first, now = train.loss_scale, trainer.loss_scale.value
+    if train.precision == 'float16' and now != first:
+        run.emit(events.LossScaleChanged(LossScaleRecord(step=0, before=first, now=now)))
+    run.emit(
+        events.Built(
+            run.plan,
+            run.progress.seed,
+            tensor_names=sorted(t.name for t in trainer.optimizer.tensors),
+            num_parameters=count_parameters(trainer.net),
+            flops_per_image=flops,
+            initial_weights=source,
+            notes=notes,
+        )
+    )
+
+
+def _report_settings(run: OpenRun) -> None:
+    texts = device_notes(run.plan.config, os.environ)
+    if run.comm.rank == 0 and (reason := git_commit().get('git_commit_missing')):
+        texts.insert(0, f'the commit of the program is unknown: {reason}; keep a copy of the code')
+    for text in texts:
+        run.emit(events.Noted(text))
+
+
+def start_clock(run: BuiltRun) -> TrainingRun:
     """Start the clock of a new run, or continue that of a resumed one, on all ranks together."""
     run.comm.barrier()
-    run.clock_start, run.wall_clock = time.monotonic(), WallClock()
+    clock = RunClock(start_s=time.monotonic())
     run.times.start()
     if run.resumption:
-        continue_clock(run)
-        report_resumption(run, run.resumption)
+        clock = continued_clock(run, clock)
+    run.progress.boot, now_s = boot_clock()
+    run.progress.start_s = now_s - clock.now_s()
+    started = TrainingRun(**vars(run), clock=clock)
+    if run.resumption:
+        report_resumption(started, run.resumption)
     else:
-        run.progress.boot, run.progress.start_s = boot_clock()
         run.emit(events.RunStarted(run.plan, len(run.nodes)))
+    return started
 
 
-def _clear_caches(run: TrainingRun) -> tuple[bool, str]:
+def _measure(run: OpenRun, trainer: Trainer, flops: int) -> NetworkRecord:
+    """Return facts about a step; all ranks measure the peak of their device together."""
+    config, tensors = run.plan.config, trainer.optimizer.tensors
+    is_small = config.comm.compression == 'fp16'
+    num_bytes = sum(t.grad.size * (2 if is_small else t.grad.dtype().itemsize) for t in tensors)
+    run.comm.barrier()
+    return NetworkRecord(
+        local_batch_size=run.plan.global_batch_size // run.comm.world_size,
+        flops_per_image=flops,
+        gradient_bytes=num_bytes,
+        num_buckets=len(trainer.optimizer.buckets),
+        peak_flops_per_s=measure_peak(config.train.precision, trainer.context, **_PEAK),
+        job=os.environ.get('MLPERF_RN50_JOB', ''),
+    )
+
+
+def _clear_caches(run: OpenRun) -> tuple[bool, str]:
     """Flush the page cache of every node if configured; return True and the command, or False and
     the reason."""
     if not run.plan.config.run.clear_caches:
         return False, 'not requested (run.clear_caches)'
-    problem = None
+    problem = ''
     if run.comm.local_rank == 0:
         try:
             os.sync()
             _DROP_CACHES.write_text('3\n')
         except OSError as e:
             problem = f'{_DROP_CACHES}: {e.strerror} (needs root)'
-    num_failed = run.comm.sum([problem is not None])[0]
-    if num_failed:
-        text = problem or f'{plural(num_failed, "node")} failed (needs root)'
-        run.emit(events.Warned(f'the page cache was not flushed: {text}'))
-        return False, text
-    return True, 'sync; echo 3 > /proc/sys/vm/drop_caches on every node'
+    num_failed = run.comm.sum([bool(problem)])[0]
+    if not num_failed:
+        return True, 'sync; echo 3 > /proc/sys/vm/drop_caches on every node'
+    text = problem or f'{plural(num_failed, "node")} failed (needs root)'
+    run.emit(events.Warned(f'the page cache was not flushed: {text}'))
+    return False, text
 
 
-def _initial_weights(run: TrainingRun) -> tuple[str, list[str]]:
-    """Load train.init_weights, if set, into rank 0's network; return a description of the weights,
-    and notes."""
-    path = run.plan.config.train.init_weights
-    if path is None:
-        return '', []
-
-    def take() -> list[Any]:
-        description, arrays = load_weights(Path(path))
-        data = run.plan.config.data
-        is_other = not data.synthetic and list(description.classes) != class_names(data)
-        notes = set_weights(run.trainer.net, run.trainer.corrected(arrays, -1), is_other)
-        run.trainer.optimizer.reset_masters()
-        return [
-            f'{path} ({description.model["name"]}, {description.epoch} epochs on '
-            f'{description.data["dataset"]}, SHA-256 {description.sha256[:12]}…)',
-            notes,
-        ]
-
-    source, notes = run.comm.from_rank_0(take)
-    return source, notes
+def _load_initial(trainer: Trainer, path: Path) -> tuple[str, list[str]]:
+    """Load initial weights; return a description of them, and notes."""
+    found, arrays = load_weights(path)
+    data = trainer.plan.config.data
+    is_other = not data.synthetic and list(found.classes) != class_names(data)
+    notes = set_weights(trainer.net, trainer.corrected(arrays, -1), is_other)
+    trainer.optimizer.reset_masters()
+    origin = f'{found.epoch} epochs on {found.data["dataset"]}, SHA-256 {found.sha256[:12]}…'
+    return f'{path} ({found.model["name"]}, {origin})', notes
 
 
 def device_notes(config: Config, environ: Mapping[str, str]) -> list[str]:
     """Return notes for the log: how layers are computed, and on a GPU missing settings for
     bit-identical results."""
-    is_resnet = config.model.name.startswith('resnet')
-    notes = [fusion_text(config, environ, find_processor())] if is_resnet else []
-    if config.train.device == 'cpu':
-        return notes
-    if missing := [
+    notes = []
+    if config.model.is_resnet:
+        notes.append(fusion_text(config, environ, find_processor()))
+    missing = [
         f'{name}={value}' for name, value in DETERMINISM.items() if environ.get(name) != value
-    ]:
-        notes.append(
-            'results are not reproducible to the bit; on a GPU this requires '
-            f'{" and ".join(missing)}'
-        )
+    ]
+    if missing and config.train.device == 'gpu':
+        settings = ' and '.join(missing)
+        notes.append(f'results are not reproducible to the bit; on a GPU this requires {settings}')
     return notes

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mlperf_rn50.analysis.recipe import band, reference
 from mlperf_rn50.analysis.recipe.band import Band
-from mlperf_rn50.analysis.recipe.differences import global_batch_size, is_imagenet
+from mlperf_rn50.analysis.recipe.differences import is_imagenet
 from mlperf_rn50.analysis.recipe.reference import Reference
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.published import load_published
@@ -15,12 +15,12 @@ from mlperf_rn50.config import Config
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.sidecar.metrics import read_curve
 from mlperf_rn50.runfolder.records import BandRecord, ReferenceRecord
-from mlperf_rn50.train import events
+from mlperf_rn50.train import run_events as events
 from mlperf_rn50.train.plan import Plan
 
 
 def _recipe_of(config: Config, world_size: int) -> Recipe:
-    return reference.recipe_of(config, global_batch_size(config, world_size) or world_size)
+    return reference.recipe_of(config, config.global_batch_size(world_size) or world_size)
 
 
 def find_reference(config: Config, world_size: int) -> Reference | None:
@@ -78,28 +78,30 @@ def reference_event(
 ) -> events.ReferenceFound | None:
     """Return the event that reports the reference runs or, on ImageNet, that there are none;
     otherwise return None."""
-    if found := comparison.reference:
-        ends = band.target_epochs(found)
-        bands = [
-            BandRecord(b.epoch, b.point, b.mean, b.low, b.high, len(b.values))
-            for b in comparison.bands.values()
-        ]
+    found = comparison.reference
+    if not found and not is_imagenet(config):
+        return None
+    if not found:
+        recipe = reference.describe_recipe(_recipe_of(config, world_size))
         return events.ReferenceFound(
             ReferenceRecord(
-                found.how,
-                found.num_runs,
-                [reference.set_name(s) for s in found.sets],
-                found.recipe.target_accuracy,
-                (ends[0], ends[-1]) if ends else None,
-                bands,
-                reference.introduce(found),
+                text=f'no reference: no published set has this recipe ({recipe}) or a similar one; '
+                'use --run.reference PATH'
             )
         )
-    if not is_imagenet(config):
-        return None
-    recipe = reference.describe_recipe(_recipe_of(config, world_size))
-    text = (
-        f'no reference: no published set has this recipe ({recipe}) or a similar one; use '
-        '--run.reference PATH'
+    ends = band.target_epochs(found)
+    bands = [
+        BandRecord(b.epoch, b.point, mean=b.mean, low=b.low, high=b.high, num_runs=len(b.values))
+        for b in comparison.bands.values()
+    ]
+    return events.ReferenceFound(
+        ReferenceRecord(
+            how=found.how,
+            num_reference=found.num_runs,
+            sources=[reference.set_name(s) for s in found.sets],
+            target=found.recipe.target_accuracy,
+            reference_epochs=(ends[0], ends[-1]) if ends else None,
+            band=bands,
+            text=reference.introduce(found),
+        )
     )
-    return events.ReferenceFound(ReferenceRecord(text=text))

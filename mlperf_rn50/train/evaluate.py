@@ -36,11 +36,8 @@ class Accuracy:
 
 def data_label(data: DataConfig) -> str:
     """Return the data set's name as shown next to an accuracy."""
-    return (
-        data.dataset
-        + (', synthetic images' if data.synthetic else '')
-        + ('' if data.dataset == IMAGENET else ' (not ImageNet)')
-    )
+    name = f'{data.dataset}, synthetic images' if data.synthetic else data.dataset
+    return name if data.dataset == IMAGENET else f'{name} (not ImageNet)'
 
 
 def correct_counts(logits: NDArray, labels: NDArray, num_valid: int) -> NDArray:
@@ -58,9 +55,8 @@ def correct_counts(logits: NDArray, labels: NDArray, num_valid: int) -> NDArray:
     own = nd.pick(logits, labels).reshape((-1, 1))
     classes = nd.arange(logits.shape[1], ctx=logits.context).reshape((1, -1))
     earlier = nd.broadcast_lesser(classes, labels.reshape((-1, 1)))
-    place = (nd.broadcast_greater(logits, own) + nd.broadcast_equal(logits, own) * earlier).sum(
-        axis=1
-    )
+    before = nd.broadcast_greater(logits, own) + nd.broadcast_equal(logits, own) * earlier
+    place = before.sum(axis=1)
     valid = nd.arange(len(logits), ctx=logits.context) < num_valid
     valid = valid * nd.broadcast_equal(logits, logits).min(axis=1)  # only a NaN differs from itself
     return nd.stack(((place < 1) * valid).sum(), ((place < 5) * valid).sum()).reshape((2,))
@@ -69,8 +65,10 @@ def correct_counts(logits: NDArray, labels: NDArray, num_valid: int) -> NDArray:
 def with_mirror(net: Forward, config: Config) -> Forward:
     """Return a network or, with data.eval_flip, the mean of its logits for images and for their
     mirror images."""
+    if not config.data.eval_flip:
+        return net
     axis = 2 if config.model.layout == 'NHWC' else 3
-    return (lambda x: (net(x) + net(nd.flip(x, axis=axis))) / 2) if config.data.eval_flip else net
+    return lambda x: (net(x) + net(nd.flip(x, axis=axis))) / 2
 
 
 def evaluate(
@@ -120,10 +118,8 @@ class ConfusionMatrix:
         self.counts = np.zeros((num_classes, num_classes + 1), np.int64)
 
     def add(self, logits: NDArray, batch: Batch) -> None:
-        values, labels = (
-            logits[: batch.num_valid].asnumpy(),
-            batch.labels[: batch.num_valid].asnumpy(),
-        )
+        values = logits[: batch.num_valid].asnumpy()
+        labels = batch.labels[: batch.num_valid].asnumpy()
         taken = np.where(np.isnan(values).any(axis=1), values.shape[1], values.argmax(axis=1))
         np.add.at(self.counts, (labels, taken), 1)
 
@@ -138,9 +134,8 @@ class ConfusionMatrix:
         np.fill_diagonal(wrong, 0)
         names, sizes = [*classes, NO_CLASS], self.counts.sum(axis=1)
         order = np.argsort(-wrong, axis=None, kind='stable')[:number]
-        pairs = [divmod(int(i), wrong.shape[1]) for i in order]
-        return [
-            Confusion(names[a], names[b], int(wrong[a, b]), float(wrong[a, b] / sizes[a]))
-            for a, b in pairs
-            if wrong[a, b]
-        ]
+        found = []
+        for a, b in zip(*np.unravel_index(order, wrong.shape)):
+            if num := int(wrong[a, b]):
+                found.append(Confusion(names[a], names[b], num, num / int(sizes[a])))
+        return found

@@ -15,7 +15,13 @@ from mlperf_rn50.errors import RunFailed, StorageError
 from mlperf_rn50.mllog.elapsed import Resume, elapsed_parts
 from mlperf_rn50.mllog.read.clock import STEP_S
 from mlperf_rn50.runfolder.names import RunFolder, check_present
-from mlperf_rn50.train import events
+from mlperf_rn50.runfolder.records import (
+    ClockStepRecord,
+    EpochRecord,
+    LossScaleRecord,
+    TrainRecord,
+)
+from mlperf_rn50.train import run_events as events
 from mlperf_rn50.train.checkpoint import checkpoint
 from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter, BestWeights
 from mlperf_rn50.train.checkpoint.progress import Progress
@@ -25,7 +31,7 @@ from mlperf_rn50.train.comm.rank_times import RankTimes
 from mlperf_rn50.train.compare import ReferenceComparison
 from mlperf_rn50.train.evaluate import evaluate
 from mlperf_rn50.train.plan import Plan
-from mlperf_rn50.train.trainer import Flags, Norms, PendingStep, Trainer
+from mlperf_rn50.train.trainer import NO_FLAGS, Flags, PendingStep, Trainer
 from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
 # Number of steps that the loop runs ahead of the device: enough to keep the device busy, few enough
@@ -43,13 +49,11 @@ class RankPlace:
     cores: str
 
 
-@dataclass
-class TrainingRun:
-    """A run on one rank, which changes while it trains. open_run(), build() and start_clock() set
-    the last fields.
+@dataclass(frozen=True)
+class OpenRun:
+    """A run on one rank, which holds its folder and has open sinks; progress changes in training.
 
-    Only rank 0 has reference runs and the arrays of the checkpoint to resume. train_data is
-    endless.
+    Only rank 0 has reference runs and the arrays of the checkpoint to resume.
     """
 
     plan: Plan
@@ -60,18 +64,11 @@ class TrainingRun:
     folder: RunFolder
     comparison: ReferenceComparison
     resumption: checkpoint.LoadedCheckpoint | None
-    sinks: list[events.Sink] = field(init=False)
-    trainer: Trainer = field(init=False)
-    times: RankTimes = field(init=False)
-    train_data: Iterator[Batch] = field(init=False)
-    eval_data: Callable[[], Iterator[Batch]] = field(init=False)
-    best_weights: BestWeights = field(init=False)
-    writer: BackgroundWriter = field(init=False)
-    wall_clock: WallClock = field(init=False)
-    clock_start: float = field(init=False)  # monotonic time of run_start
-    resumes: Sequence[Resume] = ()  # on rank 0 only
-    # time since run_start that training lost, or in which the run was paused or down
-    without_s: float = 0.0
+    sinks: list[events.Sink]
+
+    @property
+    def host(self) -> str:
+        return self.hosts[self.comm.rank].name
 
     @property
     def nodes(self) -> list[tuple[str, int]]:
@@ -82,21 +79,54 @@ class TrainingRun:
         for sink in self.sinks:
             sink.handle(event)
 
+
+@dataclass(frozen=True)
+class BuiltRun(OpenRun):
+    """A run whose network and data are ready; train_data is endless."""
+
+    trainer: Trainer
+    times: RankTimes
+    train_data: Iterator[Batch]
+    eval_data: Callable[[], Iterator[Batch]]
+    best_weights: BestWeights
+    writer: BackgroundWriter
+
+
+@dataclass(frozen=True)
+class RunClock:
+    """Clock of a run, which never stops, also not between its attempts.
+
+    start_s: monotonic time of run_start. without_s: time since then that training lost, or in which
+    the run was paused or down. resumes: on rank 0 only.
+    """
+
+    start_s: float
+    without_s: float = 0.0
+    resumes: Sequence[Resume] = ()
+    wall: WallClock = field(default_factory=WallClock)
+
     def now_s(self) -> float:
         """Return the time since run_start, including what was lost and paused before a resume."""
-        return time.monotonic() - self.clock_start
+        return time.monotonic() - self.start_s
 
     def trained_s(self) -> float:
         """Return the time since run_start that the result is made of."""
         return self.now_s() - self.without_s
 
+
+@dataclass(frozen=True)
+class TrainingRun(BuiltRun):
+    """A run whose clock runs."""
+
+    clock: RunClock
+
     def requests(self) -> Flags:
         """Return what this rank requests now; the clocks of ranks may differ."""
         period_s = self.plan.config.checkpoint.period_s
         return Flags(
-            self.heartbeat.is_stop_requested,
-            bool(period_s) and self.trained_s() - self.progress.clock_s >= period_s,
-            self.times.request,
+            stop=self.heartbeat.is_stop_requested,
+            checkpoint=0 < period_s <= self.clock.trained_s() - self.progress.clock_s,
+            trace=self.times.request,
         )
 
 
@@ -108,7 +138,7 @@ def run_to_end(run: TrainingRun) -> events.Ended:
         with ExitStack() as cleanup:
             cleanup.callback(run.best_weights.write_best)
             cleanup.callback(run.writer.finish)
-            run.emit(events.Ended('failed', None, 0.0, run.progress.best_top1, 0.0))
+            run.emit(events.Ended('failed', run.progress.best_top1))
         raise
     except StorageError:
         # waits until an unfinished checkpoint is removed; the writer's own error replaces this one
@@ -118,7 +148,7 @@ def run_to_end(run: TrainingRun) -> events.Ended:
 
 def run_epochs(run: TrainingRun) -> events.Ended:
     """Run epochs until the target is reached or the run ends for a different reason."""
-    plan, progress, options = run.plan, run.progress, run.plan.config.checkpoint
+    plan, progress, periods = run.plan, run.progress, run.plan.config.checkpoint
     # first epoch of a block (see Plan.block_epochs)
     first_epoch = progress.step // plan.steps_per_epoch
     for epoch in range(first_epoch, plan.max_epochs):
@@ -129,16 +159,14 @@ def run_epochs(run: TrainingRun) -> events.Ended:
             evaluated = evaluate_epoch(run, epoch, first_epoch)
             if evaluated.accuracy.top1 >= plan.config.train.target_accuracy:
                 return end(run, 'converged', epoch + 1, evaluated.time_s)
-            if plan.config.run.stop_when_behind and run.comm.sum([run.comparison.is_behind])[0] > 0:
+            if plan.config.run.stop_when_behind and run.comm.sum([run.comparison.is_behind])[0]:
                 save_checkpoint(run)
                 return end(run, 'aborted')
             first_epoch = epoch + 1
         own = run.requests()
         num_stops, num_due = run.comm.sum([own.stop, own.checkpoint])
-        is_planned = is_due(options.period_epochs, epoch + 1) or is_due(
-            options.period_steps, progress.step
-        )
-        if num_stops or num_due or is_planned:
+        is_planned = is_due(periods.period_epochs, epoch + 1)
+        if num_stops or num_due or is_planned or is_due(periods.period_steps, progress.step):
             save_checkpoint(run)
         if num_stops and epoch + 1 < plan.max_epochs:
             return end(run, 'interrupted')
@@ -148,63 +176,52 @@ def run_epochs(run: TrainingRun) -> events.Ended:
 def train_epoch(run: TrainingRun, epoch: int, is_block_start: bool) -> bool:
     """Run the remaining steps of an epoch; return True if a stop request ended it early, after a
     checkpoint."""
-    plan, progress, trainer, period_steps = (
-        run.plan,
-        run.progress,
-        run.trainer,
-        run.plan.config.checkpoint.period_steps,
-    )
-    first, last = progress.step, (epoch + 1) * plan.steps_per_epoch
+    plan, progress, trainer = run.plan, run.progress, run.trainer
+    first = progress.step
+    last = (epoch + 1) * plan.steps_per_epoch
     run.emit(
         events.EpochStarted(
-            epoch, plan.steps_per_epoch, first, plan.block_epochs(epoch) if is_block_start else None
+            epoch,
+            num_steps=plan.steps_per_epoch,
+            first_step=first,
+            block_epochs=plan.block_epochs(epoch) if is_block_start else None,
         )
     )
     start_steps(run)
-    reporter, pending = StepReporter(run), deque[PendingStep]()
+    reporter = StepReporter(run)
     for step in range(first, last):
         run.writer.check()
         # Push a step to the device without waiting for it.
-        pending.append(
-            trainer.step(
-                run.train_data,
-                step % plan.steps_per_epoch,
-                plan.learning_rate(step),
-                run.requests(),
-                reporter.has_norms(step + 1),
-            )
-        )
+        reporter.push(step)
         trainer.ema.update(step + 1)
-        progress.step, run.times.request = step + 1, False
+        progress.step = step + 1
         # Wait for the loss of an earlier step and for what any rank requested then; at the end, for
         # all steps.
-        num_ahead = STEPS_AHEAD if progress.step < last else 0
-        requests = [reporter.read(pending.popleft()) for _ in range(len(pending) - num_ahead)]
-        run.times.trace(any(r.trace for r in requests))
+        requests = reporter.read(num_ahead=STEPS_AHEAD if progress.step < last else 0)
+        report_trace(run, requests.trace)
         # Take a checkpoint, which contains only steps with a checked loss. After the last step,
         # run_epochs does it.
-        if progress.step < last and (
-            any(r.stop or r.checkpoint for r in requests) or is_due(period_steps, step + 1)
-        ):
-            requests += [reporter.read(pending.popleft()) for _ in range(len(pending))]
-            is_stop_requested = any(r.stop for r in requests)
-            if is_stop_requested:
-                progress.add_training(
-                    (progress.step - first) * plan.global_batch_size, reporter.elapsed_s()
-                )
+        is_planned = is_due(plan.config.checkpoint.period_steps, progress.step)
+        if progress.step < last and (requests.stop or requests.checkpoint or is_planned):
+            requests |= reporter.read()
+            if requests.stop:
+                num_images = (progress.step - first) * plan.global_batch_size
+                progress.add_training(num_images, reporter.elapsed_s())
             save_checkpoint(run)
-            if is_stop_requested:
+            if requests.stop:
                 return True
             start_steps(run)
     # Read the clock when the work is done, not when it is queued.
     trainer.settle()
-    num_images = (
-        plan.train_shard().num_counted - first % plan.steps_per_epoch * plan.global_batch_size
-    )
+    num_before = first % plan.steps_per_epoch * plan.global_batch_size
+    num_images = plan.train_shard().num_counted - num_before
     progress.add_training(num_images, reporter.elapsed_s())
     run.emit(
         events.EpochDone(
-            epoch, run.now_s(), num_images / reporter.elapsed_s(), plan.learning_rate(last - 1)
+            epoch,
+            time_s=run.clock.now_s(),
+            images_per_s=num_images / reporter.elapsed_s(),
+            learning_rate=plan.learning_rate(last - 1),
         )
     )
     return False
@@ -217,14 +234,22 @@ def start_steps(run: TrainingRun) -> None:
     run.trainer.timer.start(run.progress.step)
 
 
+def report_trace(run: TrainingRun, is_requested: bool = False, is_end: bool = False) -> None:
+    """Trace the next steps if requested; report the traced steps once all are done, or at the end
+    of the run."""
+    if spans := run.times.take_trace(is_requested, is_end):
+        run.emit(events.StepsTraced(spans))
+
+
 def report_reads(run: TrainingRun, epoch: int) -> None:
     """Report the bytes of records that each host read for an epoch."""
     if run.plan.config.data.synthetic:
         return
     own = dict.fromkeys((h.name for h in run.hosts), (0, 0))
-    own[run.hosts[run.comm.rank].name] = run.trainer.take_bytes()
+    own[run.host] = run.trainer.take_bytes()
     sums = run.comm.sum([n for counts in own.values() for n in counts])
-    run.emit(events.RecordsRead(epoch, dict(zip(own, sums[::2])), dict(zip(own, sums[1::2]))))
+    num_bytes, num_new_bytes = dict(zip(own, sums[::2])), dict(zip(own, sums[1::2]))
+    run.emit(events.RecordsRead(EpochRecord(epoch + 1, num_bytes, num_new_bytes)))
 
 
 def evaluate_epoch(run: TrainingRun, epoch: int, first_epoch: int) -> events.Evaluated:
@@ -233,30 +258,33 @@ def evaluate_epoch(run: TrainingRun, epoch: int, first_epoch: int) -> events.Eva
     start = time.monotonic()
     report_clock_steps(run)
     run.emit(events.EvalStarted(epoch))
-    trainer, num_val = run.trainer, run.plan.config.data.num_val
+    trainer, progress = run.trainer, run.progress
     with trainer.evaluating() as net:
+        num_val = run.plan.config.data.num_val
         result = evaluate(net, run.eval_data(), num_val, run.comm, run.heartbeat.beat)
-    evaluated = events.Evaluated(epoch, first_epoch, run.now_s(), result)
+    # The clock stops here if the target is reached.
+    evaluated = events.Evaluated(epoch, first_epoch, run.clock.now_s(), result)
     run.emit(evaluated)
-    if compared := run.comparison.compare(epoch + 1, result.top1, run.trained_s()):
+    if compared := run.comparison.compare(epoch + 1, result.top1, run.clock.trained_s()):
         run.emit(compared)
     check_agreement(run.comm, trainer.digests(), epoch)
     check_finite(trainer.find_non_finite(), epoch)
     if run.comm.rank == 0:
-        run.best_weights.update(
-            run.progress.step, result, result.top1 > run.progress.best_top1, trainer.copy_network
-        )
-    run.progress.best_top1 = max(run.progress.best_top1, result.top1)
-    run.emit(events.RanksTimed(run.times.report(epoch, evaluated.time_s, time.monotonic() - start)))
+        is_better = result.top1 > progress.best_top1
+        run.best_weights.update(progress.step, result, is_better, trainer.copy_network)
+    progress.best_top1 = max(progress.best_top1, result.top1)
+    times = run.times.report(epoch, evaluated.time_s, eval_s=time.monotonic() - start)
+    run.emit(events.RanksTimed(times))
     return evaluated
 
 
 def report_clock_steps(run: TrainingRun) -> None:
     """Report each host whose wall clock jumped since the last call; all ranks must call this."""
-    own = [run.hosts[run.comm.rank].name, run.wall_clock.take_step_s()]
+    own = [run.host, run.clock.wall.take_step_s()]
     steps = dict(run.comm.gather_object(own, only_on_rank_0=True))
-    for host in (h for h, step_s in steps.items() if abs(step_s) > STEP_S):
-        run.emit(events.ClockStepped(host, steps[host]))
+    for host, step_s in steps.items():
+        if abs(step_s) > STEP_S:
+            run.emit(events.ClockStepped(ClockStepRecord(host, step_s)))
 
 
 def is_due(period: int, number: int) -> bool:
@@ -270,18 +298,15 @@ def save_checkpoint(run: TrainingRun) -> None:
     start = time.monotonic()
     run.emit(events.Saving())
     run.trainer.average_statistics()
-    run.progress.clock_s = run.trained_s()
+    run.progress.clock_s = run.clock.trained_s()
     if run.comm.rank == 0:
-        write = partial(
-            checkpoint.save,
-            run.folder.checkpoints,
-            copy(run.progress),
-            run.trainer.state(),
-            run.plan.config.checkpoint.keep,
-        )
+        check = partial(check_present, run.folder)
+        keep = run.plan.config.checkpoint.keep
+        folder, progress, state = run.folder.checkpoints, copy(run.progress), run.trainer.state()
         # Write the best network before the checkpoint, so that a run killed in between repeats the
         # evaluation.
-        run.writer.submit(partial(check_present, run.folder), run.best_weights.write_best, write)
+        write = partial(checkpoint.save, folder, progress, state, keep)
+        run.writer.submit(check, run.best_weights.write_best, write)
     run.times.checkpoint_s += time.monotonic() - start
 
 
@@ -293,20 +318,21 @@ def end(
 ) -> events.Ended:
     """Log the end of the run, then write the remaining files. time_s: when the clock stopped; None
     stops it now."""
-    time_s = run.now_s() if time_s is None else time_s
+    if time_s is None:
+        time_s = run.clock.now_s()
     ended = events.Ended(
         status,
-        epochs_to_converge,
-        time_s,
-        run.progress.best_top1,
-        run.progress.images_per_s,
-        run.times.checkpoint_s,
-        elapsed_parts(run.resumes, time_s),
+        best_top1=run.progress.best_top1,
+        epochs_to_converge=epochs_to_converge,
+        time_s=time_s,
+        images_per_s=run.progress.images_per_s,
+        checkpoint_s=run.times.checkpoint_s,
+        parts=elapsed_parts(run.clock.resumes, time_s),
     )
     with ExitStack() as cleanup:  # calls these in reverse order, even if one fails
         cleanup.callback(write_networks, run, status)
         cleanup.callback(run.writer.finish)
-        run.times.trace(is_end=True)
+        report_trace(run, is_end=True)
         report_clock_steps(run)
         run.emit(ended)
     return ended
@@ -321,73 +347,88 @@ def write_networks(run: TrainingRun, status: str) -> None:
 
 
 class StepReporter:
-    """Reader that reports each step of an epoch when the step is done."""
+    """The steps of an epoch: pushes each to the device, and reports it when it is done."""
 
     def __init__(self, run: TrainingRun):
         self._run, self._start = run, time.monotonic()
+        self._pending = deque[PendingStep]()
         self._losses: list[float] = []
         self._first, self._num_steps = run.progress.step, 0
 
     def elapsed_s(self) -> float:
         return time.monotonic() - self._start
 
-    def has_norms(self, step: int) -> bool:
-        """Check whether the report of a step, counted from 1, contains the norms of its
-        gradients."""
-        config = self._run.plan.config.run
-        return config.tensorboard and is_due(config.metrics_period_steps, step)
-
-    def read(self, pending: PendingStep) -> Flags:
-        """Report the next step once it is done; return what any rank requested, or raise
-        RunFailed."""
-        run, plan, scale = self._run, self._run.plan, self._run.trainer.loss_scale.value
-        step = self._first + self._num_steps
-        loss, requests = run.trainer.read(pending)
-        if run.trainer.loss_scale.value != scale:
-            run.emit(events.LossScaleChanged(step + 1, scale, run.trainer.loss_scale.value))
-        if not math.isfinite(loss):
-            run.trainer.settle()  # raises a different error if the cause is a lost rank
-            train = plan.config.train
-            advice = (
-                'set train.loss_scale_policy to dynamic, lower '
-                f'train.loss_scale={train.loss_scale:g}, '
-                if (train.precision, train.loss_scale_policy) == ('float16', 'static')
-                else ''
-            )
-            raise RunFailed(
-                f'the loss is {loss} at step {step} (epoch {step // plan.steps_per_epoch + 1}), '
-                'and '
-                f'all earlier losses were finite; {advice}lower schedule.base_lr='
-                f'{plan.config.schedule.base_lr} or lengthen schedule.warmup_epochs'
-            )
-        self._losses.append(loss)
-        self._num_steps += 1
-        is_reported = is_due(plan.config.run.metrics_period_steps, step + 1)
-        norm, ratios = _read_norms(pending.norms) if pending.norms else (None, {})
-        run.emit(
-            events.StepDone(
-                step + 1,
-                (step + 1) / plan.steps_per_epoch,
-                run.now_s(),
-                loss,
-                pending.learning_rate,
-                self._num_steps * plan.global_batch_size / self.elapsed_s(),
-                is_reported,
-                sum(self._losses) / len(self._losses),
-                norm,
-                ratios,
-                plan.learning_rate(step),
-            )
+    def push(self, step: int) -> None:
+        """Push a step to the device, with the requests of this rank; steps count from 0."""
+        run, plan = self._run, self._run.plan
+        pending = run.trainer.step(
+            run.train_data,
+            step_in_epoch=step % plan.steps_per_epoch,
+            lr=plan.learning_rate(step),
+            requests=run.requests(),
+            with_norms=plan.config.run.tensorboard and self._has_record(step),
         )
-        if is_reported:
-            self._losses.clear()
-            run.times.find_request()
+        self._pending.append(pending)
+        run.times.request = False
+
+    def read(self, num_ahead: int = 0) -> Flags:
+        """Wait for all pushed steps but the last num_ahead, and report them; return what any rank
+        requested, or raise RunFailed."""
+        requests = NO_FLAGS
+        while len(self._pending) > num_ahead:
+            requests |= self._read(self._pending.popleft())
         return requests
 
+    def _read(self, pending: PendingStep) -> Flags:
+        run, plan, step = self._run, self._run.plan, self._first + self._num_steps
+        scale = run.trainer.loss_scale.value
+        loss, requests = run.trainer.read(pending)
+        if run.trainer.loss_scale.value != scale:
+            change = LossScaleRecord(step + 1, before=scale, now=run.trainer.loss_scale.value)
+            run.emit(events.LossScaleChanged(change))
+        if not math.isfinite(loss):
+            run.trainer.settle()  # raises a different error if the cause is a lost rank
+            raise RunFailed(_loss_error(plan, loss, step))
+        self._losses.append(loss)
+        self._num_steps += 1
+        images_per_s = self._num_steps * plan.global_batch_size / self.elapsed_s()
+        record = None
+        if self._has_record(step):
+            record = TrainRecord(
+                step=step + 1,
+                epoch=(step + 1) / plan.steps_per_epoch,
+                time_s=run.clock.now_s(),
+                loss=sum(self._losses) / len(self._losses),
+                learning_rate=pending.learning_rate,
+                images_per_s=images_per_s,
+                scheduled_learning_rate=plan.learning_rate(step),
+            )
+            self._losses.clear()
+            run.times.find_request()
+        run.emit(
+            events.StepDone(
+                record,
+                step=step + 1,
+                loss=loss,
+                learning_rate=pending.learning_rate,
+                images_per_s=images_per_s,
+                gradient_norm=pending.norms.gradient_norm() if pending.norms else None,
+                trust_ratios=pending.norms.ratios() if pending.norms else {},
+            )
+        )
+        return requests
 
-def _read_norms(norms: Norms) -> tuple[float, dict[str, float]]:
-    """Return the gradient norm of the mean loss, and LARS's trust ratio for each tensor."""
-    ratios = {
-        n: float(r) for names, values in norms.trust_ratios for n, r in zip(names, values.asnumpy())
-    }
-    return norms.rescale * math.sqrt(float(norms.squared.asnumpy().sum())), ratios
+    def _has_record(self, step: int) -> bool:
+        return is_due(self._run.plan.config.run.metrics_period_steps, step + 1)
+
+
+def _loss_error(plan: Plan, loss: float, step: int) -> str:
+    train, schedule, advice = plan.config.train, plan.config.schedule, ''
+    if (train.precision, train.loss_scale_policy) == ('float16', 'static'):
+        scale = f'{train.loss_scale:g}'
+        advice = f'set train.loss_scale_policy to dynamic, lower train.loss_scale={scale}, '
+    return (
+        f'the loss is {loss} at step {step} (epoch {step // plan.steps_per_epoch + 1}), and all '
+        f'earlier losses were finite; {advice}lower schedule.base_lr={schedule.base_lr} or '
+        'lengthen schedule.warmup_epochs'
+    )

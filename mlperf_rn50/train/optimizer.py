@@ -8,7 +8,7 @@ step. Source: You et al. 2017 (https://arxiv.org/abs/1708.03888), with the momen
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 
 import numpy as np
@@ -45,15 +45,16 @@ class Tensor:
         """True if LARS computes a learning rate for this tensor."""
         return self.name.endswith('_weight')
 
+    @property
+    def exact(self) -> NDArray:
+        """The weight in float32."""
+        return self.weight if self.master is None else self.master
+
     @cached_property  # cached because each step reads it for each tensor
     def arrays(self) -> list[NDArray]:
         """The inputs of an update operator, in order."""
-        return [
-            self.weight,
-            self.grad,
-            self.velocity,
-            *([] if self.master is None else [self.master]),
-        ]
+        inputs = [self.weight, self.grad, self.velocity]
+        return inputs if self.master is None else [*inputs, self.master]
 
 
 @dataclass(frozen=True)
@@ -105,12 +106,12 @@ class Bucket:
         context = self.tensors[0].weight.context
         self.decays = nd.array([t.decay for t in self.tensors], context)
         self.lr_factors = nd.array([t.lr_factor for t in self.tensors], context)
-        self.is_mixed = self.tensors[0].master is not None
+        # of the names of update operators, which update the float32 masters of float16 weights
+        self.prefix = '' if self.tensors[0].master is None else 'mp_'
 
     def groups(self, size: int) -> list[slice]:
-        return [
-            slice(i, min(i + size, len(self.tensors))) for i in range(0, len(self.tensors), size)
-        ]
+        num = len(self.tensors)
+        return [slice(i, min(i + size, num)) for i in range(0, num, size)]
 
 
 class Optimizer:
@@ -139,11 +140,9 @@ class Optimizer:
         backward = list(params.items())[::-1]
         self._flat = _move_to_flat([p for _, p in backward]) if can_skip else None
         self.tensors = _make_tensors(backward, config, self._flat)
-        cuts = cut_buckets(
-            [t.weight.size * np.dtype(t.weight.dtype).itemsize for t in self.tensors],
-            [np.dtype(t.weight.dtype).name for t in self.tensors],
-            num_buckets,
-        )
+        dtypes = [np.dtype(t.weight.dtype) for t in self.tensors]
+        num_bytes = [t.weight.size * dtype.itemsize for t, dtype in zip(self.tensors, dtypes)]
+        cuts = cut_buckets(num_bytes, [dtype.name for dtype in dtypes], num_buckets)
         self.buckets = [Bucket([self.tensors[i] for i in cut]) for cut in cuts]
         self.group_size = group_size(self.tensors[0].weight.context.device_type, config.name)
         self.last_lr: float | None = None
@@ -152,8 +151,9 @@ class Optimizer:
 
     def state(self) -> dict[str, NDArray]:
         """Return the arrays that a resumed run needs, by name, without copying them."""
+        velocities = {f'velocity/{t.name}': t.velocity for t in self.tensors}
         masters = {f'master/{t.name}': t.master for t in self.tensors if t.master is not None}
-        return {**{f'velocity/{t.name}': t.velocity for t in self.tensors}, **masters}
+        return velocities | masters
 
     def owners(self) -> dict[str, NDArray]:
         """Return the arrays that own the memory of weights and state, by name; no two of them share
@@ -164,7 +164,7 @@ class Optimizer:
         """
         if self._flat:
             return {'state': self._flat.state, 'half': self._flat.half}
-        return {**{t.name: t.weight for t in self.tensors}, **self.state()}
+        return {t.name: t.weight for t in self.tensors} | self.state()
 
     def reset_masters(self) -> None:
         for tensor in self.tensors:
@@ -189,33 +189,33 @@ class Optimizer:
             is_finite: shape (1,), 0 if the step must be skipped; required with can_skip, otherwise
                 None.
         """
-        correction, applied = self._correction(lr), lr * fraction
+        correction, applied = self.correction(lr), lr * fraction
         momentum = self._config.momentum * correction
-        update = (
-            self._update_with_nesterov
-            if self._config.nesterov
-            else self._update_with_one_rate
-            if self._config.name == 'sgd'
-            else self._update_with_rates
-        )
-        self._applied.clear()
         before = self._flat.state.copy() if self._flat else None
+        self._applied.clear()
         for bucket in self.buckets:
-            update(bucket, applied, momentum, rescale)
+            if self._config.name == 'lars':
+                self._update_with_rates(bucket, applied, momentum, rescale)
+            elif self._config.nesterov or self.group_size == 1:
+                self._update_each(bucket, applied, momentum, rescale)
+            else:
+                self._update_with_one_rate(bucket, applied, momentum, rescale)
         if self._flat and before is not None and is_finite is not None:
             # Correct the velocity even if the step is skipped, because only the device knows that
             # it is.
             if correction != 1:
                 before[0] *= correction
             self._flat.keep_if(is_finite, before)
-        self.last_lr, self.is_batch_new = lr, False
+        self.last_lr = lr
+        self.is_batch_new = False
         return applied
 
-    def _correction(self, lr: float) -> float:
+    def correction(self, lr: float) -> float:
         """Return the velocity's factor for a changed learning rate; with SGD, 1 unless the batch
         size changed too."""
-        is_corrected = self.last_lr and (self._config.name == 'lars' or self.is_batch_new)
-        return lr / self.last_lr if is_corrected and self.last_lr else 1.0
+        if self.last_lr and (self._config.name == 'lars' or self.is_batch_new):
+            return lr / self.last_lr
+        return 1.0
 
     def all_finite(self) -> NDArray:
         """Return an array of shape (1,): 1 if all gradients are finite, otherwise 0."""
@@ -240,53 +240,44 @@ class Optimizer:
             if b.num_adapted
         ]
 
-    def _update_with_nesterov(
-        self, bucket: Bucket, lr: float, momentum: float, rescale: float
-    ) -> None:
-        """Update by SGD with Nesterov momentum, for which MXNet has no multi-tensor operator."""
-        update = getattr(nd, f'{"mp_" * bucket.is_mixed}nag_mom_update')
-        usual = self._config.momentum
-        for tensor in bucket.tensors:
+    def _update_each(self, bucket: Bucket, lr: float, momentum: float, rescale: float) -> None:
+        """Update by SGD tensor by tensor, as Nesterov momentum requires: MXNet has no multi-tensor
+        operator for it."""
+        if self._config.nesterov:
+            usual = self._config.momentum
             # the correction is for the stored velocity, not for the look-ahead step
             if momentum != usual:
-                tensor.velocity[:] = tensor.velocity * (momentum / usual)
+                for tensor in bucket.tensors:
+                    tensor.velocity[:] = tensor.velocity * (momentum / usual)
+            update = partial(getattr(nd, f'{bucket.prefix}nag_mom_update'), momentum=usual)
+        else:
+            operator = getattr(nd, f'{bucket.prefix}sgd_mom_update')
+            update = partial(operator, momentum=momentum, lazy_update=False)
+        for tensor in bucket.tensors:
             update(
                 *tensor.arrays,
                 out=tensor.weight,
                 lr=lr * tensor.lr_factor,
                 wd=tensor.decay,
-                momentum=usual,
                 rescale_grad=rescale,
             )
 
     def _update_with_one_rate(
         self, bucket: Bucket, lr: float, momentum: float, rescale: float
     ) -> None:
-        keys, kind = (
-            {'momentum': momentum, 'rescale_grad': rescale},
-            f'{"mp_" * bucket.is_mixed}sgd_mom_update',
-        )
+        """Update by SGD, in groups of tensors."""
+        update = getattr(nd, f'multi_{bucket.prefix}sgd_mom_update')
         for group in bucket.groups(self.group_size):
             tensors = bucket.tensors[group]
-            inputs = [a for t in tensors for a in t.arrays]
-            if self.group_size == 1:
-                getattr(nd, kind)(
-                    *inputs,
-                    out=tensors[0].weight,
-                    lr=lr * tensors[0].lr_factor,
-                    wd=tensors[0].decay,
-                    lazy_update=False,
-                    **keys,
-                )
-            else:
-                getattr(nd, f'multi_{kind}')(
-                    *inputs,
-                    out=[t.weight for t in tensors],
-                    lrs=[lr * t.lr_factor for t in tensors],
-                    wds=[t.decay for t in tensors],
-                    num_weights=len(tensors),
-                    **keys,
-                )
+            update(
+                *(a for t in tensors for a in t.arrays),
+                out=[t.weight for t in tensors],
+                lrs=[lr * t.lr_factor for t in tensors],
+                wds=[t.decay for t in tensors],
+                num_weights=len(tensors),
+                momentum=momentum,
+                rescale_grad=rescale,
+            )
 
     def _update_with_rates(
         self, bucket: Bucket, lr: float, momentum: float, rescale: float
@@ -297,13 +288,10 @@ class Optimizer:
         """
         n, rates = bucket.num_adapted, bucket.lr_factors * lr
         if n:
-            sums = [
-                _sums_of_squares(a)
-                for a in ([t.weight for t in bucket.tensors[:n]], bucket.grads[:n])
-            ]
             nd.multi_lars(
                 rates[:n],
-                *sums,
+                _sums_of_squares([t.weight for t in bucket.tensors[:n]]),
+                _sums_of_squares(bucket.grads[:n]),
                 bucket.decays[:n],
                 eta=self._config.lars_eta,
                 eps=self._config.lars_epsilon,
@@ -311,7 +299,7 @@ class Optimizer:
                 out=rates[:n],
             )
         self._applied.append((bucket, rates, lr))
-        kind = f'multi_{"mp_" * bucket.is_mixed}sgd_mom_update'
+        kind = f'multi_{bucket.prefix}sgd_mom_update'
         # NVIDIA's MXNet 1.8 has the same operators with a different prefix (lars_multi_sgd.cc).
         update = getattr(nd, f'preloaded_{kind}', None) or getattr(nd, f'lars_{kind}')
         for group in bucket.groups(self.group_size):
@@ -344,7 +332,8 @@ def _move_to_flat(params: Sequence[Parameter]) -> Flat:
     ends = [0, *accumulate(-(-p.data().size // _ALIGNMENT) * _ALIGNMENT for p in ordered)]
     num_half = ends[sum(np.dtype(p.dtype) == np.float16 for p in ordered)]
     context = ordered[0].data().context
-    state, half = nd.zeros((2, ends[-1]), context), nd.zeros((num_half,), context, 'float16')
+    state = nd.zeros((2, ends[-1]), context)
+    half = nd.zeros((num_half,), context, 'float16')
     flat = Flat(state, half, {p.name: start for p, start in zip(ordered, ends)})
     for param in ordered:
         weight, grad = param.data(), param.grad()
@@ -358,28 +347,28 @@ def _move_to_flat(params: Sequence[Parameter]) -> Flat:
 def _make_tensors(
     params: Sequence[tuple[str, Parameter]], config: OptimizerConfig, flat: Flat | None
 ) -> list[Tensor]:
+    def make_state(row: int, param: Parameter) -> NDArray:
+        if flat:
+            return flat.view(flat.state[row], param)
+        return nd.zeros(param.shape, param.data().context)
+
     tensors, last_layer = [], params[0][0].rpartition('_')[0]
     for name, param in params:
+        layer, _, kind = name.rpartition('_')
         weight, master = param.data(), None
         if weight.dtype == np.float16:
-            master = (
-                flat.view(flat.state[1], param) if flat else nd.empty(weight.shape, weight.context)
-            )
+            master = make_state(1, param)
             master[:] = weight.astype('float32')
-        velocity = (
-            flat.view(flat.state[0], param) if flat else nd.zeros(weight.shape, weight.context)
-        )
-        has_decay = name.endswith('_weight') or config.decay_bn_and_bias
-        lr_factor = config.last_layer_lr_factor if name.rpartition('_')[0] == last_layer else 1.0
+        has_decay = kind == 'weight' or config.decay_bn_and_bias
         tensors.append(
             Tensor(
                 name,
-                weight,
-                param.grad(),
-                velocity,
-                master,
-                config.weight_decay * has_decay,
-                lr_factor,
+                weight=weight,
+                grad=param.grad(),
+                velocity=make_state(0, param),
+                master=master,
+                decay=config.weight_decay if has_decay else 0.0,
+                lr_factor=config.last_layer_lr_factor if layer == last_layer else 1.0,
             )
         )
     return tensors

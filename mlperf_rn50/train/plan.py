@@ -29,14 +29,14 @@ class Plan:
     def train_shard(self, rank: int = 0) -> Shard:
         data = self.config.data
         return Shard(
-            data.num_train,
-            rank,
-            self.world_size,
-            self.local_batch_size,
-            self.config.train.gradient_accumulation_steps,
-            self.nodes,
-            data.node_rotation_epochs if data.shuffle == 'node' else None,
-            data.last_batch == 'wrap',
+            num_samples=data.num_train,
+            rank=rank,
+            world_size=self.world_size,
+            local_batch_size=self.local_batch_size,
+            num_micro=self.config.train.gradient_accumulation_steps,
+            nodes=self.nodes,
+            rotation_epochs=data.node_rotation_epochs if data.shuffle == 'node' else None,
+            is_wrapped=data.last_batch == 'wrap',
         )
 
     def eval_shard(self, rank: int = 0) -> Shard:
@@ -77,12 +77,10 @@ class Plan:
     def is_eval_epoch(self, epoch: int) -> bool:
         """Check whether an epoch, counted from 0, ends with an evaluation; the last one does in the
         open division."""
-        t, is_last = self.config.train, epoch == self.max_epochs - 1
-        return (
-            epoch % t.eval_period == t.eval_offset
-            or is_last
-            and self.config.run.submission_division == 'open'
-        )
+        t = self.config.train
+        if epoch == self.max_epochs - 1 and self.config.run.submission_division == 'open':
+            return True
+        return epoch % t.eval_period == t.eval_offset
 
     @property
     def eval_epochs(self) -> list[int]:
@@ -105,8 +103,7 @@ def make_plan(config: Config, world_size: int) -> Plan:
         raise ConfigError(
             f'run.num_nodes x run.ranks_per_node: got {r.num_nodes} x {r.ranks_per_node} = '
             f'{configured} ranks, expected {world_size} as started; start {configured}, or set '
-            'both to '
-            'null'
+            'both to null'
         )
     local = t.local_batch_size
     if local is None:
@@ -117,11 +114,10 @@ def make_plan(config: Config, world_size: int) -> Plan:
             fit = max(1, round(t.global_batch_size / passes)) * passes
             raise ConfigError(
                 f'train.global_batch_size: got {t.global_batch_size}, expected a multiple of '
-                f'{passes} '
-                f'({world_size} ranks x {t.gradient_accumulation_steps} accumulation steps), '
-                f'such as {fit}'
+                f'{passes} ({world_size} ranks x {t.gradient_accumulation_steps} accumulation '
+                f'steps), such as {fit}'
             )
-    max_epochs = t.max_epochs or max(1, int(config.schedule.decay_epochs))
+    max_epochs = config.num_epochs
     if r.submission_division == 'closed' and max_epochs <= t.eval_offset:
         raise ConfigError(
             f'train.max_epochs: got {max_epochs}, expected at least {t.eval_offset + 1} '
@@ -154,10 +150,9 @@ def resumed_step(plan: Plan, step: int, global_batch_size: int, has_same_nodes: 
     epoch, step_in_epoch = divmod(step, -(-num_train // global_batch_size))
     # the image order has changed, so the epoch restarts
     if plan.config.data.shuffle == 'node' and not has_same_nodes:
-        return epoch * plan.steps_per_epoch
-    return (
-        epoch * plan.steps_per_epoch + step_in_epoch * global_batch_size // plan.global_batch_size
-    )
+        step_in_epoch = 0
+    num_images = step_in_epoch * global_batch_size
+    return epoch * plan.steps_per_epoch + num_images // plan.global_batch_size
 
 
 def config_world_size(config: Config) -> int | None:
@@ -170,58 +165,48 @@ def config_world_size(config: Config) -> int | None:
 def _render_rates(plan: Plan) -> str:
     """Return the learning rate at the ends of runs of epochs in which it rises, falls or is
     constant."""
-    steps, texts = plan.steps_per_epoch, []
-    rates = [
-        (plan.learning_rate(e * steps), plan.learning_rate((e + 1) * steps - 1))
-        for e in range(plan.max_epochs)
-    ]
-    for _, group in groupby(
-        enumerate(rates, 1), lambda x: (x[1][0] < x[1][1], x[1][0] == x[1][1] and x[1])
-    ):
-        run = dict(group)
-        ends = dict.fromkeys(f'{rate:.6g}' for rate in (run[min(run)][0], run[max(run)][1]))
-        texts.append(
-            f'{" to ".join(map(str, dict.fromkeys([min(run), max(run)])))}: {" .. ".join(ends)}'
-        )
+    steps = plan.steps_per_epoch
+
+    def trend(epoch: int) -> object:
+        first, last = plan.learning_rate(epoch * steps), plan.learning_rate((epoch + 1) * steps - 1)
+        return (first, last) if first == last else first < last
+
+    texts = []
+    for _, group in groupby(range(plan.max_epochs), trend):
+        epochs = list(group)
+        first, last = epochs[0], epochs[-1] + 1
+        rates = plan.learning_rate(first * steps), plan.learning_rate(last * steps - 1)
+        numbers = ' to '.join(map(str, dict.fromkeys([first + 1, last])))
+        texts.append(f'{numbers}: {" .. ".join(dict.fromkeys(f"{rate:.6g}" for rate in rates))}')
     return '; '.join(texts)
 
 
 def render_plan(plan: Plan) -> str:
     """Return the plan as text."""
-    c, train, val = plan.config, plan.train_shard(), plan.eval_shard()
-    lines = [
-        'data set              '
-        f'{c.data.dataset}{" (synthetic images)" if c.data.synthetic else ""}: '
-        f'{c.data.num_train:,} training, {c.data.num_val:,} validation images, '
-        f'{c.data.num_classes} classes',
-        f'ranks                 {plan.world_size}',
-        f'local batch           {plan.local_batch_size} per rank and pass; passes per step: '
+    d, train, val = plan.config.data, plan.train_shard(), plan.eval_shard()
+    name = f'{d.dataset} (synthetic images)' if d.synthetic else d.dataset
+    part = 'all images over time'
+    if d.shuffle == 'node':
+        part = f'a part of the images, another one every {d.node_rotation_epochs} epochs'
+    sizes = f'{" ".join(map(str, d.sizes))} by epoch; evaluation {d.eval_size or d.image_size}'
+    num_steps = f'{plan.max_epochs * plan.steps_per_epoch:,} steps'
+    rows = {
+        'data set': f'{name}: {d.num_train:,} training, {d.num_val:,} validation images, '
+        f'{d.num_classes} classes',
+        'ranks': plan.world_size,
+        'local batch': f'{plan.local_batch_size} per rank and pass; passes per step: '
         f'{train.num_micro}',
-        f'global batch          {plan.global_batch_size}',
-        f'steps per epoch       {plan.steps_per_epoch}',
-        *(
-            [
-                f'image sizes           {" ".join(map(str, sizes))} by epoch; evaluation '
-                f'{c.data.eval_size or c.data.image_size}'
-            ]
-            if (sizes := c.data.sizes) or c.data.eval_size
-            else []
-        ),
-        f'shuffle               {c.data.shuffle}: each node reads '
-        + (
-            'all images over time'
-            if c.data.shuffle == 'global'
-            else f'a part of the images, another one every {c.data.node_rotation_epochs} epochs'
-        ),
-        f'padded, per epoch     {train.num_padded} training positions (weight '
-        f'{int(train.is_wrapped)}), '
-        f'{val.num_padded} validation positions (not counted)',
-        f'last step             learning rate x {plan.fraction(plan.steps_per_epoch - 1):.4g}, '
-        'its filled part',
-        f'target                Top-1 >= {c.train.target_accuracy} on {c.data.dataset}',
-        f'aborts after          {plural(plan.max_epochs, "epoch")}, '
-        f'{plan.max_epochs * plan.steps_per_epoch:,} steps',
-        f'evaluated epochs      {some(plan.eval_epochs, 5)} (counted from 1)',
-        f'learning rate         {_render_rates(plan)} (epochs: first step .. last step)',
-    ]
-    return '\n'.join(lines)
+        'global batch': plan.global_batch_size,
+        'steps per epoch': plan.steps_per_epoch,
+        'image sizes': sizes if d.sizes or d.eval_size else None,
+        'shuffle': f'{d.shuffle}: each node reads {part}',
+        'padded, per epoch': f'{train.num_padded} training positions (weight '
+        f'{int(train.is_wrapped)}), {val.num_padded} validation positions (not counted)',
+        'last step': f'learning rate x {plan.fraction(plan.steps_per_epoch - 1):.4g}, its filled '
+        'part',
+        'target': f'Top-1 >= {plan.config.train.target_accuracy} on {d.dataset}',
+        'aborts after': f'{plural(plan.max_epochs, "epoch")}, {num_steps}',
+        'evaluated epochs': f'{some(plan.eval_epochs, 5)} (counted from 1)',
+        'learning rate': f'{_render_rates(plan)} (epochs: first step .. last step)',
+    }
+    return '\n'.join(f'{key:22}{text}' for key, text in rows.items() if text is not None)

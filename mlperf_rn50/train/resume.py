@@ -10,11 +10,10 @@ from mlperf_rn50.errors import CheckpointError, ConfigError
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.elapsed import SKEW_S, Resume, elapsed_parts, make_resume
 from mlperf_rn50.mllog.read.reader import read_run
-from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import RunFolder
-from mlperf_rn50.runfolder.records import NetworkRecord, TrainRecord, read_failures
+from mlperf_rn50.runfolder.records import NetworkRecord, TrainRecord, read_failures, read_records
 from mlperf_rn50.text import plural
-from mlperf_rn50.train import events
+from mlperf_rn50.train import run_events as events
 from mlperf_rn50.train.checkpoint import checkpoint
 from mlperf_rn50.train.checkpoint.changes import check_changes, find_changes
 from mlperf_rn50.train.checkpoint.checkpoint import LoadedCheckpoint
@@ -22,8 +21,9 @@ from mlperf_rn50.train.checkpoint.progress import Progress, dump_state, parse_st
 from mlperf_rn50.train.checkpoint.resumable import check_unfinished, is_checkpoint
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.comm.rank_checks import boot_clock
-from mlperf_rn50.train.loop import TrainingRun
+from mlperf_rn50.train.loop import BuiltRun, OpenRun, RunClock, TrainingRun
 from mlperf_rn50.train.plan import Plan, make_elastic_plan, make_plan, resumed_step
+from mlperf_rn50.train.trainer import Trainer
 
 
 def load_resumption(comm: Comm, run: RunFolder, path: Path) -> LoadedCheckpoint:
@@ -32,16 +32,15 @@ def load_resumption(comm: Comm, run: RunFolder, path: Path) -> LoadedCheckpoint:
 
     def load() -> LoadedCheckpoint:
         check_unfinished(run)
-        return (
-            LoadedCheckpoint(path, *checkpoint.load(path))
-            if is_checkpoint(path)
-            else checkpoint.load_newest(path)
-        )
+        if is_checkpoint(path):
+            return LoadedCheckpoint(path, *checkpoint.load(path))
+        return checkpoint.load_newest(path)
 
     loaded = comm.on_rank_0(load)
-    name, state = comm.gather_object(
-        loaded and [str(loaded.path), dump_state(loaded.progress, loaded.trainer)]
-    )[0]
+    shared = None
+    if loaded:
+        shared = [str(loaded.path), dump_state(loaded.progress, loaded.trainer)]
+    name, state = comm.gather_object(shared)[0]
     return loaded or LoadedCheckpoint(Path(name), *parse_state(state))
 
 
@@ -57,24 +56,21 @@ def plan_resumed(
     """Return plan and progress of a resumed run; raise UserError if configuration, ranks or
     checkpoint do not match."""
     before = resumption.progress
-    plan = (
-        make_elastic_plan(config, world_size, before.lr_batch_size)
-        if is_elastic
-        else make_plan(config, world_size)
-    )
+    if is_elastic:
+        plan = make_elastic_plan(config, world_size, before.lr_batch_size)
+    else:
+        plan = make_plan(config, world_size)
     _check(resumption, plan, is_elastic, digest)
     step = resumed_step(plan, before.step, before.global_batch_size, before.nodes == list(nodes))
     if step >= plan.max_epochs * plan.steps_per_epoch:
         raise ConfigError(
             f'train.max_epochs: got {plan.max_epochs}, and the run has already completed all of '
-            'them; '
-            'increase it to resume'
+            'them; increase it to resume'
         )
     check_changes(find_changes(before.config, config), allowed, str(resumption.path))
-    plan = replace(
-        plan, config=replace(config, run=replace(config.run, seed=before.seed)), nodes=tuple(nodes)
-    )
-    return plan, replace(
+    config = replace(config, run=replace(config.run, seed=before.seed))
+    plan = replace(plan, config=config, nodes=tuple(nodes))
+    progress = replace(
         before,
         step=step,
         world_size=plan.world_size,
@@ -84,44 +80,35 @@ def plan_resumed(
         num_resumes=before.num_resumes + 1,
         images=0,
         train_s=0.0,
-        config=to_tree(plan.config),
+        config=to_tree(config),
     )
+    return plan, progress
 
 
 def _check(resumption: LoadedCheckpoint, plan: Plan, is_elastic: bool, digest: str) -> None:
-    before = resumption.progress
-    seed = plan.config.run.seed
-    facts = [
-        ('data.num_train', plan.config.data.num_train, before.num_train, 'use the same data'),
-        (
-            f'images and classes in {plan.config.data.dir}',
-            f'SHA-256 {digest:.12}…',
-            f'SHA-256 {before.data_sha256 or digest:.12}…',
-            'use the same data',
-        ),
-        ('run.seed', before.seed if seed is None else seed, before.seed, 'omit run.seed'),
+    """Raise CheckpointError if data, seed, average of weights, ranks or batch do not match."""
+    config, before = plan.config, resumption.progress
+    seed = before.seed if config.run.seed is None else config.run.seed
+    # name, value found, value in the checkpoint, advice
+    images = f'images and classes in {config.data.dir}'
+    now, then = f'SHA-256 {digest:.12}…', f'SHA-256 {before.data_sha256 or digest:.12}…'
+    facts: list[tuple[str, object, object, str]] = [
+        ('data.num_train', config.data.num_train, before.num_train, 'use the same data'),
+        (images, now, then, 'use the same data'),
+        ('run.seed', seed, before.seed, 'omit run.seed'),
     ]
-    averages = plan.config.train.ema, before.config.get('train', {}).get('ema')
+    averages = config.train.ema, before.config.get('train', {}).get('ema')
     if averages.count(None) == 1:
         now, then = map(render_value, averages)
-        facts.append(
-            ('train.ema', now, then, 'keep it; the average of weights begins with the run')
-        )
+        advice = 'keep it; the average of weights begins with the run'
+        facts.append(('train.ema', now, then, advice))
     if not is_elastic:
+        ranks = plural(before.world_size, 'rank')
+        advice = f'start {ranks}, or resume with {plan.world_size} and --elastic'
+        batch, batch_before = plan.global_batch_size, before.global_batch_size
         facts += [
-            (
-                'ranks',
-                plan.world_size,
-                before.world_size,
-                f'start {plural(before.world_size, "rank")}, or resume with {plan.world_size} and '
-                '--elastic',
-            ),
-            (
-                'train.global_batch_size',
-                plan.global_batch_size,
-                before.global_batch_size,
-                'keep the batch size',
-            ),
+            ('ranks', plan.world_size, before.world_size, advice),
+            ('train.global_batch_size', batch, batch_before, 'keep the batch size'),
         ]
     for name, got, expected, fix in facts:
         if got != expected:
@@ -130,34 +117,34 @@ def _check(resumption: LoadedCheckpoint, plan: Plan, is_elastic: bool, digest: s
             )
 
 
-def restore(run: TrainingRun, loaded: LoadedCheckpoint) -> None:
+def restore(run: OpenRun, trainer: Trainer, loaded: LoadedCheckpoint) -> None:
     """Give all ranks the state of a trainer that rank 0 has read, and free its arrays."""
 
     def check() -> None:
-        checkpoint.check_arrays(loaded.path, loaded.trainer.arrays, run.trainer.array_shapes())
+        checkpoint.check_arrays(loaded.path, loaded.trainer.arrays, trainer.array_shapes())
         checkpoint.put_aside([p for p, _ in loaded.damaged])
         checkpoint.rewind(loaded.path.parent, loaded.path, run.progress, loaded.trainer)
 
     run.comm.on_rank_0(check)
-    run.trainer.load_state(
-        loaded.trainer, loaded.progress.global_batch_size != run.progress.global_batch_size
-    )
+    is_batch_new = loaded.progress.global_batch_size != run.progress.global_batch_size
+    trainer.load_state(loaded.trainer, is_batch_new)
     loaded.trainer.arrays.clear()
 
 
-def continue_clock(run: TrainingRun) -> None:
-    """Continue the clock of a run, which never stops, on all ranks; find on rank 0 what became of
+def continued_clock(run: BuiltRun, clock: RunClock) -> RunClock:
+    """Return the clock of a resumed run, given one that starts now; find on rank 0 what became of
     the time so far."""
     progress = run.progress
     resumes = run.comm.on_rank_0(
         lambda: find_resumes(run.folder, progress, boot_clock(), time.time())
     )
     resumed_s = run.comm.gather_object(resumes and resumes[-1].resumed_s)[0]
-    run.resumes = resumes or ()
-    run.clock_start -= resumed_s
-    run.without_s = resumed_s - progress.clock_s
-    boot, now_s = boot_clock()
-    progress.boot, progress.start_s = boot, now_s - run.now_s()
+    return replace(
+        clock,
+        start_s=clock.start_s - resumed_s,
+        without_s=resumed_s - progress.clock_s,
+        resumes=resumes or (),
+    )
 
 
 def find_resumes(
@@ -182,20 +169,17 @@ def find_resumes(
     if is_same_boot and progress.clock_s > resumed_s + SKEW_S:
         raise CheckpointError(
             f'{folder.checkpoints}: the checkpoint has {progress.clock_s:.6g} s of training, '
-            'expected '
-            f'at most {resumed_s:.6g} s since run_start; resume from an earlier checkpoint'
+            f'expected at most {resumed_s:.6g} s since run_start; resume from an earlier checkpoint'
         )
     is_pause = keys.RUN_STOP in log.lines and log.status != 'failed'
-    return [
-        *log.resumes,
-        make_resume(
-            log.resumes,
-            progress.clock_s,
-            resumed_s=resumed_s,
-            stopped_s=stopped_s,
-            is_pause=is_pause,
-        ),
-    ]
+    now = make_resume(
+        log.resumes,
+        progress.clock_s,
+        resumed_s=resumed_s,
+        stopped_s=stopped_s,
+        is_pause=is_pause,
+    )
+    return [*log.resumes, now]
 
 
 def last_sign_s(folder: RunFolder, seen_s: float, start_s: float) -> float:
@@ -207,9 +191,9 @@ def last_sign_s(folder: RunFolder, seen_s: float, start_s: float) -> float:
             run_start.
         start_s: run_start, in seconds since 1970.
     """
-    for _, step in read_lines(folder.metrics, TrainRecord, b'"train"'):
+    for _, step in read_records(folder.metrics, TrainRecord):
         seen_s = max(seen_s, step.time_s or 0.0)
-    jobs = [network.job for _, network in read_lines(folder.metrics, NetworkRecord, b'"network"')]
+    jobs = [network.job for _, network in read_records(folder.metrics, NetworkRecord)]
     before = jobs[:-1]  # the last one is of this attempt
     ends = [f.time_s - start_s for f in read_failures(folder.dir) if f.time_s and f.job in before]
     return min((end_s for end_s in ends if end_s > seen_s), default=seen_s)
@@ -219,30 +203,23 @@ def report_resumption(run: TrainingRun, loaded: LoadedCheckpoint) -> None:
     """Report from where the run resumes, and what differs from before."""
     if loaded.damaged:
         reasons = '; '.join(reason for _, reason in loaded.damaged)
-        run.emit(
-            events.Warned(
-                f'{reasons}; renamed to damaged_step_*; the run resumes from {loaded.path}'
-            )
-        )
-    before = loaded.progress
-    if run.progress.data_sha256 and not before.data_sha256:
-        run.emit(
-            events.Noted(
-                'the images were not compared, because the checkpoint has no digest of them'
-            )
-        )
+        text = f'{reasons}; renamed to damaged_step_*; the run resumes from {loaded.path}'
+        run.emit(events.Warned(text))
+    progress, before, clock = run.progress, loaded.progress, run.clock
+    if progress.data_sha256 and not before.data_sha256:
+        text = 'the images were not compared, because the checkpoint has no digest of them'
+        run.emit(events.Noted(text))
     run.emit(
         events.Resumed(
             run.plan,
-            len(run.nodes),
-            run.progress.step,
-            run.progress.clock_s,
-            run.without_s + run.progress.clock_s,
-            run.resumes[-1].stopped_s if run.resumes else 0.0,
-            elapsed_parts(run.resumes, 0.0),
-            str(loaded.path),
-            before.world_size,
-            before.global_batch_size,
-            find_changes(before.config, run.plan.config),
+            num_hosts=len(run.nodes),
+            step=progress.step,
+            clock_s=progress.clock_s,
+            elapsed_s=clock.without_s + progress.clock_s,
+            stopped_s=clock.resumes[-1].stopped_s if clock.resumes else 0.0,
+            parts=elapsed_parts(clock.resumes, 0.0),
+            checkpoint=str(loaded.path),
+            before=before,
+            changes=find_changes(before.config, run.plan.config),
         )
     )

@@ -1,7 +1,7 @@
 """A training run: open it (ranks, plan, folder, sinks), build it (build.py), and train to its end
 (loop.py).
 
-resume.py has what only a resumed run needs. The docstring of events.py is an outline of a run.
+resume.py has what only a resumed run needs. The docstring of run_events.py is an outline of a run.
 """
 
 import os
@@ -27,25 +27,25 @@ from mlperf_rn50.runfolder.names import RunFolder, new_run
 from mlperf_rn50.system.cgroup import render_cpu_list
 from mlperf_rn50.system.launcher_env import print_stderr
 from mlperf_rn50.system.telemetry import Telemetry
-from mlperf_rn50.train import events
+from mlperf_rn50.train import run_events as events
 from mlperf_rn50.train.build import build, start_clock
 from mlperf_rn50.train.checkpoint.progress import Progress
 from mlperf_rn50.train.checkpoint.resumable import clear_abandoned, clear_run
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.compare import find_reference, open_comparison
-from mlperf_rn50.train.loop import RankPlace, TrainingRun, run_to_end
+from mlperf_rn50.train.loop import OpenRun, RankPlace, run_to_end
 from mlperf_rn50.train.plan import Plan, make_plan
 from mlperf_rn50.train.resume import load_resumption, plan_resumed
-from mlperf_rn50.train.sinks.metrics import Metrics
+from mlperf_rn50.train.sinks.every_rank import Sampled, TraceFile, Watched
+from mlperf_rn50.train.sinks.metrics_file import Metrics
 from mlperf_rn50.train.sinks.mlperf_log import MlperfLog
-from mlperf_rn50.train.sinks.terminal import Terminal
-from mlperf_rn50.train.sinks.watched import Sampled, Watched
+from mlperf_rn50.train.sinks.progress_lines import ProgressLines
 from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
-_LOCK_PERIOD_S = 0.5  # time between two attempts to take the lock
+LOCK_PERIOD_S = 0.5  # time between two attempts to take the lock
 # A run that is being killed may still write its checkpoint, for which watcher and launcher together
 # allow 35 s.
-_LOCK_LIMIT_S = 60.0
+LOCK_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,11 @@ def train(job: Job) -> tuple[events.Ended, RunFolder]:
     """
     check_values(job.config)
     job.heartbeat.beat('start-up')
-    with open_run(job) as run:
+    with open_run(job) as opened:
         try:
-            for text in [*job.warnings, *layout_warnings(run.plan.config)]:
-                run.emit(events.Warned(text))
-            build(run)
-            start_clock(run)
+            for text in [*job.warnings, *layout_warnings(opened.plan.config)]:
+                opened.emit(events.Warned(text))
+            run = start_clock(build(opened))
             return run_to_end(run), run.folder
         except mx.MXNetError as e:
             if 'Horovod has been shut down' not in str(e):
@@ -94,59 +93,68 @@ def train(job: Job) -> tuple[events.Ended, RunFolder]:
 
 
 @contextmanager
-def open_run(job: Job) -> Iterator[TrainingRun]:
+def open_run(job: Job) -> Iterator[OpenRun]:
     """Plan a run and hold its folder, with open sinks; raise UserError if the job does not fit data
     or checkpoint."""
     config, comm = job.config, job.comm
     with ExitStack() as cleanup:
+        resumption = None
         if job.resume:
             folder, path = job.resume
             cleanup.enter_context(hold_run(comm, folder, job.heartbeat))
-        resumption = load_resumption(comm, folder, path) if job.resume else None
-        for split in ('train', 'validation') if not config.data.synthetic else ():
-            # refuses other data before rank 0, which waits for all ranks, writes files
-            find_split(config.data, split)
-        # each rank reads its own manifest, also for keys that default to it
-        own_digest = data_digest(config.data)
-        digest = comm.from_rank_0(lambda: own_digest)
-        if own_digest != digest:
-            raise DataError(
-                f'{config.data.dir}: got data with SHA-256 {own_digest:.12}…, expected '
-                f'{digest:.12}… as on '
-                'rank 0; copy the same data to all hosts'
-            )
+            resumption = load_resumption(comm, folder, path)
+        digest = data_of_all_hosts(config, comm)
         reference = comm.on_rank_0(lambda: find_reference(config, comm.world_size))
-        own = [
-            platform.node(),
-            comm.local_rank,
-            comm.local_size,
-            render_cpu_list(os.sched_getaffinity(0)),
-        ]
+        cores = render_cpu_list(os.sched_getaffinity(0))
+        own = [platform.node(), comm.local_rank, comm.local_size, cores]
         hosts = [RankPlace(*row) for row in comm.gather_object(own)]
+        nodes = nodes_of(hosts)
         if resumption:
             plan, progress = plan_resumed(
                 config,
                 comm.world_size,
-                nodes_of(hosts),
+                nodes,
                 resumption,
-                job.is_elastic,
-                job.allowed,
-                digest,
+                is_elastic=job.is_elastic,
+                allowed=job.allowed,
+                digest=digest,
             )
         else:
-            plan, progress = plan_new(config, comm, nodes_of(hosts), digest)
+            plan, progress = plan_new(config, comm, nodes, digest)
             folder = RunFolder(Path(config.run.dir), progress.result_index)
             cleanup.enter_context(hold_run(comm, folder, job.heartbeat))
-        comparison = open_comparison(
-            reference, plan, folder.metrics, progress.step // plan.steps_per_epoch
+        num_epochs = progress.step // plan.steps_per_epoch
+        run = OpenRun(
+            plan=plan,
+            progress=progress,
+            comm=comm,
+            hosts=hosts,
+            heartbeat=job.heartbeat,
+            folder=folder,
+            comparison=open_comparison(reference, plan, folder.metrics, num_epochs),
+            resumption=resumption,
+            sinks=[],
         )
-        run = TrainingRun(
-            plan, progress, comm, hosts, job.heartbeat, folder, comparison, resumption
-        )
-        run.sinks = open_sinks(run)
-        for sink in run.sinks:
+        for sink in open_sinks(run):
+            run.sinks.append(sink)
             cleanup.callback(sink.close)
         yield run
+
+
+def data_of_all_hosts(config: Config, comm: Comm) -> str:
+    """Return the digest of the data; raise DataError if they do not fit, or differ between hosts,
+    before rank 0 writes files."""
+    for split in ('train', 'validation') if not config.data.synthetic else ():
+        find_split(config.data, split)
+    # each rank reads its own manifest, also for keys that default to it
+    own = data_digest(config.data)
+    digest = comm.from_rank_0(lambda: own)
+    if own != digest:
+        raise DataError(
+            f'{config.data.dir}: got data with SHA-256 {own:.12}…, expected {digest:.12}… as on '
+            'rank 0; copy the same data to all hosts'
+        )
+    return digest
 
 
 def nodes_of(hosts: Sequence[RankPlace]) -> list[int]:
@@ -166,24 +174,24 @@ def plan_new(
     seed, layout, index = comm.from_rank_0(
         lambda: [drawn, with_layout(config).model.layout, new_run(Path(config.run.dir)).index]
     )
-    config = replace(
-        config, model=replace(config.model, layout=layout), run=replace(config.run, seed=seed)
-    )
-    plan, batch = replace(plan, config=config, nodes=tuple(nodes)), plan.global_batch_size
-    return plan, Progress(
-        0,
-        seed,
-        plan.world_size,
-        0.0,
-        0.0,
-        batch,
-        batch,
-        config.data.num_train,
-        index,
-        list(nodes),
+    model, run = replace(config.model, layout=layout), replace(config.run, seed=seed)
+    config = replace(config, model=model, run=run)
+    plan = replace(plan, config=config, nodes=tuple(nodes))
+    progress = Progress(
+        step=0,
+        seed=seed,
+        world_size=plan.world_size,
+        best_top1=0.0,
+        clock_s=0.0,
+        global_batch_size=plan.global_batch_size,
+        lr_batch_size=plan.global_batch_size,
+        num_train=config.data.num_train,
+        result_index=index,
+        nodes=list(nodes),
         config=to_tree(config),
         data_sha256=digest,
     )
+    return plan, progress
 
 
 @contextmanager
@@ -192,9 +200,9 @@ def hold_run(comm: Comm, run: RunFolder, heartbeat: Heartbeat) -> Iterator[None]
     program keeps the lock."""
     lock, attempts = FileLock(run.lock), count()
     try:
-        while not comm.from_rank_0(lambda: _take(lock, next(attempts) * _LOCK_PERIOD_S)):
+        while not comm.from_rank_0(lambda: _take(lock, next(attempts) * LOCK_PERIOD_S)):
             heartbeat.beat()
-            time.sleep(_LOCK_PERIOD_S)
+            time.sleep(LOCK_PERIOD_S)
         if lock.is_held:
             clear_run(run)
             clear_abandoned(run)
@@ -208,40 +216,35 @@ def _take(lock: FileLock, waited_s: float) -> bool:
     with writing(lock.path):
         if lock.take():
             return True
-    if waited_s > _LOCK_LIMIT_S:
+    if waited_s > LOCK_LIMIT_S:
         raise UserError(
             f'{lock.path}: {lock.holder()} writes this run and has not ended within '
-            f'{_LOCK_LIMIT_S:.0f} s; '
-            'wait for it or stop it'
+            f'{LOCK_LIMIT_S:.0f} s; wait for it or stop it'
         )
     if not waited_s:
         print_stderr(
             f'mlperf-rn50: {lock.path}: another process still writes this run; waiting for it, at '
-            'most '
-            f'{_LOCK_LIMIT_S:.0f} s'
+            f'most {LOCK_LIMIT_S:.0f} s'
         )
     return False
 
 
-def open_sinks(run: TrainingRun) -> list[events.Sink]:
+def open_sinks(run: OpenRun) -> Iterator[events.Sink]:
     """Open this rank's sinks for events; most of them exist only on rank 0."""
     config, folder = run.plan.config, run.folder
-    sinks: list[events.Sink] = [
-        Watched(run.heartbeat),
-        Sampled(open_telemetry(config, run.comm, folder)),
-    ]
-    if run.comm.rank == 0:
-        log = RunLog(
-            folder.result,
-            folder.result_v06 if config.run.log_v06 else None,
-            run.resumption is not None,
-        )
-        sinks += [MlperfLog(log), Metrics(folder, config.data.dataset), Terminal(folder, config)]
-        if config.run.tensorboard:
-            from mlperf_rn50.train.sinks.tensorboard import TensorBoard
+    yield Watched(run.heartbeat)
+    yield Sampled(open_telemetry(config, run.comm, folder))
+    yield TraceFile(folder.trace(run.comm.rank))
+    if run.comm.rank:
+        return
+    v06_path = folder.result_v06 if config.run.log_v06 else None
+    yield MlperfLog(RunLog(folder.result, v06_path, is_resumed=run.resumption is not None))
+    yield Metrics(folder, config.data.dataset)
+    yield ProgressLines(folder, config)
+    if config.run.tensorboard:
+        from mlperf_rn50.train.sinks.tensorboard import TensorBoard
 
-            sinks.append(TensorBoard(folder.tensorboard, run.progress.step, config))
-    return sinks
+        yield TensorBoard(folder.tensorboard, run.progress.step, config)
 
 
 def open_telemetry(config: Config, comm: Comm, run: RunFolder) -> Telemetry:
@@ -250,7 +253,7 @@ def open_telemetry(config: Config, comm: Comm, run: RunFolder) -> Telemetry:
     if not config.run.telemetry or comm.local_rank:
         return Telemetry(None)
     make_folder(run.dir)  # the run folder may be on a local disk of each node
-    num_gpus = (
-        -(-comm.local_size // config.run.ranks_per_device) if config.train.device == 'gpu' else 0
-    )
+    num_gpus = 0
+    if config.train.device == 'gpu':
+        num_gpus = -(-comm.local_size // config.run.ranks_per_device)
     return Telemetry(run.telemetry(platform.node()), num_gpus)

@@ -1,10 +1,12 @@
 """Training step of a rank: network, optimizer and gradient exchange."""
 
+import math
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from mxnet import autograd, nd
@@ -37,14 +39,30 @@ class Norms:
     squared: NDArray
     trust_ratios: list[tuple[list[str], NDArray]]
 
+    def gradient_norm(self) -> float:
+        """Return the gradient norm of the mean loss."""
+        return self.rescale * math.sqrt(float(self.squared.asnumpy().sum()))
 
-@dataclass(frozen=True)
-class Flags:
+    def ratios(self) -> dict[str, float]:
+        """Return LARS's trust ratio for each tensor."""
+        ratios: dict[str, float] = {}
+        for names, values in self.trust_ratios:
+            ratios |= dict(zip(names, values.asnumpy().tolist()))
+        return ratios
+
+
+class Flags(NamedTuple):
     """Requests of a rank, or after an exchange those of any rank."""
 
     stop: bool = False
     checkpoint: bool = False
     trace: bool = False
+
+    def __or__(self, other: 'Flags') -> 'Flags':
+        return Flags(*map(max, self, other))
+
+
+NO_FLAGS = Flags()
 
 
 @dataclass(frozen=True)
@@ -65,6 +83,9 @@ class Trainer:
     The loss of a rank is the mean over its full batch, so that float16 gradients do not shrink when
     the global batch grows; padding has weight 0. The update rescales the mean over ranks to the
     mean over the images of the step.
+
+    can_skip: whether a step that overflows is skipped. statistics: running statistics of BatchNorm.
+    folded: network for evaluations, with BatchNorm folded into its convolutions.
     """
 
     def __init__(
@@ -77,26 +98,26 @@ class Trainer:
         on_step: Callable[[StepSpans], None] = lambda spans: None,
     ):
         config = plan.config
-        self._plan, self._comm = plan, comm
+        self.plan, self.comm = plan, comm
         self.context = device_context(device_id)
         self.net = build_model(config, self.context, seed)
         self.nets = build_for_sizes(config, self.net)
-        self._folded = FoldedResNet(config, self.context) if config.model.is_resnet else None
+        self.folded = FoldedResNet(config, self.context) if config.model.is_resnet else None
         self._loss = SmoothedCrossEntropy(config.train.label_smoothing)
         self._loss.hybridize(static_alloc=True, static_shape=True)
         params = self.net.collect_params()
         trained = {n: p for n, p in params.items() if p.grad_req != 'null'}
-        self._statistics = {n: p.data() for n, p in sorted(params.items()) if p.grad_req == 'null'}
+        self.statistics = {n: p.data() for n, p in sorted(params.items()) if p.grad_req == 'null'}
         # CPU operators average variances without the factor N / (N - 1). Averages are linear, so
         # each use applies it. With data.sizes, the factor is that of the last size, which
         # determines the statistics of the final network.
         last = config.data.size_of(len(config.data.sizes))
         shape = plan.local_batch_size, *image_shape(with_size(config, last))
-        self._corrections = (
-            variance_corrections(self.nets[last], shape) if device_id is None else {}
-        )
+        self._corrections: dict[str, float] = {}
+        if device_id is None:
+            self._corrections = variance_corrections(self.nets[last], shape)
         for name, factor in self._corrections.items():
-            self._statistics[name] /= factor
+            self.statistics[name] /= factor
         self._num_micro = config.train.gradient_accumulation_steps
         # Gradients that each pass overwrites instead of accumulating, and the arrays in which this
         # class sums them.
@@ -109,17 +130,12 @@ class Trainer:
                 else:
                     p.grad_req = 'add'
         is_float16 = config.train.precision == 'float16'
-        self._can_skip = is_float16 and config.train.loss_scale_policy == 'dynamic'
+        self.can_skip = is_float16 and config.train.loss_scale_policy == 'dynamic'
         self.loss_scale = LossScale(config.train.loss_scale if is_float16 else 1.0)
-        self.optimizer = Optimizer(
-            trained, config.optimizer, config.comm.num_buckets, self._can_skip
-        )
-        masters = {
-            t.name: t.weight if t.master is None else t.master for t in self.optimizer.tensors
-        }
-        self.ema = MovingAverage(
-            config.train.ema, {f'ema/{n}': a for n, a in {**masters, **self._statistics}.items()}
-        )
+        num_buckets = config.comm.num_buckets
+        self.optimizer = Optimizer(trained, config.optimizer, num_buckets, self.can_skip)
+        averaged = {t.name: t.exact for t in self.optimizer.tensors} | self.statistics
+        self.ema = MovingAverage(config.train.ema, {f'ema/{n}': a for n, a in averaged.items()})
         self._positions = nd.arange(plan.local_batch_size, ctx=self.context)
         self.timer = StepTimer(on_exchange, on_step)
         self._num_bytes = self._num_new_bytes = 0
@@ -127,14 +143,14 @@ class Trainer:
 
     def broadcast(self) -> None:
         """Copy rank 0's weights, statistics and optimizer state to all ranks."""
-        self._comm.broadcast({**self.optimizer.owners(), **self._statistics, **self.ema.arrays})
+        self.comm.broadcast({**self.optimizer.owners(), **self.statistics, **self.ema.arrays})
 
     def step(
         self,
         batches: Iterator[Batch],
         step_in_epoch: int,
         lr: float,
-        requests: Flags = Flags(),
+        requests: Flags = NO_FLAGS,
         with_norms: bool = False,
     ) -> PendingStep:
         """Push one optimizer step, with one batch per pass, to MXNet's engine without waiting for
@@ -171,53 +187,55 @@ class Trainer:
         with autograd.record():
             logits = self.nets[batch.images.shape[2]](batch.images)
             weights = (self._positions < batch.num_valid) * (
-                self.loss_scale.value * self._plan.loss_weight
+                self.loss_scale.value * self.plan.loss_weight
             )
             return self._loss(logits, batch.labels, weights)
 
-    def exchange(self, loss: NDArray, step_in_epoch: int, requests: Flags = Flags()) -> NDArray:
+    def exchange(self, loss: NDArray, step_in_epoch: int, requests: Flags = NO_FLAGS) -> NDArray:
         """Average gradients over ranks; return mean loss, and the sums of the requests, in the
         order of Flags."""
-        last, mark = self.optimizer.tensors[-1].grad, self.timer.mark
-        computed = mark(last)
+        timer, buckets = self.timer, self.optimizer.buckets
+        last = self.optimizer.tensors[-1].grad
+        computed = timer.mark(last)
         # The loss is summed first because it is ready before the gradients.
-        mean = loss * (self._rescale(step_in_epoch) / self._comm.world_size)
+        mean = loss * (self._rescale(step_in_epoch) / self.comm.world_size)
         if requests not in self._flag_arrays:
-            self._flag_arrays[requests] = nd.array(astuple(requests), self.context)
-        sums = self._comm.sum_in_background(nd.concat(mean, self._flag_arrays[requests], dim=0))
-        buckets, is_alone = self.optimizer.buckets, self._comm.world_size == 1
-        ready = None
-        if self.timer.is_sampling and is_alone:
-            ready = [self.timer.separate([g for b in buckets for g in b.grads])]
-        elif self.timer.is_sampling:
-            ready = [self.timer.stamp(b.last) for b in buckets]
+            self._flag_arrays[requests] = nd.array(requests, self.context)
+        sums = self.comm.sum_in_background(nd.concat(mean, self._flag_arrays[requests], dim=0))
+        # Some steps have stamps of their buckets, before and after the exchange of each. A single
+        # rank has one stamp, after its backward pass.
+        is_alone = self.comm.world_size == 1
+        ready, done = None, []
+        if timer.is_sampling and is_alone:
+            ready = [timer.separate([g for b in buckets for g in b.grads])]
+        elif timer.is_sampling:
+            ready = [timer.stamp(b.last) for b in buckets]
         for number, bucket in enumerate(buckets):
-            self._comm.average_gradients(bucket.grads, number)
-        done = [self.timer.stamp(b.last) for b in buckets] if ready and not is_alone else ()
-        self.timer.mark_exchange(computed, mark(last), ready, done)
+            self.comm.average_gradients(bucket.grads, number)
+        if ready and not is_alone:
+            done = [timer.stamp(b.last) for b in buckets]
+        timer.mark_exchange(computed, timer.mark(last), ready, done)
         return sums
 
     def update(
         self, sums: NDArray, step_in_epoch: int, lr: float, with_norms: bool = False
     ) -> PendingStep:
-        used, rescale = self.loss_scale.value, self._rescale(step_in_epoch)
-        is_finite = self.optimizer.all_finite() if self._can_skip else None
-        applied = self.optimizer.step(lr, self._plan.fraction(step_in_epoch), rescale, is_finite)
-        norms = (
-            Norms(rescale, self.optimizer.squared_norms(), self.optimizer.trust_ratios())
-            if with_norms
-            else None
-        )
-        self.timer.mark_update(self.timer.mark(self.optimizer.buckets[-1].tensors[-1].weight))
+        optimizer, rescale = self.optimizer, self._rescale(step_in_epoch)
+        is_finite = optimizer.all_finite() if self.can_skip else None
+        applied = optimizer.step(lr, self.plan.fraction(step_in_epoch), rescale, is_finite)
+        norms = None
+        if with_norms:
+            norms = Norms(rescale, optimizer.squared_norms(), optimizer.trust_ratios())
+        self.timer.mark_update(self.timer.mark(optimizer.buckets[-1].tensors[-1].weight))
         if self._num_micro > 1:
-            for tensor in self.optimizer.tensors:
+            for tensor in optimizer.tensors:
                 tensor.grad[:] = 0
-        return PendingStep(sums, applied, used, is_finite, norms)
+        return PendingStep(sums, applied, self.loss_scale.value, is_finite, norms)
 
     def _rescale(self, step_in_epoch: int) -> float:
         """Return the factor that converts a mean over ranks to the mean over the images of a
         step."""
-        return 1 / (self._plan.fraction(step_in_epoch) * self.loss_scale.value)
+        return 1 / (self.plan.fraction(step_in_epoch) * self.loss_scale.value)
 
     def read(self, pending: PendingStep) -> tuple[float, Flags]:
         """Wait for a step; return its mean loss and the requests of all ranks, or raise MXNetError
@@ -232,40 +250,31 @@ class Trainer:
         """Average running statistics over ranks in place, which is valid after any step because
         updates are linear."""
         self.settle()
-        if self._statistics:
-            self._comm.average(
-                [
-                    a
-                    for n, a in self._live_arrays().items()
-                    if n.rpartition('/')[2] in self._statistics
-                ]
-            )
+        if self.statistics:
+            arrays = self.arrays().items()
+            self.comm.average([a for n, a in arrays if n.rpartition('/')[2] in self.statistics])
 
     @contextmanager
     def evaluating(self) -> Iterator[Forward]:
         """Average statistics; yield the network for evaluations, with its current or averaged
         (train.ema) weights."""
         self.average_statistics()
-        used = {
-            n: p.data()
-            for n, p in self.net.collect_params().items()
-            if n in self._corrections or self.ema.arrays
-        }
-        before = {n: a.copy() for n, a in used.items()}
-        for name, array in used.items():
-            self._evaluated(name, array).copyto(array)
-        if self._folded:
-            self._folded.copy_weights(self.net)
-        yield with_mirror(self._folded.net if self._folded else self.net, self._plan.config)
+        params = {n: p.data() for n, p in self.net.collect_params().items()}
+        changed = [n for n in params if n in self._corrections or self.ema.arrays]
+        before = {n: params[n].copy() for n in changed}
+        for name in changed:
+            self._evaluated(name, params[name]).copyto(params[name])
+        if self.folded:
+            self.folded.copy_weights(self.net)
+        yield with_mirror(self.folded.net if self.folded else self.net, self.plan.config)
         for name, array in before.items():
-            array.copyto(used[name])
+            array.copyto(params[name])
 
     def _evaluated(self, name: str, array: NDArray) -> NDArray:
         """Return a copy of a parameter as evaluations use it: averaged (train.ema), with a
         corrected variance."""
-        return self.ema.arrays.get(f'ema/{name}', array).astype(
-            array.dtype
-        ) * self._corrections.get(name, 1)
+        averaged = self.ema.arrays.get(f'ema/{name}', array).astype(array.dtype)
+        return averaged * self._corrections.get(name, 1)
 
     def settle(self) -> None:
         """Wait for every pushed step."""
@@ -274,36 +283,33 @@ class Trainer:
         nd.waitall()
         self.timer.drain()
 
-    def _live_arrays(self) -> dict[str, NDArray]:
+    def arrays(self) -> dict[str, NDArray]:
         """Return the arrays that a checkpoint contains, without copying them, by their names in the
         checkpoint."""
         weights = {t.name: t.weight for t in self.optimizer.tensors}
         return {
-            **{f'model/{n}': a for n, a in {**weights, **self._statistics}.items()},
+            **{f'model/{n}': a for n, a in {**weights, **self.statistics}.items()},
             **{f'optimizer/{n}': a for n, a in self.optimizer.state().items()},
             **self.ema.arrays,
         }
 
     def array_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {n: a.shape for n, a in self._live_arrays().items()}
+        return {n: a.shape for n, a in self.arrays().items()}
 
     def snapshot(self) -> npz.Arrays:
         """Return copies of the arrays that a checkpoint contains; after average_statistics, they
         agree on all ranks."""
         self.settle()
-        return self.corrected({n: a.asnumpy() for n, a in self._live_arrays().items()})
+        return self.corrected({n: a.asnumpy() for n, a in self.arrays().items()})
 
     def corrected(self, arrays: npz.Arrays, exponent: int = 1) -> npz.Arrays:
         """Return arrays with corrected variances, in float64 so that exponent -1 undoes it to the
         bit."""
-        factors = {
-            f'{head}{n}': f**exponent
-            for n, f in self._corrections.items()
-            for head in ('', 'model/', 'ema/')
-        }
-        return {
-            n: a.astype(np.float64) * factors[n] if n in factors else a for n, a in arrays.items()
-        }
+        result = dict(arrays)
+        for name, factor in self._corrections.items():
+            for key in {name, f'model/{name}', f'ema/{name}'} & arrays.keys():
+                result[key] = arrays[key].astype(np.float64) * factor**exponent
+        return result
 
     def copy_network(self) -> dict[str, NDArray]:
         return {n: self._evaluated(n, p.data()) for n, p in self.net.collect_params().items()}
@@ -312,18 +318,17 @@ class Trainer:
         """Return the CRC-32 of every array of a snapshot, by name; on a GPU, digests that need no
         copy to the host."""
         if self.context.device_type == 'gpu':
-            return device_digests(self._live_arrays())
-        return {n: zlib.crc32(a.asnumpy()) for n, a in self._live_arrays().items()}
+            return device_digests(self.arrays())
+        return {n: zlib.crc32(a.asnumpy()) for n, a in self.arrays().items()}
 
     def find_non_finite(self) -> str | None:
         """Return the name of the first array of a snapshot that contains a NaN or an infinity."""
-        arrays = self._live_arrays()
+        arrays = self.arrays()
         # where this is faster than a copy to the host; on a CPU, it is slower
         if self.context.device_type == 'gpu':
-            flags = nd.concat(
-                *(nd.multi_all_finite(a, num_arrays=1) for a in arrays.values()), dim=0
-            )
-            return next((n for n, is_finite in zip(arrays, flags.asnumpy()) if not is_finite), None)
+            each = (nd.multi_all_finite(a, num_arrays=1) for a in arrays.values())
+            are_finite = nd.concat(*each, dim=0).asnumpy()
+            return next((n for n, is_finite in zip(arrays, are_finite) if not is_finite), None)
         return next((n for n, a in arrays.items() if npz.find_non_finite({n: a.asnumpy()})), None)
 
     def state(self) -> TrainerState:
@@ -331,25 +336,26 @@ class Trainer:
         agrees on all ranks."""
         return TrainerState(
             self.snapshot(),
-            self.optimizer.last_lr or 0.0,
-            self.loss_scale.value,
-            self.loss_scale.num_finite_steps,
+            last_lr=self.optimizer.last_lr or 0.0,
+            loss_scale=self.loss_scale.value,
+            num_finite_steps=self.loss_scale.num_finite_steps,
         )
 
     def load_state(self, state: TrainerState, is_batch_new: bool = False) -> None:
         """Continue on all ranks from rank 0's state. is_batch_new: the global batch size differs
         from that state's."""
         self.settle()
-        if self._comm.rank == 0:
+        if self.comm.rank == 0:
             self._set(state.arrays)
         self.broadcast()
-        self.optimizer.last_lr, self.optimizer.is_batch_new = state.last_lr or None, is_batch_new
-        if self._plan.config.train.loss_scale_policy == 'dynamic':
+        self.optimizer.last_lr = state.last_lr or None
+        self.optimizer.is_batch_new = is_batch_new
+        if self.plan.config.train.loss_scale_policy == 'dynamic':
             self.loss_scale = LossScale(state.loss_scale, state.num_finite_steps)
 
     def _set(self, arrays: npz.Arrays) -> None:
         arrays = self.corrected(arrays, -1)
-        for name, array in self._live_arrays().items():
+        for name, array in self.arrays().items():
             # copyto also works for an array that a graph has converted to oneDNN's layout.
             nd.array(arrays[name], self.context, array.dtype).copyto(array)
 

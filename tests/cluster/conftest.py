@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from cluster.hosts import Cluster, Host
 from e2e.training import pack_tiny
-from helpers import ROOT, run, skip_for, wait_for
+from helpers import ROOT, argv, run, skip_for, variables, wait_for
 
 from mlperf_rn50.runfolder.jsonl import read_lines
 
@@ -37,7 +37,7 @@ TOOLS = (
     'dockerd',
 )
 # For trainings with several ranks on a core.
-VARIABLES = {'OMP_NUM_THREADS': '1', 'OMPI_MCA_pml': 'ob1', 'OMPI_MCA_btl': 'tcp,self,vader'}
+VARIABLES = variables('OMP_NUM_THREADS=1 OMPI_MCA_pml=ob1 OMPI_MCA_btl=tcp,self,vader')
 IMAGE = 'localhost/mlperf_rn50:test'
 BUILD_LIMIT_S = 3600
 # A small network, and a target that the first evaluation reaches.
@@ -102,11 +102,11 @@ def base_image(folder) -> str:
     """Build a Debian image with debootstrap, cached under the digest of the command; return its
     name."""
     # Install certificates here, because a read-only mount covers their folder later.
-    command = ['debootstrap', '--variant=minbase', '--include=ca-certificates', 'bookworm']
+    command = 'debootstrap --variant=minbase --include=ca-certificates bookworm'.split()
     name = (
         f'localhost/mlperf_rn50-base:{hashlib.sha256(" ".join(command).encode()).hexdigest()[:12]}'
     )
-    if run(['buildah', 'inspect', '--type', 'image', name]).returncode == 0:
+    if run(argv('buildah inspect --type image {}', name)).returncode == 0:
         return name
     root = folder / 'root'
     done = run([*command, root, debian_mirror()], timeout=BUILD_LIMIT_S)
@@ -126,12 +126,7 @@ def image(tmp_path_factory) -> str:
         base = base_image(tmp_path_factory.mktemp('debian'))
         mounts = [word for path in HOST_SETTINGS for word in ('--volume', f'{path}:{path}:ro')]
         build = [
-            'bud',
-            '--quiet',
-            '--layers',
-            '--isolation',
-            'chroot',
-            '--build-arg',
+            *'bud --quiet --layers --isolation chroot --build-arg'.split(),
             f'BASE={base}',
             *mounts,
         ]
@@ -162,8 +157,8 @@ def tiny_config(tmp_path_factory) -> Path:
     path = folder / 'tiny.yaml'
     path.write_text(f"""
 run: {{seed: 3, metrics_period_steps: 1}}
-data: {{dir: {folder}/data, dataset: tiny-digits, num_train: 150, num_val: 50, num_classes: 10, image_size: 32,
-       resize_shorter: 32, crop: none, num_threads: 1, read_threads: 1}}
+data: {{dir: {folder}/data, dataset: tiny-digits, num_train: 150, num_val: 50, num_classes: 10,
+       image_size: 32, resize_shorter: 32, crop: none, num_threads: 1, read_threads: 1}}
 model: {{name: resnet18, zero_gamma: true}}
 schedule: {{base_lr: 0.02, warmup_epochs: 1, decay_epochs: 1000}}
 train: {{global_batch_size: 24, eval_period: 1, target_accuracy: 1.0}}

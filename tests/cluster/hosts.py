@@ -149,16 +149,7 @@ class Cluster:
 
     def _add_host(self, name: str, address: str) -> None:
         keeper = subprocess.Popen(
-            [
-                'unshare',
-                '--net',
-                '--uts',
-                '--mount',
-                '--propagation',
-                'private',
-                'sleep',
-                'infinity',
-            ]
+            'unshare --net --uts --mount --propagation private sleep infinity'.split()
         )
         host = Host(name, address, keeper)
         self.hosts.append(host)

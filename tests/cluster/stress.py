@@ -35,12 +35,13 @@ KINDS = ('kill', 'stop 10 s', 'link down 5 s', 'link down 20 s')
 VARIABLES = {'OMP_NUM_THREADS': '1', 'OMPI_MCA_pml': 'ob1', 'OMPI_MCA_btl': 'tcp,self,vader'}
 CONFIG = """
 run: {{metrics_period_steps: 1, seed: 7}}
-data: {{dir: {folder}/data, dataset: digits, num_train: 1437, num_val: 360, num_classes: 10, image_size: 8,
-       resize_shorter: 8, crop: none, mirror_probability: 0.0, mean: [127.5, 127.5, 127.5], std: [127.5, 127.5, 127.5],
-       num_threads: 1, read_threads: 1}}
+data: {{dir: {folder}/data, dataset: digits, num_train: 1437, num_val: 360, num_classes: 10,
+       image_size: 8, resize_shorter: 8, crop: none, mirror_probability: 0.0,
+       mean: [127.5, 127.5, 127.5], std: [127.5, 127.5, 127.5], num_threads: 1, read_threads: 1}}
 model: {{name: resnet18, zero_gamma: true}}
 schedule: {{base_lr: 0.02, warmup_epochs: 1, decay: poly, decay_epochs: 400}}
-train: {{global_batch_size: 240, eval_period: 4, eval_batch_size: 90, target_accuracy: 1.0, num_warmup_steps: 1}}
+train: {{global_batch_size: 240, eval_period: 4, eval_batch_size: 90, target_accuracy: 1.0,
+        num_warmup_steps: 1}}
 comm: {{num_buckets: 1, stall_limit_s: 120}}
 checkpoint: {{period_epochs: 1, keep: 2}}
 """

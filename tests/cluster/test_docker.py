@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from cluster.conftest import BUILD_LIMIT_S, HOST_SETTINGS, QUICK, base_image, run_metrics
-from helpers import ROOT, run, wait_for
+from helpers import ROOT, argv, run, wait_for
 
 CONFIG = '/opt/mlperf_rn50/launch/configs/digits_cpu.yaml'
 # Debian's client, because another one in /usr/local/bin may be unable to build.
@@ -24,22 +24,14 @@ def daemon(tmp_path_factory):
     with open(folder / 'log', 'w') as log:
         process = subprocess.Popen(
             # dockerd leaves a mount behind.
-            [
-                'unshare',
-                '--mount',
-                'dockerd',
-                '--bridge=none',
-                '--iptables=false',
-                '--ip6tables=false',
-                '--data-root',
+            argv(
+                'unshare --mount dockerd --bridge=none --iptables=false --ip6tables=false '
+                '--data-root {} --exec-root {} --pidfile {} --host {}',
                 folder / 'data',
-                '--exec-root',
                 folder / 'exec',
-                '--pidfile',
                 folder / 'pid',
-                '--host',
                 socket,
-            ],
+            ),
             stdout=log,
             stderr=log,
             env={**os.environ, 'PATH': f'{os.environ["PATH"]}:/usr/sbin:/sbin'},
@@ -74,7 +66,7 @@ def docker(daemon, tmp_path_factory):
 
     folder = tmp_path_factory.mktemp('base')
     base = base_image(folder)
-    run(['podman', 'save', '--quiet', '--output', folder / 'base.tar', base])
+    run(argv('podman save --quiet --output {} {}', folder / 'base.tar', base))
     call('load', '--quiet', '--input', folder / 'base.tar')
     lines = [f'FROM {base}']
     for path in HOST_SETTINGS:  # docker cannot mount them during a build
@@ -82,17 +74,9 @@ def docker(daemon, tmp_path_factory):
         run(['cp', '--recursive', '--dereference', path, folder / name])
         lines.append(f'COPY {name} {path}')
     (folder / 'Dockerfile').write_text('\n'.join(lines))
-    call('build', '--quiet', '--tag', 'base', folder)
+    call(*argv('build --quiet --tag base {}', folder))
     call(
-        'build',
-        '--quiet',
-        '--network',
-        'host',
-        '--build-arg',
-        'BASE=base',
-        '--tag',
-        'mlperf_rn50:cpu',
-        ROOT,
+        *argv('build --quiet --network host --build-arg BASE=base --tag mlperf_rn50:cpu {}', ROOT),
     )
     return call
 
@@ -103,17 +87,11 @@ def folder(docker, tmp_path):
     path = tmp_path / '12:30'
     (path / 'data').mkdir(parents=True)
     docker(
-        'run',
-        '--rm',
-        '--user',
-        f'{os.getuid()}:0',
-        '--mount',
-        f'type=bind,source={path}/data,target=/data',
-        'mlperf_rn50:cpu',
-        'prepare',
-        'digits',
-        '--out',
-        '/data/digits',
+        *argv(
+            'run --rm --user {} --mount {} mlperf_rn50:cpu prepare digits --out /data/digits',
+            f'{os.getuid()}:0',
+            f'type=bind,source={path}/data,target=/data',
+        ),
     )
     return path
 
@@ -123,12 +101,7 @@ def command(*options):
         ROOT / 'launch/docker.sh',
         '--config',
         CONFIG,
-        '--run-dir',
-        'run',
-        '--data.dir',
-        'data/digits',
-        '--ranks-per-node',
-        '2',
+        *'--run-dir run --data.dir data/digits --ranks-per-node 2'.split(),
         *QUICK,
         *options,
     ]

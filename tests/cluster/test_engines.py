@@ -9,7 +9,7 @@ import time
 import pytest
 import yaml
 from cluster.conftest import run_metrics
-from helpers import ROOT, run
+from helpers import ROOT, argv, run
 
 from mlperf_rn50.runfolder.names import list_checkpoints
 
@@ -45,12 +45,7 @@ def test_training_on_hosts(start, cluster, tiny_config, launcher, num_hosts):
 @pytest.mark.engine
 def test_program_on_hosts(cluster):
     command = [
-        ROOT / 'launch/ranks.sh',
-        '--hosts',
-        'h1,h2',
-        2,
-        'sh',
-        '-c',
+        *argv('{} --hosts h1,h2 2 sh -c', ROOT / 'launch/ranks.sh'),
         'echo $(hostname) $OMPI_COMM_WORLD_RANK',
     ]
     done = run(cluster.hosts[0].inside(command), env=cluster.environment())
@@ -61,19 +56,11 @@ def test_hostfile_and_two_ranks_per_host_on_one_device(start, cluster, tiny_conf
     (tmp_path / 'hosts').write_text('# one of them\nh3 slots=2\n\n')
     job = start(
         *QUICK,
-        '--ranks-per-node',
-        2,
-        '--ranks-per-device',
-        2,
-        '--seeds',
-        2,
-        '--run.seed',
-        'null',
-        '--clear-caches',
-        '--hostfile',
-        tmp_path / 'hosts',
-        '--nodes',
-        2,
+        *argv(
+            '--ranks-per-node 2 --ranks-per-device 2 --seeds 2 --run.seed null '
+            '--clear-caches --hostfile {} --nodes 2',
+            tmp_path / 'hosts',
+        ),
         num_hosts=1,
     )
     code, output = job.end()

@@ -43,6 +43,89 @@ def assert_ended(job, *patterns, code=None):
     return output
 
 
+def causes_of(job):
+    return [
+        json.loads(line)['cause']
+        for line in (job.run_dir / 'attempts.jsonl').read_text().splitlines()
+    ]
+
+
+CONTACT = '(had no contact to the launcher for 20 s|lost its connection to the launcher)'
+ALONE = ('--comm.stall_limit_s', 0)  # no rank notices the cut
+AGAIN = ('--restarts', 1, '--train.target_accuracy', 0.6)
+SHORT = ('--checkpoint.period_epochs', 0, '--train.max_epochs', 3)
+
+
+@pytest.mark.parametrize(
+    'phase, num_hosts, until, options, code, texts, causes, ranks',
+    [
+        (
+            *('start-up', 2, None, ALONE, 1),
+            ['does not answer h1; (before a run began|last recorded: step 0, start-up)'],
+            *(None, []),
+        ),
+        ('training', 3, None, ALONE, 1, [f'does not answer h1; {RECORDED}'], None, []),
+        ('evaluation', 2, None, ALONE, 1, [f'does not answer h1; {RECORDED}'], None, []),
+        ('checkpoint', 2, None, ALONE, 1, [f'does not answer h1; {RECORDED}'], None, []),
+        # not ended by the fault
+        ('training', 2, 3, SHORT, 1, ['aborted: the target was not reached'], ['aborted'], []),
+        (
+            *('training', 2, 20, AGAIN, 0, [f'{CONTACT}; {RECORDED}']),
+            *([f'host h2 {CONTACT}', 'converged'], [2]),
+        ),
+        ('training', 2, 'does not answer', AGAIN, 0, ['restart 1 of 1'], None, [2]),
+        (
+            *('training', 3, None, (*AGAIN, '--elastic'), 0),
+            [
+                'excluding h3, which did not answer',
+                r'2 ranks \(before: 3\), global batch 24 \(before: 24\), learning rate times 1',
+            ],
+            *(None, [2]),
+        ),
+    ],
+    ids='start-up training evaluation checkpoint short long waiting elastic'.split(),
+)
+def test_cut_link(start, cluster, phase, num_hosts, until, options, code, texts, causes, ranks):
+    """Cut the link of the last host in a phase, until a time in seconds or a message.
+
+    Args:
+        texts: of the output; a message on the host begins with its name.
+        causes: of all attempts.
+        ranks: numbers of ranks of the resumes.
+    """
+    job = start(*BARE, *options, num_hosts=num_hosts)
+    host = cluster.hosts[num_hosts - 1]
+    with job.held_in(phase):
+        cluster.set_link(host, False)
+    if until:
+        if isinstance(until, str):
+            job.wait_for(lambda: until in job.output, 'the message')
+        else:
+            time.sleep(until)
+        cluster.set_link(host, True)
+    got, output = job.end()
+    assert got == code, output
+    name = rf'host {host.name} \(with rank {num_hosts - 1}\) '
+    for text in texts:
+        is_of_host = RECORDED in text or phase == 'start-up'
+        assert re.search(f'{name if is_of_host else ""}{text}', output), output
+    if causes:
+        found = causes_of(job)
+        assert len(found) == len(causes) and all(map(re.fullmatch, causes, found)), found
+    if phase == 'start-up':
+        return
+    resumed = run_metrics(job.run_dir, 'resumed')
+    assert [m['number_of_ranks'] for m in resumed] == ranks
+    assert all(m['number_of_nodes'] == m['number_of_ranks'] for m in resumed)
+    assert all(m['lr_scale'] == 1.0 for m in resumed)
+    log = (job.run_dir / 'result_0.txt').read_text()
+    assert log.count('"key": "run_resumed"') == len(ranks)
+    if not ranks:
+        assert_nothing_lost(job.run_dir)
+    if options is SHORT:
+        assert len(run_metrics(job.run_dir, 'eval')) == 3
+
+
 @pytest.mark.parametrize(
     'launcher, victim', [('mpirun.sh', 0), ('mpirun.sh', 2), ('horovodrun.sh', 2)]
 )
@@ -62,25 +145,6 @@ def test_rank_stopped_longer_than_the_stall_limit_is_reported(start):
     os.kill(job.rank_pid(1), signal.SIGSTOP)
     assert_ended(job, rf'rank 1 on h2, step \d+, {PHASE}: stopped \(SIGSTOP\) for \d+ s')
     assert_nothing_lost(job.run_dir)
-
-
-@pytest.mark.parametrize(
-    'phase, num_hosts, where',
-    [
-        ('start-up', 2, r'(before a run began|last recorded: step 0, start-up)'),
-        ('training', 3, RECORDED),
-        ('evaluation', 2, RECORDED),
-        ('checkpoint', 2, RECORDED),
-    ],
-)
-def test_host_with_cut_link_is_reported(start, cluster, phase, num_hosts, where):
-    job = start(*BARE, '--comm.stall_limit_s', 0, num_hosts=num_hosts)
-    last = num_hosts - 1
-    with job.held_in(phase):
-        cluster.set_link(cluster.hosts[last], False)
-    assert_ended(job, rf'host h{last + 1} \(with rank {last}\) does not answer h1; {where}', code=1)
-    if phase != 'start-up':
-        assert_nothing_lost(job.run_dir)
 
 
 @pytest.mark.slow  # the limit of a login is 60 s
@@ -110,39 +174,6 @@ def test_host_with_one_way_packet_loss_is_reported(start, cluster):
     finally:
         cluster.hosts[1].call('/usr/sbin/iptables', '-F', 'OUTPUT')
     assert_nothing_lost(job.run_dir)
-
-
-def test_short_link_failure_has_no_effect(start, cluster):
-    job = start(*BARE, '--checkpoint.period_epochs', 0, '--train.max_epochs', 3)
-    job.wait_for_step(8)
-    cluster.set_link(cluster.hosts[1], False)
-    time.sleep(3)
-    cluster.set_link(cluster.hosts[1], True)
-    code, output = job.end()
-    # not ended by the fault
-    assert code == 1 and 'aborted: the target was not reached' in output, output
-    assert len(run_metrics(job.run_dir, 'eval')) == 3
-
-
-def causes_of(job):
-    return [
-        json.loads(line)['cause']
-        for line in (job.run_dir / 'attempts.jsonl').read_text().splitlines()
-    ]
-
-
-def test_host_that_answers_again_is_the_recorded_cause(start, cluster):
-    job = start(*BARE, '--restarts', 1, '--train.target_accuracy', 0.6)
-    job.wait_for_step(8)
-    cluster.set_link(cluster.hosts[1], False)
-    time.sleep(20)
-    cluster.set_link(cluster.hosts[1], True)
-    code, output = job.end()
-    assert code == 0, output
-    cause = '(had no contact to the launcher for 20 s|lost its connection to the launcher)'
-    assert re.search(rf'host h2 \(with rank 1\) {cause}; {RECORDED}', output), output
-    lost, end = causes_of(job)
-    assert re.fullmatch(f'host h2 {cause}', lost) and end == 'converged'
 
 
 def test_killed_daemon_of_the_engine_is_the_recorded_cause(start, cluster):
@@ -204,11 +235,8 @@ def test_read_only_checkpoint_folder_is_reported(start, cluster):
     os.kill(pid, signal.SIGSTOP)  # files open for writing would prevent the mount
     with mounted(cluster.hosts, '-o', 'bind,ro', folder, folder):  # permissions would not stop root
         os.kill(pid, signal.SIGCONT)
-        assert_ended(
-            job,
-            rf'rank 0 on h1, step \d+, {PHASE}: .*Read-only file system; earlier ones are kept',
-            code=2,
-        )
+        text = rf'rank 0 on h1, step \d+, {PHASE}: .*Read-only file system; earlier ones are kept'
+        assert_ended(job, text, code=2)
         assert_nothing_lost(job.run_dir)
 
 
@@ -291,37 +319,6 @@ def test_run_restarts_after_a_killed_rank_and_converges(start):
     assert 'restart 1 of 2: --resume ' in output and 'converged' in output
     [resumed] = run_metrics(job.run_dir, 'resumed')
     assert resumed['step'] >= 5 and resumed['number_of_ranks'] == 2
-
-
-def test_elastic_run_excludes_a_lost_host_and_converges(start, cluster):
-    job = start(*BARE, '--restarts', 1, '--elastic', '--train.target_accuracy', 0.6, num_hosts=3)
-    job.wait_for_step(8)
-    cluster.set_link(cluster.hosts[2], False)
-    code, output = job.end()
-    assert code == 0, output
-    assert 'excluding h3, which did not answer' in output
-    assert (
-        'new plan: 2 ranks (before: 3), global batch 24 (before: 24), learning rate times 1'
-        in output
-    )
-    [resumed] = run_metrics(job.run_dir, 'resumed')
-    assert (resumed['number_of_ranks'], resumed['number_of_nodes'], resumed['lr_scale']) == (
-        2,
-        2,
-        1.0,
-    )
-    assert '"key": "run_resumed"' in (job.run_dir / 'result_0.txt').read_text()
-
-
-def test_run_without_elastic_waits_for_a_lost_host(start, cluster):
-    job = start(*BARE, '--restarts', 1, '--train.target_accuracy', 0.6)
-    job.wait_for_step(8)
-    cluster.set_link(cluster.hosts[1], False)
-    job.wait_for(lambda: 'does not answer' in job.output, 'the message')
-    cluster.set_link(cluster.hosts[1], True)
-    code, output = job.end()
-    assert code == 0, output
-    assert run_metrics(job.run_dir, 'resumed')[0]['number_of_ranks'] == 2
 
 
 def test_completed_run_is_not_restarted(start):

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from cluster.conftest import QUICK, run_metrics
 from cluster.hosts import Host
-from helpers import HANG_LIMIT_S, ROOT, run, wait_for
+from helpers import HANG_LIMIT_S, ROOT, argv, run, wait_for
 from property.test_kubernetes import expand
 
 NAMESPACE = 'lab'
@@ -114,28 +114,18 @@ class Namespace:
             + ''.join(f'{a} {n}\n' for n, a in self.names.items())
         )
         words = [
-            'podman',
-            'run',
-            '--rm',
-            '--replace',
-            '--pull',
-            'never',
-            '--passwd=false',
-            '--name',
-            name,
-            '--hostname',
-            name,
-            '--network',
-            f'ns:/proc/{host.keeper.pid}/ns/net',
-            '--no-hosts',
-            '--stop-timeout',
+            *argv(
+                'podman run --rm --replace --pull never --passwd=false --name {} '
+                '--hostname {} --network {} --no-hosts --stop-timeout',
+                name,
+                name,
+                f'ns:/proc/{host.keeper.pid}/ns/net',
+            ),
             str(spec['terminationGracePeriodSeconds']),
-            '--workdir',
-            container['workingDir'],
-            '--security-opt',
-            'no-new-privileges',
-            '--cap-drop',
-            'ALL',
+            *argv(
+                '--workdir {} --security-opt no-new-privileges --cap-drop ALL',
+                container['workingDir'],
+            ),
             *_user(spec['securityContext']),
         ]
         for key, value in env.items():
@@ -195,7 +185,7 @@ def pods(podman_settings):
     started: list[Pod] = []
     yield started
     for pod in started:
-        run(['podman', 'rm', '--force', '--time', '0', pod.name])
+        run([*'podman rm --force --time 0'.split(), pod.name])
         pod.process.wait()
 
 
@@ -204,27 +194,16 @@ def test_mpijob_trains(cluster, image, digits, pods, tmp_path):
     (tmp_path / 'work').chmod(0o777)
     done = run(
         [
-            ROOT / 'launch/kubernetes.sh',
-            '--image',
-            image,
-            '--nodes',
-            '2',
-            '--ranks-per-node',
-            '1',
-            '--config',
-            ROOT / 'launch/configs/digits_cpu.yaml',
-            '--volume',
-            'work:/work',
-            '--volume',
-            'digits:/data/digits',
-            '--namespace',
-            NAMESPACE,
-            '--data.dir',
-            '/data/digits',
-            '--run-dir',
-            'run',
-            '--user',
-            USER_ID,
+            *argv(
+                '{} --image {} --nodes 2 --ranks-per-node 1 --config {} --volume '
+                'work:/work --volume digits:/data/digits --namespace {} --data.dir '
+                '/data/digits --run-dir run --user {}',
+                ROOT / 'launch/kubernetes.sh',
+                image,
+                ROOT / 'launch/configs/digits_cpu.yaml',
+                NAMESPACE,
+                USER_ID,
+            ),
             *QUICK,
         ]
     )
@@ -242,15 +221,7 @@ def test_mpijob_trains(cluster, image, digits, pods, tmp_path):
     mpi.mkdir()
     keygen = run(
         [
-            'ssh-keygen',
-            '-q',
-            '-t',
-            'ecdsa',
-            '-b',
-            '521',
-            '-m',
-            'PEM',
-            '-N',
+            *'ssh-keygen -q -t ecdsa -b 521 -m PEM -N'.split(),
             '',
             '-f',
             secret / 'id_rsa',
@@ -299,5 +270,5 @@ def test_mpijob_trains(cluster, image, digits, pods, tmp_path):
     )
     # Workers end on SIGTERM.
     for pod in pods[:2]:
-        assert run(['podman', 'kill', '--signal', 'TERM', pod.name]).returncode == 0
+        assert run(argv('podman kill --signal TERM {}', pod.name)).returncode == 0
         pod.wait()

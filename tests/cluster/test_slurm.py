@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cluster.conftest import VARIABLES, Job, run_metrics
 from cluster.hosts import Cluster, Host
-from helpers import HANG_LIMIT_S, ROOT, run, wait_for
+from helpers import HANG_LIMIT_S, ROOT, argv, run, wait_for
 
 from mlperf_rn50.runfolder.names import list_checkpoints
 from mlperf_rn50.train.checkpoint.checkpoint import load
@@ -152,20 +152,14 @@ class SlurmJob:
     def __init__(self, slurm, config, folder, *arguments, sbatch=()):
         self.slurm, self.run_dir, self.output_path = slurm, folder / 'run', folder / 'job.out'
         self.number = slurm.call(
-            'sbatch',
-            '--parsable',
-            '--nodes',
-            2,
-            '--output',
-            self.output_path,
+            *argv('sbatch --parsable --nodes 2 --output {}', self.output_path),
             *sbatch,
-            ROOT / 'launch/slurm.sbatch',
-            '--config',
-            config,
-            '--ranks-per-node',
-            1,
-            '--run-dir',
-            self.run_dir,
+            *argv(
+                '{} --config {} --ranks-per-node 1 --run-dir {}',
+                ROOT / 'launch/slurm.sbatch',
+                config,
+                self.run_dir,
+            ),
             *arguments,
         ).strip()
 
@@ -213,21 +207,15 @@ def submit(slurm, tiny_config, tmp_path, monkeypatch):
 def test_ranks_of_srun_train_over_pmix(slurm, tiny_config, tmp_path):
     """The container engine, here without a container, uses Slurm's PMIx."""
     output = slurm.call(
-        'salloc',
-        '--quiet',
-        '--nodes',
-        2,
-        ROOT / 'launch/engines/srun.sh',
-        'h2:1,h3:1',
-        ROOT / 'launch/bind.sh',
-        ROOT / '.venv/bin/mlperf-rn50',
-        'train',
-        '--config',
-        tiny_config,
-        '--run.dir',
-        tmp_path,
-        '--train.target_accuracy',
-        0.01,
+        *argv(
+            'salloc --quiet --nodes 2 {} h2:1,h3:1 {} {} train --config {} --run.dir '
+            '{} --train.target_accuracy 0.01',
+            ROOT / 'launch/engines/srun.sh',
+            ROOT / 'launch/bind.sh',
+            ROOT / '.venv/bin/mlperf-rn50',
+            tiny_config,
+            tmp_path,
+        ),
     )
     assert 'converged' in output
     assert [n['hostname'] for n in json.loads((tmp_path / 'env.json').read_text())['nodes']] == [
@@ -272,7 +260,7 @@ def test_job_is_requeued_on_the_signal_before_the_time_limit_and_converges(submi
     if not is_starting:
         job.wait_for_step(10)
     # as sent by --signal=B:USR1@90
-    job.slurm.call('scancel', '--batch', '--signal', 'USR1', job.number)
+    job.slurm.call(*argv('scancel --batch --signal USR1 {}', job.number))
     job.wait_for(lambda: run_metrics(job.run_dir, 'resumed'), 'the second start')
     job.wait_for_state('COMPLETED', 'FAILED')
     assert job.state == 'COMPLETED', job.output

@@ -11,8 +11,8 @@ from helpers import CLI, ROOT, call, run, under_ranks, write_files
 
 from mlperf_rn50.bench import operators
 
-SHORT = ['--warmup-steps', '0', '--steps', '1', '--comm.stall_limit_s', '900']
-SMALL = ['--model.name', 'resnet18', '--data.image_size', '32', '--data.resize_shorter', '32']
+SHORT = '--format json --warmup-steps 0 --steps 1 --comm.stall_limit_s 900'
+SMALL = f'{SHORT} --model.name resnet18 --data.image_size 32 --data.resize_shorter 32'
 
 
 @pytest.fixture(autouse=True)
@@ -20,32 +20,18 @@ def small_products(monkeypatch):
     monkeypatch.setattr(operators, 'GEMM_SIDES', (256, 512))
 
 
-def rows(done, table=0):
+def bench(words, num_ranks=0):
+    """Return the tables of a bench in this process or, with num_ranks, in new ones."""
+    words = ['bench', *shlex.split(words)]
+    done = run(under_ranks(num_ranks, [*CLI, *words])) if num_ranks else call(*words)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)['tables'][table]['rows']
+    return [t['rows'] for t in json.loads(done.stdout)['tables']]
 
 
 def test_step_row_contains_all_measurements():
-    [row] = rows(
-        call(
-            'bench',
-            'train',
-            '--batch-sizes',
-            '2',
-            '--format',
-            'json',
-            *SHORT,
-            *SMALL,
-            '--steps',
-            '3',
-        )
-    )
-    assert (row['model'], row['num_ranks'], row['num_steps'], row['local_batch_size']) == (
-        'resnet18',
-        1,
-        3,
-        2,
-    )
+    [[row]] = bench(f'train --batch-sizes 2 {SMALL} --steps 3')
+    shown = [row[k] for k in ('model', 'num_ranks', 'num_steps', 'local_batch_size')]
+    assert shown == ['resnet18', 1, 3, 2]
     assert row['images_per_s'] == pytest.approx(2000 / row['step_ms'])
     assert row['gflops'] == pytest.approx(row['gflop_per_step'] / row['step_ms'] * 1000)
     assert row['share_of_peak'] == pytest.approx(row['gflops'] / row['peak_gflops'])
@@ -56,140 +42,61 @@ def test_step_row_contains_all_measurements():
 @pytest.mark.slow
 @pytest.mark.needs_avx512
 def test_ranks_and_precisions_form_a_grid():
-    done = run(
-        under_ranks(
-            2,
-            [
-                *CLI,
-                'bench',
-                'train',
-                '--ranks',
-                '1,2',
-                '--precisions',
-                'bfloat16,float32',
-                '--batch-sizes',
-                '2',
-                '--format',
-                'json',
-                *SHORT,
-                *SMALL,
-            ],
-        )
-    )
-    assert [(r['precision'], r['num_ranks']) for r in rows(done)] == [
-        ('float32', 1),
-        ('float32', 2),
-        ('bfloat16', 1),
-        ('bfloat16', 2),
-    ]
-    assert len(json.loads(done.stdout)['tables']) == 3  # with the scaling of each precision
+    words = 'train --ranks 1,2 --precisions bfloat16,float32 --batch-sizes 2'
+    rows, *scaling = bench(f'{words} {SMALL}', 2)
+    grid = [(p, n) for p in ('float32', 'bfloat16') for n in (1, 2)]
+    assert [(r['precision'], r['num_ranks']) for r in rows] == grid
+    assert len(scaling) == 2  # one for each precision
 
 
 def test_real_data_and_telemetry(digits, tmp_path):
-    [row] = rows(
-        call(
-            'bench',
-            'train',
-            '--config',
-            'launch/configs/digits_cpu.yaml',
-            '--data.dir',
-            digits,
-            '--inputs',
-            'real',
-            '--batch-sizes',
-            '8',
-            '--format',
-            'json',
-            '--telemetry',
-            'true',
-            '--run.dir',
-            tmp_path,
-            '--model.name',
-            'resnet18',
-            *SHORT,
-        )
-    )
+    data = f'--config launch/configs/digits_cpu.yaml --data.dir {digits}'
+    more = f'--telemetry true --run.dir {tmp_path} --model.name resnet18'
+    [[row]] = bench(f'train {data} --inputs real --batch-sizes 8 {SHORT} {more}')
     assert (row['input'], row['image_size']) == ('real', 32)
     assert [p.name.startswith('telemetry_0_') for p in tmp_path.glob('[!.]*')] == [True]
 
 
 def test_bench_data_rows(digits):
-    done = call(
-        'bench',
-        'data',
-        '--config',
-        'launch/configs/digits_cpu.yaml',
-        '--data.dir',
-        digits,
-        '--threads',
-        '1',
-        '--batch-sizes',
-        '16,8',
-        '--node-images-per-s',
-        '1000',
-        '--format',
-        'json',
-        *SHORT,
+    data = f'--config launch/configs/digits_cpu.yaml --data.dir {digits}'
+    rows, need = bench(
+        f'data {data} --threads 1 --batch-sizes 16,8 --node-images-per-s 1000 {SHORT}'
     )
-    assert [(r['local_batch_size'], r['cache']) for r in rows(done)] == [
-        (16, 'cold'),
-        (16, 'warm'),
-        (8, 'cold'),
-        (8, 'warm'),
-    ]
-    need = rows(done, 1)
+    grid = [(size, cache) for size in (16, 8) for cache in ('cold', 'warm')]
+    assert [(r['local_batch_size'], r['cache']) for r in rows] == grid
     assert need[1]['images_per_s'] == 2000
-    assert need[1]['mb_per_s'] == pytest.approx(2000 * rows(done)[0]['record_bytes'] / 1e6)
+    assert need[1]['mb_per_s'] == pytest.approx(2000 * rows[0]['record_bytes'] / 1e6)
 
 
 @pytest.mark.slow
 def test_bench_allreduce_rows():
-    done = run(
-        under_ranks(
-            2,
-            [*CLI, 'bench', 'allreduce', '--batch-sizes', '2', '--format', 'json', *SHORT, *SMALL],
-        )
-    )
-    sizes = rows(done)
+    sizes, [grads] = bench(f'allreduce --batch-sizes 2 {SMALL}', 2)
     assert [r['bytes'] for r in sizes][::8] == [4096, 2**28]
     # 2 (n - 1) / n = 1
     assert all(r['bus_gb_per_s'] == pytest.approx(r['algorithm_gb_per_s']) for r in sizes)
-    [grads] = rows(done, 1)
     assert grads['bytes'] == 4 * 11_689_512 and grads['measured_share'] > 0
 
 
 @pytest.mark.parametrize(
-    'precisions',
+    'precisions, num_ranks',
     [
-        ['float32'],
-        pytest.param(['float32', 'bfloat16'], marks=[pytest.mark.slow, pytest.mark.needs_avx512]),
+        (['float32'], 0),
+        pytest.param(
+            ['float32', 'bfloat16'], 1, marks=[pytest.mark.slow, pytest.mark.needs_avx512]
+        ),
     ],
 )
-def test_bench_ops_rows(precisions):
-    words = [
-        'bench',
-        'ops',
-        '--batch-sizes=1',
-        '--precisions',
-        ','.join(precisions),
-        '--format=json',
-        *SHORT,
-        *SMALL,
-    ]
-    done = run([*CLI, *words]) if len(precisions) > 1 else call(*words)
-    assert done.returncode == 0, done.stderr
-    tables = json.loads(done.stdout)['tables']
-    assert [t['title'].rpartition(' ')[2] for t in tables] == [
-        p for p in precisions for _ in range(2)
-    ]
-    for table in tables[1::2]:
-        assert sum(r['count'] for r in table['rows']) == 20
-        assert all(r['forward_gflops'] > 0 and r['backward_ms'] > 0 for r in table['rows'])
+def test_bench_ops_rows(precisions, num_ranks):
+    tables = bench(f'ops --batch-sizes=1 --precisions {",".join(precisions)} {SMALL}', num_ranks)
+    assert [rows[0]['precision'] for rows in tables] == [p for p in precisions for _ in range(2)]
+    for rows in tables[1::2]:
+        assert sum(r['count'] for r in rows) == 20
+        assert all(r['forward_gflops'] > 0 and r['backward_ms'] > 0 for r in rows)
 
 
 @pytest.fixture(scope='module')
 def peers():
-    """PyTorch and the photos for comparisons."""
+    """PyTorch for comparisons."""
     done = run([ROOT / 'benchmarks/setup.sh'], cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
@@ -199,19 +106,14 @@ def peers():
     'words, last',
     [
         ('scale.py 1 1', 'order of an epoch, ms'),
-        ('python_step.py 1', 'float16, '),
         ('replay.py', ''),
-        ('report.py 1x5', ''),
         (
             "compare.py step --rounds 1 --sides mlperf-rn50 'torch eager'",
             'training step, float32, images/s: ratio ',
         ),
-        ('pipeline.py 1', 'pipeline against ImageRecordIter, images/s: ratio '),
-        ('trainer.py 1', 'trainer against the bare step, float32, images/s: ratio '),
         (
             'cifar10.py trial {0}/run --train.precision float32 --train.max_epochs 1 '
-            '--train.eval_period 1 '
-            '--train.eval_offset 0 --schedule.decay_epochs 1',
+            '--train.eval_period 1 --train.eval_offset 0 --schedule.decay_epochs 1',
             '{0}/run: Top-1 ',
         ),
     ],
@@ -224,20 +126,18 @@ def test_benchmark_script_runs(peers, tmp_path, words, last):
 
 @pytest.mark.slow
 def test_all_gpu_parts_pass_in_cpu_dry_run(tmp_path):
-    card = '#!/bin/sh\necho NVIDIA A100-SXM4-80GB, 8.0'
-    # a running service
-    programs = {'nvidia-smi': card, 'nvidia-cuda-mps-control': '#!/bin/sh\ncat > /dev/null'}
+    programs = {
+        'nvidia-smi': '#!/bin/sh\necho NVIDIA A100-SXM4-80GB, 8.0',
+        'nvidia-cuda-mps-control': '#!/bin/sh\ncat > /dev/null',  # a running service
+    }
     write_files(tmp_path / 'bin', programs, mode=0o755)
-    done = run(
-        [ROOT / 'launch/test.sh', '--gpu', '--minutes', 600],
-        timeout=36000,
-        env={
-            **os.environ,
-            'MLPERF_RN50_TEST_GPU': 'dry',
-            'MLPERF_RN50_GPU_RESULT': str(tmp_path),
-            'PATH': f'{tmp_path}/bin:{os.environ["PATH"]}',
-        },
-    )
+    env = {
+        **os.environ,
+        'MLPERF_RN50_TEST_GPU': 'dry',
+        'MLPERF_RN50_GPU_RESULT': str(tmp_path),
+        'PATH': f'{tmp_path}/bin:{os.environ["PATH"]}',
+    }
+    done = run([ROOT / 'launch/test.sh', '--gpu', '--minutes', 600], timeout=36000, env=env)
     assert done.returncode == 0, done.stdout
     [archive] = tmp_path.glob('gpu_NVIDIA_A100_SXM4_80GB_*.tar.gz')
     with tarfile.open(archive) as tar:
@@ -251,8 +151,5 @@ def test_all_gpu_parts_pass_in_cpu_dry_run(tmp_path):
     assert {r['status'] for r in results if 'test' in r} == {'passed', 'skipped'}
     assert json.loads(files['profile.json'])['traceEvents'] and json.loads(files['doctor.json'])
     lines = files['summary.txt'].decode().splitlines()
-    assert (
-        len(lines) < 20
-        and '; dry run on a CPU' in lines[0]
-        and any('| A100 SXM 80GB |' in line for line in lines)
-    )
+    assert len(lines) < 20 and '; dry run on a CPU' in lines[0]
+    assert any('| A100 SXM 80GB |' in line for line in lines)

@@ -2,10 +2,11 @@
 programs."""
 
 import os
+import re
 from dataclasses import replace
 
 import pytest
-from helpers import ROOT, call, run, write_files
+from helpers import ROOT, argv, call, run, write_files
 
 from mlperf_rn50.launch.engines import ENGINES
 
@@ -31,53 +32,52 @@ def called(tmp_path):
 
 
 @pytest.mark.parametrize(
-    'engine, gpu', [('docker', '--gpus all'), ('podman', '--device nvidia.com/gpu=all')]
+    'engine, gpu', [('docker', '--gpus all'), ('podman', '--device nvidia.com/gpu=all'), ('a', '')]
 )
 def test_docker_sh_passes_gpus_folders_and_environment(
     stand_in, tmp_path, monkeypatch, engine, gpu
 ):
     stand_in(engine)
-    stand_in('nvidia-smi', '')
+    if gpu:
+        stand_in('nvidia-smi', '')
     monkeypatch.setenv('MLPERF_RN50_DOCKER', engine)
     monkeypatch.setenv('NCCL_DEBUG', 'WARN')
     data = tmp_path / 'data'
     data.mkdir()
-    words = f'--image rn50:x --mount {data} --config c.yaml --seeds 2'
-    done = run([ROOT / 'launch/docker.sh', *words.split()], cwd=tmp_path)
-    [line] = called(tmp_path)
+    words = argv('{} --mount {} --config c.yaml --seeds 2', ROOT / 'launch/docker.sh', data)
+    done = run(words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert line.startswith(f'{engine} run --rm --network host ')
-    for part in (
-        gpu,
-        '--ulimit memlock=-1',
-        '--stop-timeout 630',
-        f'--mount type=bind,source={tmp_path},target={tmp_path} ',
-        f'--mount type=bind,source={data},target={data} ',
-        f'--user {os.getuid()}:{os.getgid()}',
-        '--env NCCL_DEBUG',
-    ):
-        assert part in line
-    assert line.endswith(
-        '--entrypoint /opt/mlperf_rn50/launch/local.sh rn50:x --config c.yaml --seeds 2'
-    )
-
-
-def test_docker_sh_without_gpu_requests_none(stand_in, tmp_path, monkeypatch):
-    stand_in('docker')
-    monkeypatch.setenv('MLPERF_RN50_DOCKER', 'docker')
-    assert run([ROOT / 'launch/docker.sh', '--config', 'c.yaml'], cwd=tmp_path).returncode == 0
     [line] = called(tmp_path)
-    assert '--gpus' not in line and ' mlperf_rn50:cpu --config' in line
+    assert line.startswith(f'{engine} run --rm --network host ')
+    for text in (
+        *(gpu, '--stop-timeout 630', '--env NCCL_DEBUG'),
+        *(f'--mount type=bind,source={folder},target={folder} ' for folder in (tmp_path, data)),
+        f'--user {os.getuid()}:{os.getgid()}',
+    ):
+        assert text in line
+    assert bool(gpu) == ('--ulimit memlock=-1' in line)
+    assert gpu or not re.search('--gpus|--device', line)
+    start = '--entrypoint /opt/mlperf_rn50/launch/local.sh mlperf_rn50:cpu'
+    assert line.endswith(f'{start} --config c.yaml --seeds 2')
 
 
 @pytest.mark.parametrize(
-    'words, message',
-    [('--mount /nowhere', 'got /nowhere, expected a'), ('--image', 'a value is missing')],
+    'arguments, message',
+    [
+        (['--mount', '/nowhere'], '--mount: got /nowhere, expected a'),
+        (['--image'], '--image: a value is missing'),
+    ],
 )
-def test_docker_sh_usage_errors(words, message):
-    done = run([ROOT / 'launch/docker.sh', *words.split()])
-    option = words.split()[0]
-    assert done.returncode == 2 and f'{option}: {message}' in done.stderr
+def test_docker_sh_usage_errors(arguments, message):
+    done = run([ROOT / 'launch/docker.sh', *arguments])
+    assert done.returncode == 2 and message in done.stderr
+
+
+def test_docker_sh_takes_another_image(stand_in, tmp_path, monkeypatch):
+    stand_in('docker')
+    monkeypatch.setenv('MLPERF_RN50_DOCKER', 'docker')
+    run([ROOT / 'launch/docker.sh', '--image', 'rn50:x'], cwd=tmp_path)
+    assert called(tmp_path)[0].endswith('local.sh rn50:x')
 
 
 @pytest.mark.slow
@@ -92,34 +92,49 @@ for word; do set -- "$@" "${{word/#\\/opt\\/mlperf_rn50/{ROOT}}}"; shift; done
 exec "$@"''',
     )
     (tmp_path / 'rn50.sif').touch()
-    words = (
-        f'--image {tmp_path}/rn50.sif --config {DIGITS} --data.dir {digits} '
-        f'--run-dir {tmp_path}/run --ranks-per-node 2 --model.name resnet18 '
-        '--train.target_accuracy 0.01'
+    done = run(
+        argv(
+            '{} --image {} --config {} --data.dir {} --run-dir {} --ranks-per-node 2 '
+            '--model.name resnet18 --train.target_accuracy 0.01',
+            ROOT / 'launch/apptainer.sh',
+            tmp_path / 'rn50.sif',
+            DIGITS,
+            digits,
+            tmp_path / 'run',
+        )
     )
-    done = run([ROOT / 'launch/apptainer.sh', *words.split()])
     assert done.returncode == 0, done.stderr
     # the trial of Open MPI's settings, if any
     lines = [line for line in called(tmp_path) if 'try_mpi.py' not in line]
     assert len(lines) == 4  # two ranks of the doctor and two of the training
-    here = os.getcwd()
-    expected = (
-        f'apptainer exec --bind {here} --bind {ROOT} --pwd {here} {tmp_path}/rn50.sif '
-        '/opt/mlperf_rn50/launch/bind.sh /opt/mlperf_rn50/.venv/bin/mlperf-rn50 '
+    assert all(
+        f'apptainer exec --bind {os.getcwd()} --bind {ROOT} --pwd {os.getcwd()} '
+        f'{tmp_path}/rn50.sif '
+        '/opt/mlperf_rn50/launch/bind.sh /opt/mlperf_rn50/.venv/bin/mlperf-rn50 ' in line
+        for line in lines
     )
-    assert all(expected in line for line in lines)
 
 
 def test_slurm_with_pyxis_runs_every_rank_in_the_image(stand_in, tmp_path):
     stand_in('srun')
     stand_in('scontrol', 'echo n1; echo n2')
-    words = (
-        f'--container registry#rn50:cu117 --config {DIGITS} --no-doctor --run-dir {tmp_path}/run '
-        '--ranks-per-node 2'
+    done = run(
+        argv(
+            'bash {} --container registry#rn50:cu117 --config {} --no-doctor --run-dir '
+            '{} --ranks-per-node 2',
+            ROOT / 'launch/slurm.sbatch',
+            DIGITS,
+            tmp_path / 'run',
+        ),
+        cwd=ROOT,
+        env={
+            **os.environ,
+            'SLURM_SUBMIT_DIR': str(ROOT),
+            'SLURM_JOB_NUM_NODES': '2',
+            'SLURM_JOB_ID': '7',
+            'SLURM_JOB_NODELIST': 'n[1-2]',
+        },
     )
-    slurm = {'SUBMIT_DIR': str(ROOT), 'JOB_NUM_NODES': '2', 'JOB_ID': '7', 'JOB_NODELIST': 'n[1-2]'}
-    env = {**os.environ, **{f'SLURM_{name}': value for name, value in slurm.items()}}
-    done = run(['bash', ROOT / 'launch/slurm.sbatch', *words.split()], cwd=ROOT, env=env)
     [line] = called(tmp_path)
     assert line.startswith(
         'srun --mpi=pmix --nodes 2 --ntasks 4 --ntasks-per-node 2 --kill-on-bad-exit=1 '
@@ -131,7 +146,6 @@ def test_slurm_with_pyxis_runs_every_rank_in_the_image(stand_in, tmp_path):
 
 
 # --- several ranks per GPU
-# ----------------------------------------------------------------------------
 
 
 def test_ranks_per_device_starts_mps_and_splits_the_threads(stand_in, tmp_path, monkeypatch):
@@ -151,11 +165,16 @@ echo "$word" >>"$LOG"
     rank = f'echo $CUDA_MPS_ACTIVE_THREAD_PERCENTAGE >>"$LOG"; {both}; exit 2'
     program = [str(ROOT / 'launch/bind.sh'), 'sh', '-c', rank, 'sh']
     monkeypatch.setitem(ENGINES, 'local', replace(ENGINES['local'], get_program=lambda *_: program))
-    words = (
-        f'launch local --config {DIGITS} --run-dir {tmp_path}/run --train.device gpu '
-        '--model.fused_bn_relu false --ranks-per-node 2 --ranks-per-device 2 --no-doctor'
+    done = call(
+        *argv(
+            'launch local --config {} --run-dir {} --train.device gpu '
+            '--model.fused_bn_relu false --ranks-per-node 2 --ranks-per-device 2 '
+            '--no-doctor',
+            DIGITS,
+            tmp_path / 'run',
+        ),
     )
-    done = call(*words.split())
     assert done.returncode == 2, done.stderr
-    lines = [line for line in called(tmp_path) if line != 'get_server_list']
-    assert lines == ['started', '100', '100', 'quit']
+    assert [
+        line for line in called(tmp_path) if line != 'get_server_list'
+    ] == 'started 100 100 quit'.split()

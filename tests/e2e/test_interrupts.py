@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from helpers import HANG_LIMIT_S, ROOT, wait_for, write_files
 
-CONFIG = """data: {synthetic: true, num_train: 64, num_val: 20, num_classes: 10, image_size: 32, resize_shorter: 32}
+CONFIG = """
+data: {synthetic: true, num_train: 64, num_val: 20, num_classes: 10, image_size: 32,
+       resize_shorter: 32}
 model: {name: resnet18}
 train: {local_batch_size: 4}
 """
@@ -19,12 +21,12 @@ train: {local_batch_size: 4}
 DRIVER = """import sys
 from dataclasses import replace
 from mlperf_rn50.cli import main
-from mlperf_rn50.launch import engines, launcher, process
-process.TERM_LIMIT_S = launcher.TERM_LIMIT_S = 2.0
+from mlperf_rn50.launch import engines, launcher
+launcher.TERM_LIMIT_S = 2.0
 if '--comm.start_limit_s' in sys.argv:
-    launcher._GRACE_S = 0.0
+    launcher.GRACE_S = 0.0
 if guard := GUARD:
-    launcher._GUARD = guard
+    launcher.GUARD = guard
 if FAILS:
     engines.ENGINES = {k: replace(v, get_program=lambda o, f: ['sh', '-c', 'exit 7', 'sh', 'sh'])
                        for k, v in engines.ENGINES.items()}
@@ -37,6 +39,7 @@ HANG = 'echo "$$ $*" >>"$STATE"; exec sleep 100000'
 FAR = ('mpirun', '--hosts', f'{os.uname().nodename},h2')
 HERE = ('mpirun', '--hosts', 'localhost', '--no-doctor')
 BARE = (*FAR, '--no-doctor')
+OPTIONS = ('--config', 'c.yaml', '--run-dir', 'run')
 
 
 def when(pattern, text, other='exit 255'):
@@ -127,17 +130,7 @@ def test_ctrl_c_ends_a_launcher_and_leaves_nothing_behind(tmp_path, state):
     log, output = tmp_path / 'state', tmp_path / 'output'
     with open(output, 'w') as file:
         process = subprocess.Popen(
-            [
-                sys.executable,
-                '-c',
-                driver,
-                'launch',
-                *s.words,
-                '--config',
-                'c.yaml',
-                '--run-dir',
-                'run',
-            ],
+            [sys.executable, '-c', driver, 'launch', *s.words, *OPTIONS],
             cwd=tmp_path,
             env=env,
             stdout=file,

@@ -9,22 +9,16 @@ import sys
 
 import pytest
 from e2e.training import pack_tiny
-from helpers import ROOT, run, write_files
+from helpers import ROOT, argv, run, variables, write_files
 
 from mlperf_rn50.mllog.read.reader import read_run
 
 
 def test_ranks_inside_a_slurm_job_have_numbers_and_cores_and_return_their_exit_code(tmp_path):
-    job = {
-        'SLURM_JOB_ID': '1',
-        'SLURM_JOBID': '1',
-        'SLURM_NODELIST': 'n1',
-        'SLURM_JOB_NODELIST': 'n1',
-        'SLURM_NNODES': '1',
-        'SLURM_TASKS_PER_NODE': '1',
-        'SLURM_PROCID': '0',
-        'SLURM_NTASKS': '1',
-    }
+    job = variables(
+        'SLURM_JOB_ID=1 SLURM_JOBID=1 SLURM_NODELIST=n1 SLURM_JOB_NODELIST=n1 '
+        'SLURM_NNODES=1 SLURM_TASKS_PER_NODE=1 SLURM_PROCID=0 SLURM_NTASKS=1'
+    )
     done = run(
         [
             ROOT / 'launch/ranks.sh',
@@ -51,7 +45,7 @@ def test_ranks_inside_a_slurm_job_have_numbers_and_cores_and_return_their_exit_c
 def test_bound_ranks_block_the_stop_signal_until_training():
     def blocked(word):  # without a shell, which would unblock the signal
         shown = run(
-            [ROOT / 'launch/bind.sh', 'grep', '-s', 'SigBlk', '/proc/self/status', word]
+            argv('{} grep -s SigBlk /proc/self/status {}', ROOT / 'launch/bind.sh', word)
         ).stdout
         return int(shown.split()[-1], 16)
 
@@ -63,15 +57,12 @@ def test_bound_ranks_block_the_stop_signal_until_training():
 def test_dry_run_prints_the_plan_and_starts_nothing(tmp_path):
     config = ROOT / 'launch/configs/digits_cpu.yaml'
     done = run(
-        [
+        argv(
+            '{} {} --ranks-per-node 4 --dry-run --run-dir {}',
             ROOT / 'launch/local.sh',
             f'--config={config}',
-            '--ranks-per-node',
-            4,
-            '--dry-run',
-            '--run-dir',
             tmp_path / 'run',
-        ]
+        )
     )
     assert done.returncode == 0, done.stderr
     assert 'ranks_per_node: 4' in done.stdout and not (tmp_path / 'run').exists()
@@ -81,7 +72,7 @@ def test_dry_run_prints_the_plan_and_starts_nothing(tmp_path):
     'variables, file, expected',
     [
         (
-            {'OMPI_MCA_pml': 'ob1', 'OMPI_MCA_oob_tcp_if_include': 'ib99'},
+            variables('OMPI_MCA_pml=ob1 OMPI_MCA_oob_tcp_if_include=ib99'),
             '',
             ('OMPI_MCA_oob_tcp_if_include=ib99: Open MPI cannot', 'Value given: ib99'),
         ),
@@ -91,7 +82,7 @@ def test_dry_run_prints_the_plan_and_starts_nothing(tmp_path):
             ('OMPI_MCA_oob_tcp_if_include=ib99 in mca-params.conf: Open MPI', ''),
         ),
         pytest.param(
-            {'OMPI_MCA_pml': 'ucx', 'OMPI_MCA_btl': '^openib'},
+            variables('OMPI_MCA_pml=ucx OMPI_MCA_btl=^openib'),
             '',
             ('OMPI_MCA_pml=ucx: Open MPI cannot', ''),
             marks=pytest.mark.slow,
@@ -172,15 +163,7 @@ def engines(tmp_path):
 
 @pytest.mark.parametrize(
     'script',
-    [
-        'local.sh',
-        'mpirun.sh',
-        'horovodrun.sh',
-        'apptainer.sh',
-        'ranks.sh',
-        'docker.sh',
-        'slurm.sbatch',
-    ],
+    'local.sh mpirun.sh horovodrun.sh apptainer.sh ranks.sh docker.sh slurm.sbatch'.split(),
 )
 def test_script_passes_on_its_command_line_as_typed(engines, tmp_path, script):
     show = 'echo "$MLPERF_RN50_COMMAND"'
@@ -318,14 +301,14 @@ def test_sweep_skips_complete_runs_and_reports_failures(tmp_path):
     failed = sweep('wild', '--train.target_accuracy', '1')
     assert failed.returncode == 1, failed.stderr
     assert failed.stderr.count('this run did not converge') == 2  # the second layout also ran
-    assert row(failed.stdout, '1x1')[1:8] == ['1', '1', '20', '0', '/', '1', '-']
+    assert row(failed.stdout, '1x1')[1:8] == '1 1 20 0 / 1 -'.split()
     assert '1x1, 2x1: warning: 1 of 1 runs did not converge' in failed.stdout
 
     done = sweep('tiny', '--seeds', 2)
     assert done.returncode == 0, done.stderr
-    assert row(done.stdout, '1x1')[1:7] == ['1', '1', '20', '2', '/', '2']
+    assert row(done.stdout, '1x1')[1:7] == '1 1 20 2 / 2'.split()
     # one host according to the log
-    assert row(done.stdout, '2x1')[1:7] == ['1', '2', '40', '2', '/', '2']
+    assert row(done.stdout, '2x1')[1:7] == '1 2 40 2 / 2'.split()
     runs = [read_run(tmp_path / f'logs/tiny/2x1/result_{k}.txt') for k in (0, 1)]
     assert len({r.seed for r in runs}) == 2
     assert [r.optimizer['sgd_opt_base_learning_rate'] for r in runs] == [pytest.approx(0.04)] * 2

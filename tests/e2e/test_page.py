@@ -301,40 +301,46 @@ def test_each_table_on_a_phone_shows_a_number_and_different_names(open_page, nam
     assert {cut for _, cut in names if cut} == ({'a-rather…em_v100'} if name != 'sweep' else set())
 
 
+FONT_SIZES = """
+    [...document.querySelectorAll('td, .note, li, summary + *')]
+        .filter(e => e.checkVisibility() && !e.closest('.sources, h2'))
+        .map(e => getComputedStyle(e).fontSize)"""
+# for each column, whether it is printed if its rows differ, else named below the table
+COLUMNS_THAT_DIFFER = """
+    l => l.filter(t => !t.closest('.study:is(details)')).map(t =>
+        [...t.tHead.rows[0].cells].map((head, k) => {
+            const rows = [...t.tBodies[0].rows].filter(r => !r.querySelector('.refused'));
+            const texts = new Set(rows.map(r => r.cells[k].textContent));
+            const note = t.closest('.frame').querySelector('.shared');
+            const text = note && note.checkVisibility() ? note.textContent : '';
+            const isNamed = text.includes(`${head.innerText} `);
+            const isSame = k > 0 && rows.length > 1 && texts.size === 1;
+            const isShown = head.checkVisibility({contentVisibilityAuto: true});
+            return isShown === !isSame && (!isSame || isNamed);
+        }))"""
+BROKEN_WORDS = """
+    l => l.flatMap(b => [...b.textContent.matchAll(/[^ ]+/g)].filter(m => {
+        const range = document.createRange();
+        range.setStart(b.firstChild, m.index);
+        range.setEnd(b.firstChild, m.index + m[0].length);
+        return range.getClientRects().length > 1;
+    }).map(m => m[0]))"""
+
+
 @pytest.mark.parametrize('name', ['sweep', 'rounds', 'tree'])
 def test_print_has_the_columns_that_differ_in_one_size(open_page, name):
     page = open_page(name, viewport={'width': 1032, 'height': 680})  # A4 without margins
     page.emulate_media(media='print')
     # else it is printed in a smaller size
     assert page.evaluate('document.documentElement.scrollWidth') <= 1032
-    sizes = page.evaluate("""[...document.querySelectorAll('td, .note, li, summary + *')].filter(
-        e => e.checkVisibility() && !e.closest('.sources, h2')).map(e => getComputedStyle(e).fontSize)""")
+    sizes = page.evaluate(FONT_SIZES)
     assert set(sizes) == {'12px'}  # 9 pt
     studies = page.locator('details.study')
     assert studies.evaluate_all('l => l.map(s => s.querySelector("table").checkVisibility())') == (
         [False, False] if name == 'tree' else []
     )
-    tables = page.locator('table').evaluate_all("""l => l.filter(t => !t.closest('.study:is(details)')).map(t =>
-        [...t.tHead.rows[0].cells].map((head, k) => {
-            const rows = [...t.tBodies[0].rows].filter(r => !r.querySelector('.refused'));
-            const texts = new Set(rows.map(r => r.cells[k].textContent));
-            const note = t.closest('.frame').querySelector('.shared');
-            const isNamed = Boolean(note) && note.checkVisibility() && note.textContent.includes(`${head.innerText} `);
-            const isSame = k > 0 && rows.length > 1 && texts.size === 1;
-            return head.checkVisibility({contentVisibilityAuto: true}) === !isSame && (!isSame || isNamed);
-        }))""")
+    tables = page.locator('table').evaluate_all(COLUMNS_THAT_DIFFER)
     assert tables and all(all(columns) for columns in tables)
-    heads = page.locator('th:not(.same)')
-    assert (
-        heads.locator(
-            'button'
-        ).evaluate_all("""l => l.flatMap(b => [...b.textContent.matchAll(/[^ ]+/g)].filter(
-        m => {
-            const range = document.createRange();
-            range.setStart(b.firstChild, m.index);
-            range.setEnd(b.firstChild, m.index + m[0].length);
-            return range.getClientRects().length > 1;
-        }).map(m => m[0]))""")
-        == []
-    )  # headings break only at spaces
+    heads = page.locator('th:not(.same) button')
+    assert heads.evaluate_all(BROKEN_WORDS) == []  # headings break only at spaces
     assert page.locator('.answers').is_visible() and not page.locator('.columns').first.is_visible()

@@ -8,7 +8,8 @@ from e2e.training import arguments, assert_aborted, assert_one_line, metrics
 from helpers import call, wait_for
 
 from mlperf_rn50.runfolder.names import list_checkpoints
-from mlperf_rn50.train import events, run
+from mlperf_rn50.train import run
+from mlperf_rn50.train import run_events as events
 from mlperf_rn50.train.checkpoint.checkpoint import load
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('thin')]
@@ -24,15 +25,15 @@ class FaultInjector:
     """Event sink that injects one fault in each given phase."""
 
     def __init__(self, phases, inject):
-        self._phases, self._inject = list(phases), inject
+        self.phases, self.inject = list(phases), inject
 
     def handle(self, event):
-        for phase in [p for p in self._phases if PHASES[p](event)]:
-            self._phases.remove(phase)
-            self._inject()
+        for phase in [p for p in self.phases if PHASES[p](event)]:
+            self.phases.remove(phase)
+            self.inject()
 
     def close(self):
-        assert not self._phases, 'a phase was not reached'
+        assert not self.phases, 'a phase was not reached'
 
 
 @pytest.fixture
@@ -56,8 +57,8 @@ def test_vanished_run_folder_is_reported(train, phase):
 
     def lose(run_dir):
         if phase == 'training':  # the last checkpoint is complete before the folder vanishes
-            last = run_dir / 'checkpoints/step_00000006'
-            wait_for(last.exists, lambda: True, lambda: 'no checkpoint')
+            written = (run_dir / 'checkpoints/step_00000006').exists
+            wait_for(written, lambda: True, lambda: 'no checkpoint')
         run_dir.rename(run_dir.with_name('elsewhere'))
         run_dir.mkdir()
 
@@ -79,7 +80,7 @@ def test_times_survive_wall_clock_jumps(train, monkeypatch):
     done, run_dir = train(PHASES, jump)
     took_s = time.monotonic() - start
     assert_aborted(done)
-    lines = map(json.loads, (run_dir / 'metrics.jsonl').read_text().splitlines())
-    times = [line['time_s'] for line in lines if 'time_s' in line]
+    lines = (run_dir / 'metrics.jsonl').read_text().splitlines()
+    times = [json.loads(line)['time_s'] for line in lines if '"time_s"' in line]
     assert times == sorted(times) and 0 <= times[0] and times[-1] < took_s
     assert [m['status'] for m in metrics(run_dir, 'end')] == ['aborted']

@@ -30,24 +30,12 @@ def test_run_far_behind_stops_with_checkpoint_and_can_resume(tiny, tmp_path, mon
     # ImageNet is not available to the tests
     monkeypatch.setattr(differences, 'is_imagenet', lambda config: True)
     known, run_dir = reference(tmp_path / 'known', 0.97, 0.98, 0.985, 0.99), tmp_path / 'run'
-    done = call(
-        *arguments(
-            run_dir,
-            tiny,
-            '--run.reference',
-            known,
-            '--run.stop_when_behind',
-            'true',
-            '--checkpoint.period_epochs',
-            '0',
-        )
-    )
+    options = '--run.stop_when_behind=true', '--checkpoint.period_epochs=0'
+    done = call(*arguments(run_dir, tiny, '--run.reference', known, *options))
     assert done.returncode == 1, done.stderr
     records = metrics(run_dir, 'course')
-    assert [(r['epoch'], r['below'], r['behind']) for r in records] == [
-        (1, True, False),
-        (2, True, True),
-    ]
+    found = [(r['epoch'], r['below'], r['behind']) for r in records]
+    assert found == [(1, True, False), (2, True, True)]
     assert [m['status'] for m in metrics(run_dir, 'end')] == ['aborted']
     assert done.stderr.count('behind: ') == 1 and 'aborted' in done.stdout
     [line] = [x for x in done.stderr.splitlines() if 'published lars set' in x]
@@ -55,12 +43,8 @@ def test_run_far_behind_stops_with_checkpoint_and_can_resume(tiny, tmp_path, mon
     [checkpoint] = list_checkpoints(run_dir / 'checkpoints')
     assert json.loads((checkpoint / 'state.json').read_text())
     assert (run_dir / 'weights' / 'best.npz').exists()
-    again = call(
-        'train', '--resume', run_dir, '--run.stop_when_behind', 'false', '--train.max_epochs', '3'
-    )
+    options = '--run.stop_when_behind=false', '--train.max_epochs=3'
+    again = call('train', '--resume', run_dir, *options)
     assert again.returncode == 1, again.stderr
-    assert [(r['epoch'], r['behind']) for r in metrics(run_dir, 'course')] == [
-        (1, False),
-        (2, True),
-        (3, True),
-    ]
+    found = [(r['epoch'], r['behind']) for r in metrics(run_dir, 'course')]
+    assert found == [(1, False), (2, True), (3, True)]

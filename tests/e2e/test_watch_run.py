@@ -1,7 +1,6 @@
 """The watch command in a pseudo-terminal, and its page in headless Chromium."""
 
 import fcntl
-import json
 import os
 import pty
 import re
@@ -16,10 +15,20 @@ from datetime import datetime, timezone
 import pytest
 from helpers import CLI, ROOT
 from lines import complete, run_lines, write_lines
-from live_runs import NOW_S, course, evaluation, rank, reference, train, write_live
+from live_runs import (
+    NOW_S,
+    course,
+    evaluation,
+    rank,
+    reference,
+    times,
+    train,
+    write_live,
+    write_metrics,
+)
 
 from mlperf_rn50.analysis.watch.follower import Follower
-from mlperf_rn50.analysis.watch.page import dump_page, render_page
+from mlperf_rn50.analysis.watch.live_page import dump_page, render_page
 
 DESK = {'viewport': {'width': 1400, 'height': 900}}
 PHONE = {'viewport': {'width': 400, 'height': 860}, 'has_touch': True, 'is_mobile': True}
@@ -42,9 +51,8 @@ class Terminal:
             start_new_session=True,
             cwd=ROOT,
             env={
-                **{
-                    k: v for k, v in os.environ.items() if k not in ('NO_COLOR', 'COLUMNS', 'LINES')
-                },
+                **os.environ,
+                **dict.fromkeys(('NO_COLOR', 'COLUMNS', 'LINES'), ''),
                 'TERM': 'xterm-256color',
                 'PYTHONPATH': str(ROOT),
                 **env,
@@ -112,8 +120,7 @@ def test_run_is_followed_from_before_its_start_to_its_end(terminal, tmp_path):
         fcntl.flock(lock, fcntl.LOCK_EX)  # as the training program does
         (tmp_path / 'made').rename(folder)
         screen.until(r'running, last written .*20\.00 % at epoch 1')
-        with open(folder / 'metrics.jsonl', 'a') as f:
-            f.write(json.dumps(evaluation(1, 33)) + '\n')
+        write_metrics(folder / 'metrics.jsonl', evaluation(1, 33), mode='a')
         screen.until(r'33\.00 % at epoch 1.*●')
         screen.resize(150, 30)
         wide = screen.until(r'at epoch 1, target[^\n]*│')  # the curve is to the right of the values
@@ -157,20 +164,14 @@ def test_sigterm_leaves_no_temporary_page(terminal, tmp_path):
 
 def running(folder, hits=20):
     """Return the state of a run with everything that a page shows."""
-    ranks = {
-        'event': 'ranks',
-        'epoch': 3,
-        'time_s': 30.0,
-        'stragglers': [f'rank 3 on {LONG} is slow'],
-        'ranks': [rank(k, 1.0 + k / 10, LONG) for k in range(20)],
-    }
+    ranks = [rank(k, 1.0 + k / 10, LONG) for k in range(20)]
     write_live(
         folder,
         reference(*range(1, 11)),
         train(10),
         *(evaluation(e, hits) for e in (1, 2, 3)),
         course(3, behind=True, text='behind: 25 points below the reference runs'),
-        ranks,
+        times(*ranks, stragglers=[f'rank 3 on {LONG} is slow']),
         train(70),
     )
     return Follower(folder).look(NOW_S)

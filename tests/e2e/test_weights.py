@@ -27,8 +27,8 @@ from PIL import Image
 from mlperf_rn50.cli.parsers import config_parser
 from mlperf_rn50.config_file import load_yaml, resolve_tree
 from mlperf_rn50.data.batches import eval_batches
-from mlperf_rn50.data.pictures import encode_picture, transform_picture
-from mlperf_rn50.data.prepare.command import pack
+from mlperf_rn50.data.images import encode_file, network_input
+from mlperf_rn50.data.prepare.pack import pack
 from mlperf_rn50.data.prepare.samples import Dataset, digits
 from mlperf_rn50.data.shards import Shard
 from mlperf_rn50.errors import CheckpointError
@@ -46,8 +46,8 @@ from mlperf_rn50.train import loop
 from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter
 from mlperf_rn50.train.checkpoint.checkpoint import load
 from mlperf_rn50.train.evaluate import Accuracy
-from mlperf_rn50.train.events import Ended
-from mlperf_rn50.train.sinks.metrics import Metrics
+from mlperf_rn50.train.run_events import Ended
+from mlperf_rn50.train.sinks.metrics_file import Metrics
 
 pytestmark = pytest.mark.usefixtures('thin')
 CONVERGES = ['--train.target_accuracy=0.01', '--checkpoint.period_epochs=0']
@@ -262,7 +262,7 @@ def test_classification_agrees_with_the_evaluation(kept, pictures):
     *answers, last = json.loads(done.stdout)['images']
     assert len(answers) == 5 and 'No such file' in last['error']
     for path, answer, images, shares in zip(pictures, answers, batch.images, expected):
-        image = transform_picture(path.read_bytes(), config)[0]
+        image = network_input(path.read_bytes(), config)[0]
         assert (image == images).asnumpy().all() and answer['file'] == str(path)
         numbers = np.argsort(-shares)[:5]
         classes = [(c['number'], c['name']) for c in answer['classes']]
@@ -379,8 +379,7 @@ def test_picture_becomes_the_input_of_its_pixels(kept, tmp_path, mode, name):
     shown.save(tmp_path / name, quality=100, subsampling=0, exif=tags)
     expected.save(tmp_path / 'expected.png')
     got, right = (
-        transform_picture(encode_picture(tmp_path / n), config).asnumpy()
-        for n in (name, 'expected.png')
+        network_input(encode_file(tmp_path / n), config).asnumpy() for n in (name, 'expected.png')
     )
     assert got.shape == right.shape == (1, 3, 32, 32)
     assert np.abs(got - right).mean() < (0.05 if name.endswith('jpg') else 1e-6)

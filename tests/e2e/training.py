@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 from helpers import CLI, under_ranks, wait_for
 
-from mlperf_rn50.data.prepare.command import pack
+from mlperf_rn50.data.prepare.pack import pack
 from mlperf_rn50.data.prepare.samples import Dataset, digits
 from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import newest_step
@@ -16,29 +16,15 @@ from mlperf_rn50.runfolder.names import newest_step
 NUM_TRAIN, NUM_VAL, STEPS_PER_EPOCH = 150, 50, 5
 THIN = [sys.executable, Path(__file__).with_name('thin.py')]
 _VOLATILE = (
-    'time_s',
-    'elapsed_parts',
-    'job',
-    'images_per_s',
-    'time_to_train_s',
-    'peak_flops_per_s',
-    'checkpoint_s',
+    'time_s elapsed_parts job images_per_s time_to_train_s peak_flops_per_s checkpoint_s'.split()
 )
 
 
 def pack_tiny(out: Path, num_train: int = NUM_TRAIN) -> Path:
     """Prepare part of the digits in a folder; return the folder."""
     whole = digits()
-    pack(
-        Dataset(
-            'tiny-digits',
-            'digits',
-            whole.classes,
-            whole.train[:num_train],
-            whole.validation[:NUM_VAL],
-        ),
-        out,
-    )
+    train, validation = whole.train[:num_train], whole.validation[:NUM_VAL]
+    pack(Dataset('tiny-digits', 'digits', whole.classes, train, validation), out)
     return out
 
 
@@ -94,12 +80,9 @@ def metrics(run_dir, event=None, name='metrics.jsonl') -> list[dict]:
 
 def log_events(run_dir) -> list[dict]:
     """Return the events in the log of a run."""
-    lines = [
-        line
-        for line in (run_dir / 'result_0.txt').read_text().splitlines()
-        if line.startswith(':::MLLOG')
-    ]
-    return [json.loads(line.removeprefix(':::MLLOG ')) for line in lines]
+    lines = (run_dir / 'result_0.txt').read_text().splitlines()
+    heads, texts = zip(*(line.split(' ', 1) for line in lines))
+    return [json.loads(text) for head, text in zip(heads, texts) if head == ':::MLLOG']
 
 
 def assert_one_line(done, code, *texts) -> None:
@@ -122,13 +105,8 @@ def assert_aborted(done) -> None:
 
 def start(words) -> subprocess.Popen:
     """Start a command in a new session."""
-    return subprocess.Popen(
-        [str(a) for a in words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE, 'text': True}
+    return subprocess.Popen([str(a) for a in words], **pipes, start_new_session=True)
 
 
 def wait_for_checkpoint(run_dir, step, process) -> None:

@@ -47,20 +47,19 @@ def distance(got: np.ndarray, expected: np.ndarray) -> float:
 
 def distances(got: Arrays, expected: Arrays) -> dict[str, float]:
     """Return the distance of each array by name; inf for an array missing on one side."""
-    return {
-        n: distance(got[n], expected[n]) if n in got and n in expected else float('inf')
-        for n in {**expected, **got}
-    }
+    none = np.empty(0)
+    return {n: distance(got.get(n, none), expected.get(n, none)) for n in {**expected, **got}}
 
 
-def to_layout(array: np.ndarray, layout: str) -> np.ndarray:
+def to_layout(array: np.ndarray, layout: str, source: int = 1, target: int = -1) -> np.ndarray:
     """Convert images or convolution weights from NCHW to a layout."""
-    return array.transpose(0, 2, 3, 1) if layout == 'NHWC' and array.ndim == 4 else array
+    has_channels_last = layout == 'NHWC' and array.ndim == 4
+    return np.moveaxis(array, source, target) if has_channels_last else array
 
 
 def from_layout(array: np.ndarray, layout: str) -> np.ndarray:
     """Convert images or convolution weights from a layout to NCHW."""
-    return array.transpose(0, 3, 1, 2) if layout == 'NHWC' and array.ndim == 4 else array
+    return to_layout(array, layout, -1, 1)
 
 
 def rounded(array: np.ndarray, precision: str) -> np.ndarray:
@@ -75,11 +74,9 @@ def _parameter(name: str, shape: tuple[int, ...], random: np.random.Generator) -
         return np.abs(values) + 0.5
     if name.endswith('gamma'):
         return 1 + 0.1 * values
-    return (
-        values * np.sqrt(2 / np.prod(shape[1:])).astype(np.float32)
-        if len(shape) > 1
-        else 0.1 * values
-    )
+    if len(shape) == 1:
+        return 0.1 * values
+    return values * np.sqrt(2 / np.prod(shape[1:])).astype(np.float32)
 
 
 def run_block(
@@ -100,9 +97,7 @@ def run_block(
     random = np.random.default_rng(7)
 
     def put(values: np.ndarray, dtype: Any) -> mx.nd.NDArray:
-        return mx.nd.array(
-            to_layout(rounded(values.astype(np.float32), rounding), layout), context, dtype
-        )
+        return mx.nd.array(to_layout(rounded(values, rounding), layout), context, dtype)
 
     def get(array: mx.nd.NDArray) -> np.ndarray:
         return from_layout(array.asnumpy(), layout)
@@ -114,9 +109,8 @@ def run_block(
     block.hybridize(static_alloc=True, static_shape=True)
     params = list(block.collect_params().values())
     for p in params:
-        p.set_data(
-            put(_parameter(p.name, from_layout(np.empty(p.shape), layout).shape, random), p.dtype)
-        )
+        plain_shape = from_layout(np.empty(p.shape), layout).shape
+        p.set_data(put(_parameter(p.name, plain_shape, random), p.dtype))
     x = put(random.standard_normal(shape), precision)
     x.attach_grad()
     with autograd.record():
@@ -153,32 +147,23 @@ def step_config(
     With device=gpu the network uses fused operators if kernels exist; with cpu, none, so that it
     also runs on a GPU.
     """
-    data = DataConfig(
-        num_train=32,
-        num_val=16,
-        num_classes=10,
-        image_size=64,
-        resize_shorter=64,
-        synthetic=True,
-        pad_to_4_channels=True,
-    )
+    images = dict(num_train=32, num_val=16, num_classes=10, image_size=64, resize_shorter=64)
+    steps = dict(loss_scale=128.0, label_smoothing=0.1)
     fused = None if device == 'gpu' else False
     return Config(
-        data=data,
-        model=ModelConfig(name=name, layout=layout, fused_bn_relu=fused, fused_bn_add_relu=fused),
+        data=DataConfig(**images, synthetic=True, pad_to_4_channels=True),
+        model=ModelConfig(name, layout, fused_bn_relu=fused, fused_bn_add_relu=fused),
         optimizer=OptimizerConfig(optimizer, weight_decay=1e-3, lars_eta=0.02),
-        train=TrainConfig(
-            local_batch_size=16,
-            precision=precision,
-            loss_scale=128.0,
-            label_smoothing=0.1,
-            device=device,
-        ),
+        train=TrainConfig(16, precision=precision, device=device, **steps),
     )
 
 
 def make_trainer(config: Config, device_id: int | None) -> Trainer:
     return Trainer(make_plan(config, 1), Comm(), 0, device_id)
+
+
+def network_of(trainer: Trainer) -> Arrays:
+    return {n: a for n, a in trainer.snapshot().items() if n.startswith('model/')}
 
 
 def plain(config: Config) -> Config:
@@ -197,23 +182,15 @@ def weights_of(config: Config) -> Arrays:
     rounding errors of an untrained network of 50 layers would be as large as its gradients.
     """
     last = 'bn3_gamma' if units(depth_of(config.model))[0].is_bottleneck else 'bn2_gamma'
-    arrays = make_trainer(plain(config), None).snapshot()
-    return {
-        n: a * LAST_GAMMA if n.endswith(last) else a
-        for n, a in arrays.items()
-        if n.startswith('model/')
-    }
+    arrays = network_of(make_trainer(plain(config), None))
+    return {n: a * LAST_GAMMA if n.endswith(last) else a for n, a in arrays.items()}
 
 
 def set_weights(trainer: Trainer, weights: Arrays, layout: str) -> None:
     """Set weights, including float32 masters of float16 weights, and set velocities to 0."""
     arrays = {}
     for name, shape in trainer.array_shapes().items():
-        source = (
-            weights.get(name)
-            if name.startswith('model/')
-            else weights.get(name.replace('optimizer/master/', 'model/'))
-        )
+        source = weights.get(name.replace('optimizer/master/', 'model/'))
         arrays[name] = np.zeros(shape, np.float32) if source is None else to_layout(source, layout)
     trainer.load_state(TrainerState(arrays, loss_scale=trainer.loss_scale.value))
 
@@ -239,30 +216,27 @@ def run_steps(config: Config, weights: Arrays, rounding: str, device_id: int | N
     mostly noise.
     """
     layout, trainer = config.model.layout, make_trainer(config, device_id)
-    set_weights(
-        trainer,
-        {n: rounded(a, rounding) if n.endswith('weight') else a for n, a in weights.items()},
-        layout,
-    )
+    start = {n: rounded(a, rounding) if n.endswith('weight') else a for n, a in weights.items()}
+    set_weights(trainer, start, layout)
     batch, scale = make_batch(config, rounding, device_id), trainer.loss_scale.value
 
     def step(number: int) -> float:
         return trainer.read(trainer.step(iter([batch]), number, 0.05))[0]
 
     def vector(arrays: Arrays) -> np.ndarray:
-        return np.concatenate(
-            [from_layout(a.astype(np.float64), layout).ravel() for _, a in sorted(arrays.items())]
-        )
+        sorted_arrays = [a.astype(np.float64) for _, a in sorted(arrays.items())]
+        return np.concatenate([from_layout(a, layout).ravel() for a in sorted_arrays])
 
     loss = step(0)
     grad = vector({t.name: t.grad.asnumpy() for t in trainer.optimizer.tensors}) / scale
     step(1)
-    end = {n: a for n, a in trainer.snapshot().items() if n.startswith('model/')}
+    end = network_of(trainer)
+    statistics = {n: end.pop(n) for n in [*end] if 'running' in n}
     return {
         'loss': np.array([loss]),
         'grad': grad,
-        'weight': vector({n: end[n] for n in end if 'running' not in n}),
-        'statistics': vector({n: end[n] for n in end if 'running' in n}),
+        'weight': vector(end),
+        'statistics': vector(statistics),
     }
 
 

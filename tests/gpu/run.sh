@@ -18,7 +18,7 @@ no_gpu() {
 }
 gpu_variant() {
     local made=''
-    [ ! -r .venv/.setup/made ] || read -r made _ <.venv/.setup/made || true
+    [ ! -r .venv/.setup/made ] || IFS=", " read -r made _ <.venv/.setup/made || true
     case $made in
         cu* | ngc) echo "$made" ;;
         *) PATH=/usr/local/bin:/usr/bin:/bin python3 -c \

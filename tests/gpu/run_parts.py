@@ -25,20 +25,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / 'docs'))
+from make_speeds import expected_speed  # noqa: E402
+
 IS_DRY = os.environ.get('MLPERF_RN50_TEST_GPU') == 'dry'
 BATCHES = [4, 2, 3, 1] if IS_DRY else [408, 51, 204, 15]
 STEPS = ['--warmup-steps', 0, '--steps', 2] if IS_DRY else ['--warmup-steps', 20, '--steps', 60]
-SMALL = (
-    [
-        '--model.name=resnet18',
-        '--data.image_size=32',
-        '--data.resize_shorter=32',
-        '--train.device=cpu',
-        '--train.precision=float32',
-    ]
-    if IS_DRY
-    else []
-)
+NETWORK = '--model.name=resnet18 --data.image_size=32 --data.resize_shorter=32'
+SMALL = f'{NETWORK} --train.device=cpu --train.precision=float32'.split() if IS_DRY else []
 CLOCKS = (
     'timestamp,index,pstate,clocks.sm,clocks.mem,power.draw,temperature.gpu,'
     'clocks_throttle_reasons.active'
@@ -47,6 +41,7 @@ CLOCKS = (
 VARIABLES = (
     '(CUDA|CUDNN|DALI|HOROVOD|KMP|MLPERF_RN50|MXNET|NCCL|NVIDIA|OMP|OMPI|UCX)_|LD_LIBRARY_PATH|PATH'
 )
+OUT_OF_MEMORY = 'out of memory|cudamalloc'
 MAX_FAILURES, MAX_WIDTH = 4, 200  # lines and characters
 
 
@@ -60,15 +55,15 @@ class Part:
     compared: str = ''  # the part with the reference speed
 
 
-def cli(name: str, *words: object, **keys: Any) -> Part:
+def cli(name: str, *words: object, num_ranks: int = 0, **keys: Any) -> Part:
+    """Return a part that runs a command, under a launcher if num_ranks is above 0."""
+    start = [ROOT / 'launch/ranks.sh', num_ranks] if num_ranks else []
     config = ['--config', ROOT / 'tests/gpu/resnet50.yaml', '--format', 'json', *SMALL]
-    return Part(
-        name, [sys.executable, '-m', 'mlperf_rn50', *words[:2], *config, *words[2:]], **keys
-    )
+    return Part(name, [*start, sys.executable, '-m', 'mlperf_rn50', *words, *config], **keys)
 
 
-def bench(name: str, batch: int, *words: object, **keys: Any) -> Part:
-    return cli(f'{name}, {batch}', 'bench', 'train', '--batch-sizes', batch, *STEPS, *words, **keys)
+def bench(name: str, batch: int, *words: object, kind: str = 'train', **keys: Any) -> Part:
+    return cli(f'{name}, {batch}', 'bench', kind, '--batch-sizes', batch, *STEPS, *words, **keys)
 
 
 def compared(name: str, batch: int, *words: object, **env: str) -> Part:
@@ -76,89 +71,60 @@ def compared(name: str, batch: int, *words: object, **env: str) -> Part:
 
 
 def tests(name: str, file: str, chosen: str = '', **keys: Any) -> Part:
-    command = [
-        sys.executable,
-        '-m',
-        'pytest',
-        '-q',
-        ROOT / f'tests/gpu/test_{file}.py',
-        '-k',
-        chosen,
-    ]
-    return Part(name, command, **{'limit_s': 600, **keys})
+    words = f'-m pytest -q {ROOT}/tests/gpu/test_{file}.py -k'.split(' ')
+    return Part(name, [sys.executable, *words, chosen], **{'limit_s': 600, **keys})
 
 
-def make_parts(is_nvidias: bool, work: Path) -> list[Part]:
+def make_parts(is_nvidias: bool, num_gpus: int, work: Path) -> list[Part]:
     """Return all parts in order. work: folder of files that are not archived."""
-    _, small, medium, least = BATCHES
-    pictures, num = work / 'pictures', 16 if IS_DRY else 1024
-    pack = (
-        'import pathlib, gpu.pictures; '
-        f'gpu.pictures.pack_pictures(pathlib.Path({str(pictures)!r}), {num})'
-    )
-    real = [
-        '--inputs',
-        'real',
-        f'--data.dir={pictures}',
-        '--data.dataset=pictures',
-        f'--data.num_train={num}',
-        '--data.num_val=10',
-        '--data.num_classes=10',
-    ]
-    step = (
-        'resnet18 and float32 and NCHW'
-        if IS_DRY
-        else f'resnet50 and float16 and {"NHWC" if is_nvidias else "NCHW"}'
-    )
+    large, small, medium, least = BATCHES
+    pictures = work / 'pictures'
+    pack = [sys.executable, ROOT / 'tests/gpu/pictures.py', pictures, 16 if IS_DRY else 1024]
+    images = '--data.synthetic=false', f'--data.dir={pictures}'
+    warm, decoder = ['--caches', 'warm', '--threads', '4,8'], '--data.decoder='
+    decoders = ['cpu'] if IS_DRY else ['cpu', 'mixed']
+    step = f'resnet50 and float16 and {"NHWC" if is_nvidias else "NCHW"}'
+    if IS_DRY:
+        step = 'resnet18 and float32 and NCHW'
     graphs = str(int(not is_nvidias))
+    profiler = {'MXNET_PROFILER_AUTOSTART': '1', 'MXNET_PROFILER_MODE': '1'}
+    separate = '--model.fused_bn_relu=false', '--model.fused_bn_add_relu=false'
+    synchronous = {'MXNET_ASYNC_GPU_ENGINE': '0', 'HOROVOD_ENABLE_ASYNC_COMPLETION': '0'}
+    of_nvidias = [
+        compared('synchronous engine', small, **synchronous),
+        compared('separate layers', medium, *separate),
+    ]
+    of_several = [
+        bench('all GPUs', large, '--ranks', f'1,{num_gpus}', num_ranks=num_gpus),
+        bench('all-reduce', medium, kind='allreduce', num_ranks=num_gpus),
+    ]
     return [
         cli('doctor', 'doctor', f'--run.dir={work}/doctor', needs_kernels=False),
         tests('binding and NVML', 'train', 'bound_near or nvml', needs_kernels=False),
-        tests('step', 'step', f'(two_steps and {step}) or two_fused or large_batch_in_chosen'),
+        tests('step', 'step', f'(two_steps and {step}) or two_fused'),
         tests('overflow', 'step', 'overflow'),
         tests('digests', 'step', 'digests'),
         tests('exchange of one rank', 'exchange', 'one_rank'),
-        Part('pictures', [sys.executable, '-c', pack], needs_kernels=False),
+        Part('pictures', pack, needs_kernels=False),
         *(bench('synthetic', b) for b in BATCHES),
-        *(bench('real', b, *real) for b in BATCHES),
+        *(bench('real', b, '--inputs', 'real', *images) for b in BATCHES),
         # it also measures five steps in parts
-        bench(
-            'profile',
-            least,
-            '--warmup-steps',
-            0,
-            '--steps',
-            5,
-            env={'MXNET_PROFILER_AUTOSTART': '1', 'MXNET_PROFILER_MODE': '1'},
-        ),
+        bench('profile', least, '--warmup-steps', 0, '--steps', 5, env=profiler),
         compared(f'graphs {graphs}', small, MXNET_ENABLE_CUDA_GRAPHS=graphs),
-        *[
-            compared(
-                'synchronous engine',
-                small,
-                MXNET_ASYNC_GPU_ENGINE='0',
-                HOROVOD_ENABLE_ASYNC_COMPLETION='0',
-            ),
-            compared(
-                'separate layers',
-                medium,
-                '--model.fused_bn_relu=false',
-                '--model.fused_bn_add_relu=false',
-            ),
-        ]
-        * (is_nvidias or IS_DRY),  # other builds have neither
+        *(of_nvidias if is_nvidias or IS_DRY else []),
         compared('no autotune', medium, MXNET_CUDNN_AUTOTUNE_DEFAULT='0'),
         compared('8 buckets', small, '--comm.num_buckets=8'),
         compared('static loss scale', small, '--train.loss_scale_policy=static'),
         compared('no change', small),
-        tests('DALI without MXNet', 'pipeline', 'without_mxnet', needs_kernels=False),
         tests('DALI', 'pipeline', 'images_match or trial'),
         tests('digits', 'train', 'digits'),
         tests('streams', 'pipeline', 'overwritten'),
         tests('layers', 'layers'),
         tests('steps', 'step', 'not resnet50' if IS_DRY else '', limit_s=1200),
         tests('exchange', 'exchange'),
-        tests('benches', 'bench', limit_s=1800),
+        *(bench(f'input {d}', medium, *images, *warm, decoder + d, kind='data') for d in decoders),
+        *(of_several if num_gpus > 1 else []),
+        bench('two ranks per GPU', small, '--run.ranks_per_device=2', num_ranks=2 * num_gpus),
         tests('runs', 'train', 'not (digits or bound or nvml)', limit_s=3600),
     ]
 
@@ -209,18 +175,19 @@ def run_part(part: Part, out: Path, left_s: float, stops: Sequence[int] = ()) ->
 
     `rows` of the result is the first table of a bench.
     """
-    name, start, reason = re.sub(r'\W+', '_', part.name), time.monotonic(), ''
-    paths = (
-        out / f'{name}.{"json" if "json" in part.command else "txt"}',
-        out / f'{name}.stderr.txt',
-    )
+    name = re.sub(r'\W+', '_', part.name)
+    start = time.monotonic()
+    end = start + min(part.limit_s, left_s)
+    reason = ''
+    printed = out / f'{name}.{"json" if "json" in part.command else "txt"}'
+    messages = out / f'{name}.stderr.txt'
     env = {
         **os.environ,
         'PYTHONPATH': f'{ROOT}:{ROOT}/tests',
         'MLPERF_RN50_GPU_RESULT': str(out),
         **part.env,
     }
-    with open(paths[0], 'w') as stdout, open(paths[1], 'w') as stderr:
+    with open(printed, 'w') as stdout, open(messages, 'w') as stderr:
         process = subprocess.Popen(
             [str(w) for w in part.command],
             cwd=out,
@@ -230,11 +197,7 @@ def run_part(part: Part, out: Path, left_s: float, stops: Sequence[int] = ()) ->
             stderr=stderr,
             start_new_session=True,
         )
-        while (
-            process.poll() is None
-            and not stops
-            and time.monotonic() < start + min(part.limit_s, left_s)
-        ):
+        while process.poll() is None and not stops and time.monotonic() < end:
             time.sleep(0.1)
         if process.poll() is not None:
             status = 'failed' if process.returncode else 'passed'
@@ -243,13 +206,10 @@ def run_part(part: Part, out: Path, left_s: float, stops: Sequence[int] = ()) ->
         else:
             status, reason = 'failed', f'limit of {part.limit_s} s'
         stop(process)
-    text, errors = (p.read_text(errors='replace') for p in paths)
+    text, errors = (p.read_text(errors='replace') for p in (printed, messages))
     if status == 'failed':
-        status = (
-            'out of memory'
-            if re.search('out of memory|cudamalloc', errors, re.IGNORECASE)
-            else status
-        )
+        if re.search(OUT_OF_MEMORY, errors, re.IGNORECASE):
+            status = 'out of memory'
         reason = reason or ''.join((errors or text).strip().splitlines()[-1:])
     result = {
         'part': part.name,
@@ -262,31 +222,19 @@ def run_part(part: Part, out: Path, left_s: float, stops: Sequence[int] = ()) ->
     return result
 
 
-def card_row(card: str) -> list[str]:
-    """Return the row of docs/gpu.md with the expected speed of a card, after the heading of the
-    table of speeds."""
-    lines = (ROOT / 'docs/gpu.md').read_text().split('## Expected speed')[-1].splitlines()
-    heading = next(line for line in lines if line.startswith('| card'))
-    words = set(re.split(r'[\W_]|(?<=sxm)\d', card.lower()))
-    kinds = [
-        (len(found), line)
-        for line in lines
-        if line.startswith('| ')
-        for kind in line.split('|')[1].lower().split(',')
-        if (found := set(kind.split())) and found <= words
-    ]
-    if kinds:
-        # the row that names the form and memory of the card, if there is one
-        line = max(kinds, key=lambda k: k[0])[1]
-        return [heading, line] if line.count('|') == heading.count('|') else [line[:MAX_WIDTH]]
-    return ['docs/gpu.md has no row for this card']
+def expected_line(gpu: str) -> str:
+    """Return the speed that bench train should print on a GPU, from published systems."""
+    if not (found := expected_speed(gpu)):
+        return f'no speed of {gpu} has been published'
+    return '{}: bench train should print {:,.0f} to {:,.0f} images/s per GPU'.format(*found)
 
 
 def summarize(
     title: str, card: str, parts: Sequence[Part], results: Sequence[dict[str, Any]]
 ) -> list[str]:
     """Return at most 19 lines."""
-    speeds = {r['part']: r['rows'][0]['images_per_s'] for r in results if r.get('rows')}
+    first_rows = {r['part']: r['rows'][0] for r in results if r.get('rows')}
+    speeds = {n: row['images_per_s'] for n, row in first_rows.items() if 'images_per_s' in row}
     failed = [
         f'failed: {r["part"]}: {r["reason"]}'[:MAX_WIDTH]
         for r in results
@@ -295,25 +243,22 @@ def summarize(
     others = [
         f'{r["part"]} ({r["status"]})' for r in results if r['status'] not in ('passed', 'failed')
     ]
-    measured = {
-        kind: [
-            f'{s:,.0f} with {n.split(", ")[1]}'
-            for n, s in speeds.items()
-            if n.startswith(f'{kind},')
-        ]
-        for kind in ('synthetic', 'real')
-    }
+    measured = []
+    for kind in ('synthetic', 'real'):
+        of_kind = [n for n in speeds if n.startswith(f'{kind},')]
+        values = ', '.join(f'{speeds[n]:,.0f} with {n.split(", ")[1]}' for n in of_kind)
+        measured.append(f'images/s, {kind} images: {values}')
     return [
         title,
         ', '.join(f'{n} {status}' for status, n in Counter(r['status'] for r in results).items()),
         *failed[:MAX_FAILURES],
-        *(f'images/s, {kind} images: {", ".join(s)}' for kind, s in measured.items()),
+        *measured,
         *(
             f'{p.name} images: {speeds[p.name] / speeds[p.compared] - 1:+.1%}'
             for p in parts
             if {p.name, p.compared} <= {*speeds}
         ),
-        *card_row(card),
+        expected_line(card)[:MAX_WIDTH],
         f'not complete: {", ".join(others) or "none"}'[:MAX_WIDTH],
     ]
 
@@ -321,7 +266,10 @@ def summarize(
 def run_all(parts: Sequence[Part], card: str, reason: str, minutes: float, base: Path) -> int:
     """Run parts up to the limit, write the archive, return the exit code. reason: why MXNet lacks
     kernels, or ''."""
-    start, results, clocks, stops = time.monotonic(), list[dict[str, Any]](), None, list[int]()
+    start = time.monotonic()
+    clocks = None
+    results: list[dict[str, Any]] = []
+    stops: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda received, _: stops.append(received))
     out = base.resolve() / time.strftime(
@@ -338,28 +286,21 @@ def run_all(parts: Sequence[Part], card: str, reason: str, minutes: float, base:
         )
     for part in parts:
         left_s = 60 * minutes - (time.monotonic() - start)
-        why = (
-            'interrupted'
-            if stops
-            else 'no time left'
-            if left_s < 1
-            else reason
-            if part.needs_kernels
-            else ''
-        )
-        results.append(
-            {'part': part.name, 'status': 'not run', 'seconds': 0, 'reason': why}
-            if why
-            else run_part(
-                replace(part, limit_s=float('inf')) if IS_DRY else part, out, left_s, stops
-            )
-        )
+        why = reason if part.needs_kernels else ''
+        if left_s < 1:
+            why = 'no time left'
+        if stops:
+            why = 'interrupted'
+        if why:
+            result = {'part': part.name, 'status': 'not run', 'seconds': 0, 'reason': why}
+        else:
+            limited = replace(part, limit_s=float('inf')) if IS_DRY else part
+            result = run_part(limited, out, left_s, stops)
+        results.append(result)
         with open(out / 'results.jsonl', 'a') as file:
-            file.write(json.dumps(results[-1]) + '\n')
+            file.write(json.dumps(result) + '\n')
         with suppress(OSError):  # the terminal is closed
-            print(
-                f'{results[-1]["seconds"]:7.1f} s  {part.name}: {results[-1]["status"]}', flush=True
-            )
+            print(f'{result["seconds"]:7.1f} s  {part.name}: {result["status"]}', flush=True)
     if clocks:
         stop(clocks)
     write_facts(out / 'end')
@@ -385,23 +326,19 @@ def main() -> int:
         default=12,
         help='limit of all parts, after the set-up (default: 12)',
     )
-    minutes, variant = parser.parse_args().minutes, os.environ.get('MLPERF_RN50_VARIANT', '')
-    found = re.match(
-        r'(.+), (\d+)\.',
-        output_of('nvidia-smi', '--query-gpu=name,compute_cap', '--format=csv,noheader'),
-    )
-    card, is_too_new = (
-        found[1] if found else 'CPU',
-        found and variant.startswith('cu') and int(found[2]) >= 9,
-    )
-    reason = (
-        f"the MXNet of {variant} has no code for it, only that of NVIDIA's container"
-        if is_too_new
-        else ''
-    )
+    minutes = parser.parse_args().minutes
+    variant = os.environ.get('MLPERF_RN50_VARIANT', '')
+    asked = output_of('nvidia-smi', '--query-gpu=name,compute_cap', '--format=csv,noheader')
+    found = re.match(r'(.+), (\d+)\.', asked)
+    num_gpus = 2 if IS_DRY else len(asked.splitlines())
+    card = found[1] if found else 'CPU'
+    reason = ''
+    if found and variant.startswith('cu') and int(found[2]) >= 9:
+        reason = f"the MXNet of {variant} has no code for it, only that of NVIDIA's container"
     base = Path(os.environ.get('MLPERF_RN50_GPU_RESULT') or ROOT / 'logs')
     with tempfile.TemporaryDirectory() as work:
-        return run_all(make_parts(variant == 'ngc', Path(work)), card, reason, minutes, base)
+        parts = make_parts(variant == 'ngc', num_gpus, Path(work))
+        return run_all(parts, card, reason, minutes, base)
 
 
 if __name__ == '__main__':

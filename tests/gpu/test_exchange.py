@@ -11,114 +11,87 @@ from pathlib import Path
 
 import mxnet as mx
 import numpy as np
-import pytest
 from gpu.conftest import IS_DRY
 from helpers import ROOT, run, under_ranks
+from parallel.test_ranks import collectives_of
 from parallel.workers import collectives
 
 from mlperf_rn50.config import Config, RunConfig
 from mlperf_rn50.data.batches import device_context
-from mlperf_rn50.system.launcher_env import launched_size
 from mlperf_rn50.train.comm.device import device_id_of
-from mlperf_rn50.train.comm.horovod import Comm, HorovodComm, open_comm
+from mlperf_rn50.train.comm.horovod import Comm, open_comm
 from mlperf_rn50.train.comm.sharing import sharing_of
 from mlperf_rn50.train.options import TrainConfig
 
+COMPARED = 'rank', 'world_size', 'broadcast', 'mean', 'grads', 'counts'
 # Gradients of a step, of many sizes, 100 MB of float32 in total.
 SHAPES = [(64,), (1000,), (2048, 1000), (512, 512, 3, 3), *[(256, 1024)] * 20, *[(2048, 512)] * 15]
-DRY_SHAPES = SHAPES[:2]
+
+
+def average(comm: Comm, grads: list[mx.nd.NDArray]) -> None:
+    """Average in two concurrent buckets. One rank exchanges with itself, which Comm omits, so that
+    NCCL runs on a single GPU."""
+    if comm.world_size > 1:
+        half = len(grads) // 2
+        comm.average_gradients(grads[:half], 0)
+        comm.average_gradients(grads[half:], 1)
+        return
+    import horovod.mxnet as hvd
+
+    hvd.init()
+    for grad in grads:  # so that Horovod also scales, by half
+        grad *= 2
+    hvd.grouped_allreduce_(grads, op=hvd.Sum, name=str(grads[0].dtype), prescale_factor=0.5)
 
 
 def large_means(comm: Comm, context: mx.Context, precision: str, num_rounds: int) -> list[float]:
-    """Return the largest relative error of each exchange; an exchange has two concurrent
-    buckets."""
-    shapes, n, far = SHAPES if context.device_type == 'gpu' else DRY_SHAPES, comm.world_size, []
-    mean = (n + 1) / 2
+    """Return the largest relative error of each exchange."""
+    shapes = SHAPES if context.device_type == 'gpu' else SHAPES[:2]
+    far = []
     for number in range(num_rounds):
-        grads = [
-            mx.nd.full(s, (comm.rank + 1) * (number % 3 + 1), context, precision) for s in shapes
-        ]
-        half = len(grads) // 2
-        for bucket, part in enumerate((grads[:half], grads[half:])):
-            comm.average_gradients(part, bucket)
-        expected = mean * (number % 3 + 1)
-        far.append(
-            max(float(np.abs(g.asnumpy().astype(np.float64) / expected - 1).max()) for g in grads)
-        )
+        factor = number % 3 + 1
+        grads = [mx.nd.full(s, (comm.rank + 1) * factor, context, precision) for s in shapes]
+        average(comm, grads)
+        expected = (comm.world_size + 1) / 2 * factor
+        ratios = [g.asnumpy().astype(np.float64) / expected for g in grads]
+        far.append(max(float(np.abs(r - 1).max()) for r in ratios))
     return far
-
-
-class LoneComm(HorovodComm):
-    """One rank that exchanges with itself, which HorovodComm omits, so that NCCL runs on a single
-    card."""
-
-    def _sum(self, arrays, name, factor=1.0):
-        for array in arrays:  # so that Horovod also scales, by half
-            array *= 2
-        self._hvd.grouped_allreduce_(
-            arrays, op=self._hvd.Sum, process_set=self._all, name=name, prescale_factor=factor / 2
-        )
 
 
 def main(out: str, device: str, ranks_per_device: str) -> None:
     """Run all exchanges on a rank; rank r writes r.json."""
-    config = Config(
-        train=TrainConfig(device=device, local_batch_size=1),
-        run=RunConfig(ranks_per_device=int(ranks_per_device)),
-    )
-    comm = LoneComm() if launched_size() == 1 else open_comm('none', num_sharing=sharing_of(config))
+    steps = TrainConfig(device=device, local_batch_size=1)
+    config = Config(train=steps, run=RunConfig(ranks_per_device=int(ranks_per_device)))
+    comm = open_comm('none', num_sharing=sharing_of(config))
     device_id = device_id_of(config, comm)
     context = device_context(device_id)
     with context:  # the default for new arrays
-        results = {
-            'device': device_id,
-            'collectives': collectives(comm),
-            **{
-                f'large means, {p}': large_means(comm, context, p, 6)
-                for p in ('float32', 'float16')
-            },
-        }
+        results = {'device': device_id, 'collectives': collectives(comm)}
+        for precision in ('float32', 'float16'):
+            results[f'large means, {precision}'] = large_means(comm, context, precision, 6)
     Path(out, f'{comm.rank}.json').write_text(json.dumps(results))
 
 
-def test_sums_of_all_ranks(ranks_per_device, num_ranks, tmp_path, figure):
+def test_sums_of_all_ranks(ranks_per_device, num_ranks, tmp_path):
     n, device = num_ranks, 'cpu' if IS_DRY else 'gpu'
-    worker = [
-        'env',
-        f'PYTHONPATH={ROOT}/tests',
-        sys.executable,
-        __file__,
-        tmp_path,
-        device,
-        ranks_per_device,
-    ]
-    done = run(
-        under_ranks(n, worker),
-        env={**os.environ, 'MLPERF_RN50_RANKS_PER_DEVICE': str(ranks_per_device)},
-    )
+    path = f'PYTHONPATH={ROOT}/tests'
+    worker = ['env', path, sys.executable, __file__, tmp_path, device, ranks_per_device]
+    sharing = {'MLPERF_RN50_RANKS_PER_DEVICE': str(ranks_per_device)}
+    done = run(under_ranks(n, worker), env={**os.environ, **sharing})
     assert done.returncode == 0, done.stderr[-3000:]
     results = [json.loads((tmp_path / f'{r}.json').read_text()) for r in range(n)]
     if not IS_DRY:
         assert [f['device'] for f in results] == [r // ranks_per_device for r in range(n)]
     for r, got in enumerate(results):
-        expected = {
-            'rank': r,
-            'world_size': n,
-            'broadcast': [[10.0, 10.0], [0.0, 0.0, 0.0]],
-            'mean': [(n - 1) / 2] * 2,
-            'grads': [pytest.approx([(n + 1) / 2] * 4), pytest.approx([5.0 * (n + 1)] * 4)],
-            'counts': [sum(range(n)), n * 2**40, 1],
-        }
-        assert {key: got['collectives'][key] for key in expected} == expected
-        assert (
-            max(got['large means, float32']) < 1e-6
-            and max(got['large means, float16']) < n * 2**-10
-        )
-    figure(f'exchange of {n} ranks, {ranks_per_device} on a GPU: wrong sums', 0, 'sums')
+        expected = collectives_of(r, n, n)
+        for key in COMPARED:
+            assert got['collectives'][key] == expected[key], key
+        assert max(got['large means, float32']) < 1e-6
+        assert max(got['large means, float16']) < n * 2**-10
 
 
-def test_sums_of_one_rank(tmp_path, figure):
-    test_sums_of_all_ranks(1, 1, tmp_path, figure)
+def test_sums_of_one_rank(tmp_path):
+    test_sums_of_all_ranks(1, 1, tmp_path)
 
 
 if __name__ == '__main__':

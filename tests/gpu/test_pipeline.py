@@ -2,20 +2,19 @@
 overwritten batches."""
 
 from dataclasses import replace
-from itertools import islice, repeat
+from itertools import islice
 
 import mxnet as mx
 import numpy as np
 import pytest
 from gpu.compare import from_layout
 from gpu.conftest import IS_DRY
-from gpu.pictures import picture, pictures_config
+from gpu.pictures import pictures_config
 from numbered import make_config, with_data
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.batches import eval_batches, train_batches
 from mlperf_rn50.data.options import DataConfig
-from mlperf_rn50.data.pipeline import build_pipeline, run_pipeline, whole_images
 from mlperf_rn50.data.shards import Shard
 from mlperf_rn50.doctor.facts import try_batches
 from mlperf_rn50.model.options import ModelConfig
@@ -29,9 +28,10 @@ MEAN_LEVELS = {'cpu': 0.5, 'mixed': 2.0}
 WORST_LEVELS = {'cpu': 1.0, 'mixed': 4.0}
 
 
-def images_of(folder, is_training, layout, precision, device_id, decoder):
+def images_of(folder, is_training, layout, precision, device_id, decoder, load=None):
     """Return the images of two batches in NCHW, and their labels."""
-    config = pictures_config(folder, decoder=decoder, pad_to_4_channels=layout == 'NHWC')
+    data = dict(decoder=decoder, hw_decoder_load=load, pad_to_4_channels=layout == 'NHWC')
+    config = pictures_config(folder, **data)
     config = replace(
         config, model=ModelConfig(layout=layout), train=TrainConfig(precision=precision)
     )
@@ -53,61 +53,25 @@ def level_differences(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
     return np.abs(got - expected).mean(axis=(1, 2, 3))
 
 
-@pytest.mark.parametrize('decoder', ['cpu', 'mixed'])
+@pytest.mark.parametrize('decoder, load', [('cpu', None), ('mixed', 0.0), ('mixed', 1.0)])
 @pytest.mark.parametrize(
     'layout, precision', [('NCHW', 'float32'), ('NHWC', 'float32'), ('NHWC', 'float16')]
 )
 @pytest.mark.parametrize('is_training', [True, False], ids=['training', 'evaluation'])
-def test_images_match_cpu(is_training, layout, precision, decoder, pictures, device_id, figure):
+def test_images_match_cpu(
+    is_training, layout, precision, decoder, load, pictures, device_id, figure
+):
     expected, labels = images_of(pictures, is_training, 'NCHW', 'float32', None, 'cpu')
-    got, got_labels = images_of(pictures, is_training, layout, precision, device_id, decoder)
+    got, got_labels = images_of(pictures, is_training, layout, precision, device_id, decoder, load)
     np.testing.assert_array_equal(got_labels, labels)
     differences = level_differences(got, expected)
-    what = (
-        f'{"training" if is_training else "evaluation"}, decoder {decoder}, {precision}, {layout}'
-    )
-    figure(
-        f'images, {what}: mean difference from the CPU', float(differences.mean()), 'levels of 255'
-    )
-    figure(
-        f'images, {what}: mean difference of the worst image',
-        float(differences.max()),
-        'levels of 255',
-    )
-    assert differences.mean() <= MEAN_LEVELS[decoder] and differences.max() <= WORST_LEVELS[decoder]
+    figure('mean difference from the CPU', float(differences.mean()), 'levels of 255')
+    figure('largest difference of an image', float(differences.max()), 'levels of 255')
+    assert differences.mean() <= MEAN_LEVELS[decoder]
+    assert differences.max() <= WORST_LEVELS[decoder]
     # A different mirror or crop of the same image would exceed the tolerance.
     assert level_differences(got, expected[..., ::-1]).min() > 2 * WORST_LEVELS[decoder]
     assert level_differences(got[..., 8:], expected[..., :-8]).min() > 2 * WORST_LEVELS[decoder]
-
-
-@pytest.mark.parametrize('decoder, load', [('cpu', None), ('mixed', 0.0), ('mixed', 1.0)])
-@pytest.mark.parametrize('is_training', [True, False], ids=['training', 'evaluation'])
-def test_pipeline_without_mxnet_matches_cpu(is_training, decoder, load, device_id, figure):
-    """Its outputs stay in DALI, so it also runs on a card for which MXNet has no kernels."""
-    whole = whole_images([np.frombuffer(picture(i), np.uint8) for i in range(BATCH)])
-    inputs = replace(
-        whole, anchors=whole.anchors + np.float32(0.2), shapes=whole.shapes * np.float32(0.6)
-    )
-
-    def images(device_id: int | None, **keys) -> np.ndarray:
-        config = Config(
-            data=DataConfig(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), **keys),
-            model=ModelConfig(layout='NCHW'),
-        )
-        output = run_pipeline(
-            build_pipeline(repeat(inputs), BATCH, config, is_training, device_id)
-        )[0]
-        return np.asarray((output if device_id is None else output.as_cpu()).as_array())
-
-    differences = level_differences(
-        images(device_id, decoder=decoder, hw_decoder_load=load), images(None)
-    )
-    figure(
-        f'decoder {decoder}, share of the hardware {load}: mean difference',
-        float(differences.mean()),
-        'levels',
-    )
-    assert differences.mean() <= MEAN_LEVELS[decoder] and differences.max() <= WORST_LEVELS[decoder]
 
 
 @pytest.mark.parametrize('decoder', ['cpu', 'mixed'])

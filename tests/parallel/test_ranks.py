@@ -55,15 +55,12 @@ def calls_of(num_ranks, data):
         for case in STEPS[num_ranks]
     ]
     if num_ranks == 2:
-        calls += [
-            ['background', 'background', []],
-            ['float16_start', 'float16_start', []],
-            ['times 1', 'times', [data, 1]],
-            ['times 2', 'times', [data, 2]],
-            ['buckets', 'buckets', [data]],
-            ['compressed', 'compressed_steps', [data]],
-        ]
-    return [*calls, ['divergence', 'divergence', [data]]] if num_ranks > 1 else calls
+        calls += [[name, name, []] for name in ('background', 'float16_start')]
+        calls += [[name, name, [data]] for name in ('buckets', 'compressed_steps')]
+        calls += [[f'times {passes}', 'times', [data, passes]] for passes in (1, 2)]
+    if num_ranks > 1:
+        calls.append(['divergence', 'divergence', [data]])
+    return calls
 
 
 @pytest.fixture(scope='module')
@@ -141,11 +138,8 @@ def test_collectives_of_ranks_that_share_a_gpu(tmp_path, num_ranks, num_sharing,
 def test_ranks_without_launcher_share_gpus_by_environment(monkeypatch):
     monkeypatch.setenv('MLPERF_RN50_RANKS_PER_DEVICE', '2')
     monkeypatch.delenv('CUDA_MPS_ACTIVE_THREAD_PERCENTAGE', raising=False)
-    done = run(
-        under_ranks(
-            1, ['printenv', 'MLPERF_RN50_RANKS_PER_DEVICE', 'CUDA_MPS_ACTIVE_THREAD_PERCENTAGE']
-        )
-    )
+    names = 'MLPERF_RN50_RANKS_PER_DEVICE', 'CUDA_MPS_ACTIVE_THREAD_PERCENTAGE'
+    done = run(under_ranks(1, ['printenv', *names]))
     assert done.stdout.splitlines()[-2:] == ['2', '100'], done.stderr
 
 
@@ -158,13 +152,9 @@ def test_step_does_not_depend_on_number_of_ranks(results, num_ranks):
     for case, got in product(STEPS[num_ranks], results(num_ranks)):
         single = results(0)[0][step_key(*case[:2], 1)]
         for name, expected in single.items():
-            scale = np.abs(expected).max()
+            atol, place = 2e-4 * np.abs(expected).max(), f'{name} of {case}'
             np.testing.assert_allclose(
-                got[step_key(*case)][name],
-                expected,
-                rtol=1e-3,
-                atol=2e-4 * scale,
-                err_msg=f'{name} of {case}',
+                got[step_key(*case)][name], expected, rtol=1e-3, atol=atol, err_msg=place
             )
 
 
@@ -173,16 +163,15 @@ def test_phases_add_up_to_the_time_of_the_steps(results, num_passes):
     for rank in results(2):
         for whole, phases, hidden, traced in rank[f'times {num_passes}']:
             assert whole == phases
-            assert np.isnan(hidden).tolist() == [False, False, True] and all(
-                0 <= h < whole for h in hidden[:2]
-            )
-            assert len(traced) == 2 and all(
-                len(buckets) > 1 and all(a < b for a, b in buckets) for buckets in traced
-            )
+            assert np.isnan(hidden).tolist() == [False, False, True]
+            assert all(0 <= h < whole for h in hidden[:2]) and len(traced) == 2
+            for buckets in traced:
+                assert len(buckets) > 1 and all(a < b for a, b in buckets)
 
 
 def test_compressed_gradients_are_nearly_the_same(results):
-    exact, small = results(2)[0][step_key('sgd', 'whole', 1)], [r['compressed'] for r in results(2)]
+    exact = results(2)[0][step_key('sgd', 'whole', 1)]
+    small = [r['compressed_steps'] for r in results(2)]
     assert small[0] == small[1]
     np.testing.assert_allclose(small[0]['losses'], exact['losses'], rtol=5e-2)
     weight, expected = small[0]['fc1_weight'], exact['fc1_weight']

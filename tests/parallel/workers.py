@@ -9,8 +9,8 @@ import json
 import sys
 import time
 import zlib
+from collections.abc import Iterator
 from copy import copy
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ import mxnet as mx
 import numpy as np
 
 from mlperf_rn50.config import Config
-from mlperf_rn50.data.batches import train_batches
+from mlperf_rn50.data.batches import Batch, train_batches
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import RunFailed
 from mlperf_rn50.model import resnet
@@ -95,27 +95,27 @@ def late_rank(comm):
     return arrays[0].asnumpy().tolist()
 
 
-def _config(data_dir, optimizer, micro) -> Config:
-    return Config(
-        data=DataConfig(
-            dir=data_dir,
-            dataset='digits',
-            num_train=1437,
-            num_val=360,
-            num_classes=10,
-            image_size=32,
-            resize_shorter=32,
-            crop='random_resized',
-            num_threads=1,
-            read_threads=1,
-        ),
+def _training(
+    comm, data_dir, optimizer='sgd', micro=1, first=0, seed=0, num_buckets=8
+) -> tuple[Trainer, Iterator[Batch]]:
+    """Return a trainer with the weights of rank 0, and its batches of digits."""
+    threads = {'num_threads': 1, 'read_threads': 1}
+    sizes = {'num_train': 1437, 'num_val': 360, 'image_size': 32, 'resize_shorter': 32}
+    names = {'dir': data_dir, 'dataset': 'digits', 'num_classes': 10, 'crop': 'random_resized'}
+    config = Config(
+        data=DataConfig(**names, **sizes, **threads),
         model=ModelConfig(name='resnet18', zero_gamma=True),
         optimizer=OptimizerConfig(optimizer, weight_decay=1e-3, lars_eta=0.1),
         schedule=ScheduleConfig(base_lr=0.02, warmup_epochs=0, decay='step'),
         train=TrainConfig(
-            global_batch_size=48, gradient_accumulation_steps=micro, label_smoothing=0.1
+            global_batch_size=48, gradient_accumulation_steps=int(micro), label_smoothing=0.1
         ),
+        comm=CommConfig(num_buckets=num_buckets),
     )
+    plan = make_plan(config, comm.world_size)
+    trainer = Trainer(plan, comm, seed, None)
+    trainer.broadcast()
+    return trainer, train_batches(config, plan.train_shard(comm.rank), 5, first, None)
 
 
 def _freeze_statistics(block):
@@ -129,40 +129,29 @@ def _freeze_statistics(block):
 def steps(comm, data_dir, optimizer, micro, first_step):
     """Return losses and weights of three steps of 48 images, including the padded last step of an
     epoch (step 29)."""
-    plan = make_plan(_config(data_dir, optimizer, int(micro)), comm.world_size)
+    first = int(first_step)
     # a different seed per rank; the weights of rank 0 must be used
-    trainer = Trainer(plan, comm, comm.rank, None)
-    trainer.broadcast()
+    trainer, batches = _training(comm, data_dir, optimizer, micro, first, seed=comm.rank)
+    plan = trainer.plan
     _freeze_statistics(trainer.net)
     for param in trainer.net.collect_params('.*running_var').values():
         # the network holds variances without a factor that depends on the local batch
         param.data()[:] = 1
-    first = int(first_step)
-    batches = train_batches(plan.config, plan.train_shard(comm.rank), 5, first, None)
     losses = []
     for step in range(first, first + 3):
         pulse = trainer.step(batches, step % plan.steps_per_epoch, plan.learning_rate(step))
         losses.append(float(pulse.sums.asnumpy()[0]))
     params = trainer.net.collect_params()
-    names = ('conv0_weight', 'stage3_unit1_conv1_weight', 'bn0_gamma', 'fc1_weight', 'fc1_bias')
-    return {
-        'losses': losses,
-        **{n: params[n].data().asnumpy().ravel()[:200].tolist() for n in names},
-    }
+    names = 'conv0_weight stage3_unit1_conv1_weight bn0_gamma fc1_weight fc1_bias'.split()
+    weights = {n: params[n].data().asnumpy().ravel()[:200].tolist() for n in names}
+    return {'losses': losses, **weights}
 
 
 def compressed_steps(comm, data_dir):
     """Return the result of steps with gradients compressed to 16 bits."""
     compressed = copy(comm)
-    compressed._compression = 'fp16'
+    compressed.compression = 'fp16'
     return steps(compressed, data_dir, 'sgd', 1, 0)
-
-
-def _trainer(comm, data_dir):
-    plan = make_plan(_config(data_dir, 'sgd', 1), comm.world_size)
-    trainer = Trainer(plan, comm, 0, None)
-    trainer.broadcast()
-    return trainer, train_batches(plan.config, plan.train_shard(comm.rank), 5, 0, None)
 
 
 def _run_steps(trainer, batches, num_steps):
@@ -177,13 +166,13 @@ def _statistics_of(arrays):
 
 def statistics(comm, data_dir):
     """Return running statistics averaged only at the end, or also midway as by a checkpoint."""
-    trainer, batches = _trainer(comm, data_dir)
+    trainer, batches = _training(comm, data_dir)
     _run_steps(trainer, batches, 2)
     local = _statistics_of(trainer.snapshot())
     _run_steps(trainer, batches, 2)
     trainer.average_statistics()
     once = trainer.snapshot()
-    trainer, batches = _trainer(comm, data_dir)
+    trainer, batches = _training(comm, data_dir)
     _run_steps(trainer, batches, 2)
     trainer.average_statistics()
     middle = trainer.snapshot()
@@ -213,9 +202,7 @@ def times(comm, data_dir, micro):
     The first two are traced, and their buckets returned, but not the last, because the clock may be
     read for a bucket after the end of its step. The second half comes after a resumption.
     """
-    plan = make_plan(_config(data_dir, 'sgd', int(micro)), comm.world_size)
-    trainer = Trainer(plan, comm, 0, None)
-    batches = train_batches(plan.config, plan.train_shard(comm.rank), 5, 0, None)
+    trainer, batches = _training(comm, data_dir, micro=micro)
     readings = count()
     clock = SimpleNamespace(monotonic=lambda: float(next(readings)), sleep=time.sleep)
     with patch.object(step_timer, 'time', clock), patch.object(trainer_module, 'time', clock):
@@ -224,7 +211,7 @@ def times(comm, data_dir, micro):
             trainer.load_state(trainer.state())
             trainer.timer.start(first)
             trainer.timer.start_trace(2, first + 1)
-            start = trainer.timer._thread.last_end
+            start = trainer.timer.thread.last_end
             _run_steps(trainer, batches, 3)
             whole, rows = next(readings) - 1 - start, trainer.timer.take()
             traced = [s.buckets for s in trainer.timer.take_trace()]
@@ -262,25 +249,17 @@ def buckets(comm, data_dir):
     ends = []
     for optimizer in ('sgd', 'lars'):
         for num_buckets in (1, 5):
-            config = _config(data_dir, optimizer, 1)
-            plan = make_plan(
-                replace(config, comm=CommConfig(num_buckets=num_buckets)), comm.world_size
-            )
-            trainer = Trainer(plan, comm, 0, None)
-            trainer.broadcast()
-            _run_steps(
-                trainer, train_batches(plan.config, plan.train_shard(comm.rank), 5, 0, None), 2
-            )
-            ends.append(
-                [len(trainer.optimizer.buckets), zlib.crc32(json.dumps(trainer.digests()).encode())]
-            )
+            trainer, batches = _training(comm, data_dir, optimizer, num_buckets=num_buckets)
+            _run_steps(trainer, batches, 2)
+            digest = zlib.crc32(json.dumps(trainer.digests()).encode())
+            ends.append([len(trainer.optimizer.buckets), digest])
     return {'ends': ends}
 
 
 def divergence(comm, data_dir):
     """Return the errors of the agreement check before and after a bit of an array on rank 1 is
     flipped."""
-    trainer, batches = _trainer(comm, data_dir)
+    trainer, batches = _training(comm, data_dir)
     _run_steps(trainer, batches, 1)
     trainer.average_statistics()
     errors = []
@@ -303,10 +282,10 @@ def main():
     # a quarter of the channels takes a sixteenth of the time
     resnet.STAGE_CHANNELS = (16, 32, 64, 128)
     comm = open_comm('none', [3], num_sharing=int(num_sharing))
+    results = {}
     with mx.cpu(int(num_sharing) > 1):
-        results = {
-            key: globals()[name](comm, *arguments) for key, name, arguments in json.loads(calls)
-        }
+        for key, name, arguments in json.loads(calls):
+            results[key] = globals()[name](comm, *arguments)
     (Path(out) / f'{comm.rank}.json').write_text(json.dumps(results))
     comm.barrier()
 

@@ -70,28 +70,28 @@ def test_resume_from_an_older_checkpoint_loses_all_later_training():
     )
 
 
-def test_sign_of_life_after_the_last_line_is_training_lost(tmp_path):
-    *lines, _ = run_lines((0.1, 0.2))
-    resumed = mllog('run_resumed', 100, 5, epoch_num=2, clock_s=12.0, stopped_s=40.0)
-    run = read_run(
-        write_lines(
-            tmp_path / 'result_0.txt', [*lines, resumed, mllog('run_stop', 110, status='aborted')]
-        )
-    )
-    assert run.elapsed == pytest.approx((22.0, 28.0, 0.0, 60.0))
+@pytest.fixture
+def read(tmp_path):
+    """Function that reads a log with a resume at 100 s and its end at 110 s."""
+
+    def read(lines, resumed_s=100, status='aborted', **resume):
+        resumed = mllog('run_resumed', resumed_s, 5, **resume)
+        lines = [*lines, resumed, mllog('run_stop', 110, status=status)]
+        return read_run(write_lines(tmp_path / 'result_0.txt', lines))
+
+    return read
 
 
-@pytest.mark.parametrize('stopped_s', [1e6, 3.0, 'soon'])
-def test_sign_of_life_outside_the_gap_is_ignored_with_a_warning(tmp_path, stopped_s):
+@pytest.mark.parametrize(
+    'stopped_s, lost_s, is_odd',
+    [(40.0, 28.0, False), (1e6, 10.0, True), (3.0, 10.0, True), ('soon', 10.0, True)],
+)
+def test_sign_of_life_after_the_last_line_is_training_lost(read, stopped_s, lost_s, is_odd):
+    """One outside the gap is ignored with a warning."""
     *lines, _ = run_lines((0.1, 0.2))
-    resumed = mllog('run_resumed', 100, 5, epoch_num=2, clock_s=12.0, stopped_s=stopped_s)
-    run = read_run(
-        write_lines(
-            tmp_path / 'result_0.txt', [*lines, resumed, mllog('run_stop', 110, status='aborted')]
-        )
-    )
-    assert run.elapsed == pytest.approx((22.0, 10.0, 0.0, 78.0))
-    assert 'resume_stop_odd' in [f.kind for f in run.findings]
+    run = read(lines, epoch_num=2, clock_s=12.0, stopped_s=stopped_s)
+    assert run.elapsed == pytest.approx((22.0, lost_s, 0.0, 88.0 - lost_s))
+    assert ('resume_stop_odd' in [f.kind for f in run.findings]) == is_odd
 
 
 @pytest.mark.parametrize(
@@ -102,22 +102,14 @@ def test_sign_of_life_outside_the_gap_is_ignored_with_a_warning(tmp_path, stoppe
         ({'clock_s': 200.0}, 'resume_clock_high'),
     ],
 )
-def test_time_to_train_is_known_although_the_parts_are_not(tmp_path, keys, kind):
+def test_time_to_train_is_known_although_the_parts_are_not(read, keys, kind):
     *lines, _ = run_lines((0.1, 0.76))
-    lines += [
-        mllog('run_resumed', 100, 5, epoch_num=3, **keys),
-        mllog('run_stop', 110, status='success'),
-    ]
-    run = read_run(write_lines(tmp_path / 'result_0.txt', lines))
+    run = read(lines, status='success', epoch_num=3, **keys)
     assert (run.status, run.time_to_train_s, run.elapsed) == ('converged', 110.0, None)
     assert kind in [f.kind for f in run.findings if f.grade == 'warning']
 
 
-def test_resume_before_the_line_before_is_an_error(tmp_path):
+def test_resume_before_the_line_before_is_an_error(read):
     *lines, _ = run_lines((0.1, 0.76))
-    lines += [
-        mllog('run_resumed', 5, 5, epoch_num=1, clock_s=5.0),
-        mllog('run_stop', 110, status='success'),
-    ]
-    run = read_run(write_lines(tmp_path / 'result_0.txt', lines))
+    run = read(lines, resumed_s=5, status='success', epoch_num=1, clock_s=5.0)
     assert run.time_to_train_s is None and 'earlier than the line before' in ' '.join(run.errors)

@@ -7,8 +7,7 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mlperf_rn50.launch.kubernetes.manifests import render_mpi_job
-from mlperf_rn50.launch.kubernetes.options import Training, Volume, parse_words
+from mlperf_rn50.launch.kubernetes import Training, Volume, parse_words, render_mpi_job
 
 # Any program argument, and texts with characters that are special in YAML, a shell or Kubernetes.
 TEXTS = st.text(st.characters(exclude_categories=['Cs'], exclude_characters='\0')) | st.text(

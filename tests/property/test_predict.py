@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlperf_rn50.analysis.predict.anchors import base_of, link_of
-from mlperf_rn50.analysis.predict.answer import PredictionRequest, make_answer
 from mlperf_rn50.analysis.predict.costs import costs_without
+from mlperf_rn50.analysis.predict.layouts import PredictionRequest, predict_layouts
 from mlperf_rn50.analysis.predict.model import predict_layout
 from mlperf_rn50.analysis.predict.prediction import KNOWLEDGE, Base, Costs, Epochs, Layout, Link
 from mlperf_rn50.analysis.predict.source import Source
@@ -31,6 +31,10 @@ FITTED = costs_without(None)
 COSTS = st.sampled_from([Costs(), FITTED])
 
 
+def counts(most):
+    return st.integers(1, most)
+
+
 @st.composite
 def recipes(draw, batch):
     return Recipe(
@@ -38,45 +42,37 @@ def recipes(draw, batch):
         batch,
         decay='poly',
         decay_epochs=draw(st.none() | st.floats(1, 200)),
-        eval_period=draw(st.integers(1, 10)),
+        eval_period=draw(counts(10)),
         first_eval_epoch=draw(st.integers(0, 10)),
     )
 
 
 @st.composite
 def bases(draw):
-    nodes, per_node, local = (
-        draw(st.integers(1, 8)),
-        draw(st.integers(1, 16)),
-        draw(st.integers(1, 4096)),
-    )
+    nodes, per_node, local = draw(st.tuples(counts(8), counts(16), counts(4096)))
     return Base(
         'any',
         'any',
-        nodes,
-        nodes * per_node,
-        draw(st.booleans()),
-        nodes * per_node * local,
-        draw(SECONDS),
-        draw(st.none() | st.just(0.0) | SECONDS),
-        draw(st.floats(0, 1e6)),
-        draw(st.integers(1, 10**9)),
-        draw(st.sampled_from([None, 'digits'])),
+        num_nodes=nodes,
+        num_units=nodes * per_node,
+        has_accelerators=draw(st.booleans()),
+        global_batch_size=nodes * per_node * local,
+        step_s=draw(SECONDS),
+        evaluation_s=draw(st.none() | st.just(0.0) | SECONDS),
+        outside_s=draw(st.floats(0, 1e6)),
+        train_samples=draw(counts(10**9)),
+        dataset=draw(st.sampled_from([None, 'digits'])),
     )
 
 
 @st.composite
 def layouts(draw):
-    nodes, per_node, local = (
-        draw(st.integers(1, 1000)),
-        draw(st.integers(1, 64)),
-        draw(st.integers(1, 4096)),
-    )
-    epochs = draw(st.none() | st.floats(1, 200))
-    known = epochs and Epochs(
-        epochs, draw(st.floats(0, epochs)), epochs + draw(st.floats(0, 100)), 'any'
-    )
-    return Layout(nodes, per_node, draw(recipes(nodes * per_node * local)), known)
+    nodes, per_node, local = draw(st.tuples(counts(1000), counts(64), counts(4096)))
+    recipe, epochs = draw(recipes(nodes * per_node * local)), draw(st.none() | st.floats(1, 200))
+    if epochs is None:
+        return Layout(nodes, per_node, recipe)
+    low, more = draw(st.tuples(st.floats(0, epochs), st.floats(0, 100)))
+    return Layout(nodes, per_node, recipe, Epochs(epochs, low, epochs + more, 'any'))
 
 
 @given(bases(), layouts(), LINKS, COSTS, st.floats(1, 100), st.sampled_from(KNOWLEDGE[:2]))
@@ -176,7 +172,7 @@ SPLITS = st.lists(
 def test_any_layout_of_a_published_system_has_an_answer(start, splits, batch, is_strong):
     known, base = start
     request = PredictionRequest(tuple(splits), base.global_batch_size if is_strong else batch)
-    answer = make_answer(request, Source(base, link_of(known), (known,)))
+    answer = predict_layouts(request, Source(base, link_of(known), (known,)))
     assert all(row.refusal or row.step_s > 0 for row in answer.rows)
     for row in answer.timed:
         assert answer.best['fastest'].known_minutes <= row.known_minutes

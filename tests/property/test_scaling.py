@@ -54,6 +54,7 @@ def test_speedup_is_product_of_throughput_epochs_and_share(folder, small, large)
         base.share_ratio,
     ) == (1, 1, 1, 1, 1)
     assert c.throughput_gain * c.epoch_ratio * c.share_ratio == pytest.approx(c.speedup, rel=1e-6)
+    assert c.hardware_efficiency * c.epoch_ratio * c.rest == pytest.approx(c.efficiency, rel=1e-6)
     assert c.speedup == pytest.approx(study.run_sets[0].time_s / study.run_sets[1].time_s)
     assert (c.efficiency, c.hardware_efficiency) == pytest.approx(
         (c.speedup / 2, c.throughput_gain / 2)

@@ -1,5 +1,8 @@
 """Shards of any size: every sample once per epoch, equal steps per rank, and random numbers."""
 
+import zlib
+from itertools import product
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -107,28 +110,7 @@ def test_epoch_orders_are_permutations_by_seed_and_epoch(seed, epoch):
     assert (order != epoch_order(shard, seed + 1, epoch)).any()
 
 
-@given(world_size=st.integers(1, 5), local=st.integers(1, 6), step=st.integers(0, 5))
-def test_augmentation_does_not_depend_on_number_of_ranks_and_passes(world_size, local, step):
-    whole = augmentation_uniforms(Shard(1000, 0, 1, local * world_size), 5, 1, step, 0, 7)
-    for shard in shards(1000, world_size, local, 1):
-        part = augmentation_uniforms(shard, 5, 1, step, 0, 7)
-        np.testing.assert_array_equal(part, whole[shard.rank :: world_size])
-    # the same batch in `local` passes of world_size images
-    for shard in shards(1000, 1, world_size, local):
-        parts = [augmentation_uniforms(shard, 5, 1, step, m, 7) for m in range(local)]
-        np.testing.assert_array_equal(np.concatenate(parts), whole)
-    assert ((whole >= 0) & (whole < 1)).all()
-
-
-def test_padding_repeats_first_samples_of_epoch():
-    group = shards(10, 2, 2, 1)
-    order = epoch_order(group[0], 1, 0)
-    filled = np.stack([s.samples(order, 2) for s in group], axis=1).ravel()
-    np.testing.assert_array_equal(filled, [*order[8:10], *order[:2]])
-
-
 # --- nodes with parts of the samples
-# ----------------------------------------------------------------------
 
 
 @given(
@@ -167,11 +149,8 @@ def test_positions_of_a_node_are_those_of_its_ranks(num_samples, nodes, local, n
 
 def test_orders_by_node_are_stable():
     shard = Shard(22, 0, 6, 2, 1, (1, 0, 2, 2, 0, 1), 2)
-    known = [
-        [16, 12, 14, 10, 15, 19, 18, 7, 4, 6, 8, 17, 1, 5, 11, 21, 0, 3, 20, 9, 13, 2, 12, 16],
-        [12, 2, 16, 3, 4, 5, 7, 21, 10, 1, 13, 15, 9, 6, 20, 18, 14, 8, 0, 11, 17, 19, 2, 12],
-    ]
-    assert [epoch_order(shard, 7, epoch).tolist() for epoch in (0, 5)] == known
+    orders = [epoch_order(shard, 7, epoch) for epoch in (0, 5)]
+    assert [zlib.crc32(order.tobytes()) for order in orders] == [166699912, 729041237]
 
 
 @given(
@@ -233,11 +212,8 @@ def test_first_reads_are_samples_new_to_the_node(num_samples, layout, local, dat
     nodes = nodes_of(layout)
     group = shards(num_samples, len(nodes), local, 1, nodes, rotation_epochs)
     shard = group[data.draw(st.integers(0, len(nodes) - 1))]
-    peers, is_known, seen = (
-        [s for s in group if nodes[s.rank] == nodes[shard.rank]],
-        np.zeros(num_samples, bool),
-        set(),
-    )
+    peers = [s for s in group if nodes[s.rank] == nodes[shard.rank]]
+    is_known, seen = np.zeros(num_samples, bool), set[int]()
     for epoch in range(3):
         order = epoch_order(shard, 3, epoch)
         is_first = first_reads(shard, order, is_known)
@@ -248,22 +224,7 @@ def test_first_reads_are_samples_new_to_the_node(num_samples, layout, local, dat
         assert set(np.flatnonzero(is_known)) == seen
 
 
-def test_second_epoch_is_mostly_new_to_node_unless_it_keeps_its_part():
-    nodes = nodes_of([2] * 8)
-    for rotation_epochs, second, third in [(None, 0.875, 0.766), (10, 0, 0), (2, 0, 1)]:
-        shard = Shard(16_000, 0, 16, 8, 1, nodes, rotation_epochs)
-        is_known = np.zeros(shard.num_samples, bool)
-        counts = [first_reads(shard, epoch_order(shard, 3, e), is_known).sum() for e in range(3)]
-        np.testing.assert_allclose(np.array(counts) / 2000, [1, second, third], atol=0.03)
-
-
 # --- random numbers
-# ----------------------------------------------------------------------------------------
-
-
-def draws_of(seed=5, epoch=1, num=4096, num_draws=8):
-    """Return the random numbers of consecutive positions."""
-    return augmentation_uniforms(Shard(10**9, 0, 1, num), seed, epoch, 0, 0, num_draws)
 
 
 def splitmix64(state, index):
@@ -274,59 +235,31 @@ def splitmix64(state, index):
     return x ^ x >> 31
 
 
-def test_random_numbers_are_stable():
+def test_random_numbers_are_those_of_splitmix64():
     assert splitmix64(0, 0) == 0xE220A8397B1DCDAF  # as published
-    shard = Shard(100, 1, 2, 3)
-    known = [
-        [0.7311561440000633, 0.304043554912258],
-        [0.2605973630866445, 0.6171312145731701],
-        [0.17960015863877588, 0.7228269999708723],
-    ]
-    np.testing.assert_array_equal(augmentation_uniforms(shard, 7, 2, 4, 0, 2), known)
-    for position, row in zip((25, 27, 29), known):
+    drawn = augmentation_uniforms(Shard(100, 1, 2, 3), 7, 2, 4, 0, 2)
+    for position, row in zip((25, 27, 29), drawn):
         state = splitmix64(splitmix64(splitmix64(2, 7), 2), position)
-        assert row == [(splitmix64(state, draw) >> 11) / 2**53 for draw in (0, 1)]
+        assert row.tolist() == [(splitmix64(state, draw) >> 11) / 2**53 for draw in (0, 1)]
 
 
 @given(
-    local=st.integers(1, 40),
+    local=st.integers(1, 20),
     world_size=st.integers(1, 9),
+    num_micro=st.integers(1, 3),
     epoch=st.integers(0, 90),
     seed=st.integers(0, 2**40),
 )
-def test_augmentation_does_not_depend_on_batch(local, world_size, epoch, seed):
+def test_augmentation_depends_on_neither_batch_nor_ranks_nor_passes(
+    local, world_size, num_micro, epoch, seed
+):
     whole = augmentation_uniforms(Shard(300, 0, 1, 300), seed, epoch, 0, 0, 5)
-    for shard in shards(300, world_size, local, 1):
-        for step in range(shard.steps_per_epoch):
-            valid = shard.num_valid(step)
-            part = augmentation_uniforms(shard, seed, epoch, step, 0, 5)[:valid]
-            np.testing.assert_array_equal(part, whole[shard.positions(step)[:valid]])
-
-
-def test_random_numbers_are_uniform():
-    draws = draws_of(num=50_000, num_draws=41)
-    assert draws.dtype == np.float64 and draws.min() >= 0 and draws.max() < 1
-    assert abs(draws.mean() - 1 / 2) < 1e-3 and abs(draws.var() - 1 / 12) < 3e-4
-    for low_bits in (draws, draws * 2**20 % 1):
-        counts = np.bincount((low_bits * 256).astype(int).ravel(), minlength=256)
-        chi_square = ((counts - draws.size / 256) ** 2 / (draws.size / 256)).sum()
-        assert 255 - 5 * np.sqrt(2 * 255) < chi_square < 255 + 5 * np.sqrt(2 * 255)
-
-
-def test_random_numbers_of_neighbours_are_uncorrelated():
-    base = draws_of()
-    others = {
-        'position': draws_of(num=4097)[1:],
-        'draw': draws_of(num_draws=9)[:, 1:],
-        'epoch': draws_of(epoch=2),
-        'seed': draws_of(seed=6),
-        'seed and epoch': draws_of(seed=1, epoch=5),
-        'position and draw': draws_of(num=4097, num_draws=9)[1:, 1:],
-    }
-    for name, other in others.items():
-        assert abs(np.corrcoef(base.ravel(), other.ravel())[0, 1]) < 5 / np.sqrt(base.size), name
-    correlations = np.corrcoef(base.T) - np.eye(8)
-    assert np.abs(correlations).max() < 5 / np.sqrt(len(base))
+    assert ((whole >= 0) & (whole < 1)).all()
+    for shard in shards(300, world_size, local, num_micro):
+        for step, micro in product(range(shard.steps_per_epoch), range(num_micro)):
+            valid = shard.num_valid(step, micro)
+            part = augmentation_uniforms(shard, seed, epoch, step, micro, 5)[:valid]
+            np.testing.assert_array_equal(part, whole[shard.positions(step, micro)[:valid]])
 
 
 @given(st.integers(0, 2**63), st.integers(0, 1000))

@@ -1,15 +1,12 @@
 """Benchmarks: arithmetic and printed tables."""
 
+import re
+
 import mxnet as mx
 import pytest
 
-from mlperf_rn50.bench.measure import (
-    ResultTable,
-    parse_list,
-    parse_numbers,
-    render_tables,
-    spread_of,
-)
+from mlperf_rn50.analysis.show.text import render_text
+from mlperf_rn50.bench.measure import ResultTable, make_answer, parse_list, parse_numbers, spread_of
 from mlperf_rn50.bench.operators import Convolution, convolutions
 from mlperf_rn50.bench.steps import (
     Case,
@@ -54,59 +51,51 @@ def test_grid_starts_with_float32():
 
 
 @pytest.mark.parametrize(
-    'name, configured, expected',
-    [('resnet50', 224, 224), ('inception_v3', 224, 299), ('inception_v3', 128, 128)],
+    'name, source, configured, expected',
+    [
+        ('resnet50', 'synthetic', 224, 224),
+        ('inception_v3', 'synthetic', 224, 299),
+        ('inception_v3', 'synthetic', 128, 128),
+        ('inception_v3', 'real', 224, 224),
+    ],
 )
-def test_synthetic_images_have_the_size_of_the_network(name, configured, expected):
+def test_synthetic_images_have_the_size_of_the_network(name, source, configured, expected):
     config = Config(data=DataConfig(image_size=configured))
-    case = case_config(config, Case(name, 'float32', 'synthetic', 8, 1))
-    assert (case.data.image_size, case.train.local_batch_size, case.data.synthetic) == (
-        expected,
-        8,
-        True,
-    )
-    assert case_config(config, Case(name, 'float32', 'real', 8, 1)).data.image_size == configured
+    found = case_config(config, Case(name, 'float32', source, 8, 1))
+    shown = found.data.image_size, found.train.local_batch_size, found.data.synthetic
+    assert shown == (expected, 8, source == 'synthetic')
 
 
 def test_scaling_efficiency_of_study_3():
+    speeds = {1: 626, 4: 2425, 8: 4500}
     rows = scaling_rows(
-        [
-            {'num_ranks': n, 'num_hosts': -(-n // 4), 'images_per_s': real}
-            for n, real in ((1, 626), (4, 2425), (8, 4500))
-        ]
+        [{'num_ranks': n, 'num_hosts': -(-n // 4), 'images_per_s': v} for n, v in speeds.items()]
     )
-    assert [(r['num_hosts'], r['ideal'], round(100 * r['efficiency'])) for r in rows] == [
-        (1, 626, 100),
-        (1, 2504, 97),
-        (2, 5008, 90),
+    assert [(r['num_ranks'], r['num_hosts'], r['ideal'], r['real']) for r in rows] == [
+        (1, 1, 626, 626),
+        (4, 1, 2504, 2425),
+        (8, 2, 5008, 4500),
     ]
+    assert [round(100 * r['efficiency']) for r in rows] == [100, 97, 90]
 
 
 def test_bus_bandwidth_follows_nccl_tests_and_prediction_interpolates_measured_sizes():
     assert (bus_bandwidth(1000, 0.5, 2), bus_bandwidth(1000, 0.5, 8)) == (2000, 2000 * 7 / 4)
-    rows = [
-        {'bytes': 100, 'time_ms': 2.0},
-        {'bytes': 300, 'time_ms': 4.0},
-        {'bytes': 400, 'time_ms': 8.0},
-    ]
-    assert [1000 * predict_s(rows, n) for n in (10, 100, 200, 300, 350, 400, 800)] == pytest.approx(
-        [2, 2, 3, 4, 6, 8, 16]
-    )
+    rows = [{'bytes': b, 'time_ms': ms} for b, ms in ((100, 2.0), (300, 4.0), (400, 8.0))]
+    predicted = [1000 * predict_s(rows, n) for n in (10, 100, 200, 300, 350, 400, 800)]
+    assert predicted == pytest.approx([2, 2, 3, 4, 6, 8, 16])
 
 
-@pytest.mark.parametrize('name, image_size', [('resnet50', 96), ('resnet18', 224)])
-def test_convolutions_match_the_network(name, image_size):
-    config = Config(
-        model=ModelConfig(name=name), data=DataConfig(image_size=image_size, num_classes=10)
-    )
+@pytest.mark.parametrize(
+    'name, size, features, num', [('resnet50', 96, 2048, 53), ('resnet18', 224, 512, 20)]
+)
+def test_convolutions_match_the_network(name, size, features, num):
+    data = DataConfig(image_size=size, num_classes=10)
+    config = Config(model=ModelConfig(name=name), data=data)
     counts = convolutions(config)
-    dense = 2 * 10 * (2048 if name == 'resnet50' else 512)
-    net = ResNet(config, image_size=image_size)
-    assert sum(c.flops(1) * n for c, n in counts.items()) + dense == count_flops(
-        net, (3, image_size, image_size)
-    )
-    assert sum(counts.values()) == {'resnet50': 53, 'resnet18': 20}[name]
-    assert counts[Convolution(3, 64, image_size, 7, 2)] == 1
+    flops = count_flops(ResNet(config, image_size=size), (3, size, size))
+    assert sum(c.flops(1) * n for c, n in counts.items()) + 2 * 10 * features == flops
+    assert (sum(counts.values()), counts[Convolution(3, 64, size, 7, 2)]) == (num, 1)
 
 
 def test_every_product_of_a_measurement_is_computed(monkeypatch):
@@ -118,28 +107,28 @@ def test_every_product_of_a_measurement_is_computed(monkeypatch):
     assert len(done) == (2 + 3) * 4 and {d.shape for d in done} == {(8, 8)}
 
 
-MACHINE = {
-    'cpu': 'A CPU',
-    'processor': {'uses': 'AVX2'},
-    'cpu_cores': 2,
-    'gpus': [],
-    'num_hosts': 1,
-    'omp_threads_per_rank': 2,
-    'packages': {'mlperf-rn50': '1.2', 'mxnet': '1.9.1'},
-}
-TABLES = [
-    ResultTable(
-        'Steps',
-        (('name', 'model', 's'), ('ms', 'ms', ',.1f'), ('share', 'of peak', '.0%')),
-        [{'name': 'a\x1b[1m', 'ms': 1234.56, 'share': 0.5}, {'name': 'b', 'ms': None, 'share': 1}],
-        'A note.',
-    )
-]
-
-
 def test_tables_name_the_measured_machine():
-    assert render_tables(MACHINE, TABLES) == (
-        'A CPU (AVX2), 2 cores, 2 threads per rank, 1 host; mlperf-rn50 1.2, mxnet 1.9.1\n\nSteps\n'
-        'model         ms    of peak\n-------  -------  ---------\n'
-        'a?[1m    1,234.6        50%\nb              -       100%\nA note.'
+    columns = """
+        name   model    s
+        ms     ms       ,.1f
+        share  of peak  .0%"""
+    rows = [
+        {'name': 'a\x1b[1m', 'ms': 1234.56, 'share': 0.5},
+        {'name': 'b', 'ms': None, 'share': 1},
+    ]
+    answer = make_answer('train', 1, [ResultTable('Steps', columns, rows, 'A note.')])
+    first, _, *lines = render_text(answer).splitlines()
+    assert re.fullmatch(
+        r'.* \(.*\), \d+ cores, .*\d+ threads per rank, 1 host; mlperf-rn50 [\d.]+, mxnet.* [\d.]+',
+        first,
     )
+    assert lines == [
+        'Steps',
+        'model         ms    of peak',
+        '-------  -------  ---------',
+        'a?[1m    1,234.6        50%',
+        'b              -       100%',
+        'A note.',
+    ]
+    assert answer.data['format'] == 'mlperf-rn50 bench train 1'
+    assert answer.data['tables'] == [{'title': 'Steps', 'note': 'A note.', 'rows': rows}]

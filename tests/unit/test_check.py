@@ -5,12 +5,11 @@ import json
 import logging
 import os
 import shutil
-import sys
 from argparse import ArgumentTypeError
 from dataclasses import replace
 
 import pytest
-from helpers import call, deny, run, shipped_logs
+from helpers import call, deny, shipped_logs
 from lines import mllog, run_lines, write_lines
 from mlperf_logging.compliance_checker import mlp_parser
 from sample_log import LARS, SGD, closed, shift_clock, write_run
@@ -47,24 +46,6 @@ def test_good_log_passes_every_ruleset(tmp_path, config):
     path = write_run(tmp_path / 'result_0.txt', config)
     passed = {(r, d): violations(path, r, d) for r in LATER for d in ('open', 'closed')}
     assert passed == dict.fromkeys(passed, ()) and violations(path, judge.V05) == ()
-
-
-def test_official_checker_agrees(good, tmp_path):
-    done = run(
-        [
-            sys.executable,
-            '-m',
-            'mlperf_logging.compliance_checker',
-            '--usage',
-            'training',
-            '--ruleset',
-            '4.0.0',
-            '--log_output',
-            tmp_path / 'out',
-            good,
-        ]
-    )
-    assert (done.returncode, 'SUCCESS' in done.stderr) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -256,13 +237,7 @@ DIGITS = shipped_logs() / 'digits_five'  # five real runs, with their metrics.js
     [
         (
             600,
-            'run_stop is 621.2 s later than run_start, but the run took 21.2 s on its monotonic '
-            'clock',
-        ),
-        (
-            -3.5,
-            'run_stop is 17.7 s later than run_start, but the run took 21.2 s on its monotonic '
-            'clock',
+            'run_stop is 621.2 s later than run_start, but the run took 21.2 s',
         ),
         (-7200, 'run_start is 7192.5 s later than block 2'),
     ],

@@ -9,8 +9,9 @@ from helpers import emit
 from lines import write_set
 
 from mlperf_rn50.analysis.recipe.band import band
+from mlperf_rn50.cli.parsers import config_parser
 from mlperf_rn50.config import Config, RunConfig, check_values
-from mlperf_rn50.config_file import _join_paths
+from mlperf_rn50.config_file import resolve_config
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.mllog.sidecar.metrics import read_curve
@@ -22,8 +23,8 @@ from mlperf_rn50.train.compare import (
 )
 from mlperf_rn50.train.options import ScheduleConfig, TrainConfig
 from mlperf_rn50.train.plan import make_plan
-from mlperf_rn50.train.sinks.metrics import Metrics
-from mlperf_rn50.train.sinks.terminal import Terminal
+from mlperf_rn50.train.sinks.metrics_file import Metrics
+from mlperf_rn50.train.sinks.progress_lines import ProgressLines
 
 DIGITS = DataConfig(dataset='digits', num_train=1437, num_val=360, num_classes=10)
 CONFIG = Config(
@@ -56,10 +57,8 @@ def opened(config, tmp_path, num_epochs=0):
 
 
 def test_without_a_path_only_imagenet_is_looked_up():
-    assert (
-        find_reference(CONFIG, 1) is None
-        and reference_event(ReferenceComparison(None), CONFIG, 1) is None
-    )
+    assert find_reference(CONFIG, 1) is None
+    assert reference_event(ReferenceComparison(None), CONFIG, 1) is None
     imagenet = replace(CONFIG, data=DataConfig())
     assert find_reference(imagenet, 1) is None
     assert reference_event(ReferenceComparison(None), imagenet, 1).record.text.startswith(
@@ -90,13 +89,11 @@ def test_alarm_lasts_while_the_run_is_behind(config, tmp_path):
 
 
 def test_resumed_run_keeps_earlier_evaluations(config, tmp_path):
-    with open(tmp_path / 'metrics.jsonl', 'w') as f:
-        for epoch, num in [(1, 250), (1, 36), (2, 72), (3, 72)]:
-            print(
-                json.dumps({'event': 'eval', 'epoch': epoch, 'num_top1': num, 'num_images': 360}),
-                file=f,
-            )
-        print('{"num_top1": "x"}', file=f)
+    lines = [
+        f'{{"event": "eval", "epoch": {epoch}, "num_top1": {num}, "num_images": 360}}\n'
+        for epoch, num in [(1, 250), (1, 36), (2, 72), (3, 72)]
+    ]
+    (tmp_path / 'metrics.jsonl').write_text(''.join([*lines, '{"num_top1": "x"}\n']))
     assert read_curve(tmp_path / 'metrics.jsonl') == [(1, 0.1), (2, 0.2), (3, 0.2)]
     assert opened(config, tmp_path, 1).compare(2, 0.2, 20.0).record.behind
     again = opened(config, tmp_path, 2)  # the evaluation of epoch 3 is later than the checkpoint
@@ -113,69 +110,47 @@ def test_metrics_and_terminal_output(config, tmp_path, capsys):
         for epoch, accuracy in [(1, 0.1), (2, 0.2), (5, 0.5)]
     )
     emit(
-        [Metrics(run, 'digits'), Terminal(run, config)],
+        [Metrics(run, 'digits'), ProgressLines(run, config)],
         reference_event(course, config, 1),
         *compared,
     )
     reference, *records = map(json.loads, run.metrics.read_text().splitlines())
-    assert (reference['event'], reference['how'], reference['num_reference']) == (
-        'reference',
-        'same',
-        3,
-    )
+    names = ('event', 'how', 'num_reference', 'reference_epochs')
+    assert [reference[name] for name in names] == ['reference', 'same', 3, [4, 4]]
     assert reference['text'].startswith('reference: 3 runs of 1 set (')
-    assert [b[0] for b in reference['band']] == [1, 2, 3, 4] and reference['reference_epochs'] == [
-        4,
-        4,
-    ]
+    assert [b[0] for b in reference['band']] == [1, 2, 3, 4]
     assert [(r['below'], r['behind']) for r in records] == [
         (True, False),
         (True, True),
         (False, False),
     ]
     here = band(course.reference, [2])[2]
-    assert records[1] == {
-        'event': 'course',
-        'epoch': 2,
-        'point': 2 / 6,
-        'accuracy': 0.2,
-        'mean': here.mean,
-        'low': here.low,
-        'high': here.high,
-        'num_reference': 3,
-        'below': True,
-        'behind': True,
-        'reference_epochs': [4, 4],
-        'seconds_left': [20.0, 20.0],
-        'text': records[1]['text'],
-    }
-    assert (records[2]['mean'], records[2]['num_reference'], records[2]['seconds_left']) == (
-        None,
-        0,
-        None,
+    expected = json.loads(
+        '{"event": "course", "epoch": 2, "accuracy": 0.2, "num_reference": 3, "below": true, '
+        '"behind": true, "reference_epochs": [4, 4], "seconds_left": [20.0, 20.0]}'
     )
+    band_here = {'point': 2 / 6, 'mean': here.mean, 'low': here.low, 'high': here.high}
+    assert records[1] == {**expected, **band_here, 'text': records[1]['text']}
+    names = ('mean', 'num_reference', 'seconds_left')
+    assert [records[2][name] for name in names] == [None, 0, None]
     text = capsys.readouterr().err
-    assert (
-        text.count('\n') == 4
-        and ' behind: 30.0 points below' in text
-        and 'no reference run at this epoch' in text
-    )
+    assert text.count('\n') == 4 and ' behind: 30.0 points below' in text
+    assert 'no reference run at this epoch' in text
     assert text.splitlines() == run.train_log.read_text().splitlines()
 
 
 @pytest.mark.parametrize(
-    'words, joined',
+    'words, paths',
     [
-        (
-            ['--run.reference', 'a', 'b', '--run.seed', '3'],
-            ['--run.reference=["a", "b"]', '--run.seed', '3'],
-        ),
-        (['--run.reference=a', 'b'], ['--run.reference=["a", "b"]']),
-        (['--run.reference', '[a, b]'], ['--run.reference', '[a, b]']),
+        (['--run.reference', 'a', 'b', '--run.seed', '3'], ('a', 'b')),
+        (['--run.reference=a', 'b', '--run.seed', '3'], ('a', 'b')),
+        (['--run.reference', '[a, b]', '--run.seed', '3'], ('a', 'b')),
     ],
 )
-def test_paths_follow_their_option(words, joined):
-    assert _join_paths(words) == joined
+def test_paths_follow_their_option(words, paths):
+    words = [*words, '--train.global_batch_size=64']
+    run = resolve_config(None, words, config_parser('train')).run
+    assert (run.reference, run.seed) == (paths, 3)
 
 
 @pytest.mark.parametrize(

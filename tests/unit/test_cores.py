@@ -18,10 +18,9 @@ def test_busy_thread_that_waited_most_counts_for_its_kind():
         '4': ('compute', 0.1, 1.0),
         '2': ('exchange', 1.0, 9.0),
     }
-    assert longest_waits({'1': ('compute', 9.0, 9.0)}, {'1': ('compute', 2.0, 1.0)}) == {
-        'compute': (2.0, 1.0)
-    }
     assert longest_waits(before, now) == {'compute': (2.0, 3.0), 'exchange': (1.0, 9.0)}
+    other = {'1': ('compute', 2.0, 1.0)}  # of another thread with this number
+    assert longest_waits({'1': ('compute', 9.0, 9.0)}, other) == {'compute': (2.0, 1.0)}
 
 
 def rank(cpus, cpu_s, machine='a', **others):
@@ -29,13 +28,9 @@ def rank(cpus, cpu_s, machine='a', **others):
 
 
 def test_ranks_of_the_run_are_no_other_programs():
+    given = ('0-1', 2, 'a', 9), ('1-2', 3, 'a', 9), ('0', 4, 'b', 9), ('5', 7, 'a', 6.5)
     ranks = count_others(
-        [
-            rank('0-1', 2, cores_s=9),
-            rank('1-2', 3, cores_s=9),
-            rank('0', 4, 'b', cores_s=9),
-            rank('5', 7, cores_s=6.5),
-        ]
+        [rank(cpus, cpu_s, machine, cores_s=cores_s) for cpus, cpu_s, machine, cores_s in given]
     )
     assert [(r['others_s'], r['num_sharing']) for r in ranks] == [(4, 2), (4, 2), (5, 1), (0, 1)]
     assert 'machine' not in ranks[0]
@@ -45,14 +40,13 @@ def test_unknown_use_of_the_cores_remains_unknown():
     assert count_others([rank('0', 2)]) == [{'cores': '0', 'cpu_s': 2, 'num_sharing': 1}]
 
 
-def test_counters_of_the_cores_of_a_rank(tmp_path, monkeypatch):
-    (tmp_path / 'stat').write_text(
+def test_counters_of_the_cores_of_a_rank(tmp_path):
+    stat, ticks = tmp_path / 'stat', os.sysconf('SC_CLK_TCK')
+    stat.write_text(
         'cpu 9 9 9 9 9 9 9 9\ncpu0 1 2 4 800 900 8 16 32 5 5\ncpu1 7 7 7 7 7 7 7 7 7 7\n'
     )
-    monkeypatch.setattr(cores, '_STAT', tmp_path / 'stat')
-    monkeypatch.setattr(cores, '_TICK_S', 1.0)
-    assert cores.read_cores([0]) == (31, 32)
-    assert cores.read_cores([0, 7]) is None  # a container with numbers of its own
+    assert cores.read_cores([0], stat) == pytest.approx((31 / ticks, 32 / ticks))
+    assert cores.read_cores([0, 7], stat) is None  # a container with numbers of its own
 
 
 @pytest.mark.parametrize('has_counters', [True, False])

@@ -9,7 +9,7 @@ from mlperf_rn50.analysis.recipe import differences
 from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.cli.parsers import config_parser
 from mlperf_rn50.config_file import resolve_config
-from mlperf_rn50.mllog.run import IMAGENET_TRAIN
+from mlperf_rn50.mllog.logged_run import IMAGENET_TRAIN
 from mlperf_rn50.text import span
 
 DGX1 = resolve_config(ROOT / 'launch/configs/dgx1_v05.yaml', [], config_parser('train'))
@@ -26,19 +26,25 @@ def text_of(config=DGX1, num_ranks=8, gpu=None, last_epochs=(63, 100)):
     return differences.expected_time(config, num_ranks, last_epochs, gpu)
 
 
-def test_interval_is_from_the_fastest_and_the_slowest_published_system(monkeypatch):
+@pytest.fixture
+def published(monkeypatch):
+    """Make expected_time know only systems of these names."""
+
+    def limit(*names):
+        systems = [s for s in load_published() if s.name in names]
+        monkeypatch.setattr(differences, 'load_published', lambda: systems)
+        return systems
+
+    return limit
+
+
+def test_interval_is_from_the_fastest_and_the_slowest_published_system(published):
     """Their times to train include evaluations."""
-    dgx1, dgx2 = (
-        next(s for s in load_published() if s.name == f'dgx{k}_ngc18.11_mxnet') for k in (1, 2)
-    )
-    monkeypatch.setattr(differences, 'load_published', lambda: (dgx1, dgx2))
-    fast, slow = sorted(
-        (63 * 8 * dgx1.time_s / 63 / 8, 63 * 16 * dgx2.time_s / dgx2.scored_epochs_mean / 8)
-    )
-    speeds = [round(63 * IMAGENET_TRAIN / 8 / s) for s in (slow, fast)]
+    systems = published('dgx1_ngc18.11_mxnet', 'dgx2_ngc18.11_mxnet')
+    seconds = sorted(63 * s.num_units * s.time_s / s.scored_epochs_mean / 8 for s in systems)
+    fast, slow = (f'{63 * IMAGENET_TRAIN / 8 / s:,.0f}' for s in seconds)
     assert text_of() == (
-        f'about {span(fast, slow)} for 63 epochs on 8 V100 at {speeds[0]:,} to {speeds[1]:,} '
-        'images/s each (2 '
+        f'about {span(*seconds)} for 63 epochs on 8 V100 at {slow} to {fast} images/s each (2 '
         'published systems); published v0.5 sets at batch 1,664 took 63 epochs'
     )
 
@@ -56,17 +62,13 @@ def test_without_a_followed_recipe_the_time_is_that_of_all_epochs():
     assert ' for 100 epochs on ' in text and text.endswith(' systems)')
 
 
-def test_time_is_in_proportion_to_the_pixels_of_all_epochs(monkeypatch):
-    [system] = [s for s in load_published() if s.name == 'dgx1_ngc18.11_mxnet']
-    monkeypatch.setattr(differences, 'load_published', lambda: (system,))
+def test_time_is_in_proportion_to_the_pixels_of_all_epochs(published):
+    [system] = published('dgx1_ngc18.11_mxnet')
     half = changed(data={'sizes': (112, 112, 112, 224)}, schedule={'base_lr': 9.0})
     seconds = (3 / 4 + 3) * system.time_s / system.scored_epochs_mean
-    assert text_of(half, last_epochs=(4, 6)).startswith(
-        f'about {span(seconds, seconds)} for 6 epochs '
-    )
-    assert '(1 published system, scaled to 62.5 % of their pixels)' in text_of(
-        half, last_epochs=(4, 6)
-    )
+    text = text_of(half, last_epochs=(4, 6))
+    assert text.startswith(f'about {span(seconds, seconds)} for 6 epochs ')
+    assert '(1 published system, scaled to 62.5 % of their pixels)' in text
 
 
 @pytest.mark.parametrize(

@@ -68,21 +68,19 @@ def log(tmp_path):
     return write_log(tmp_path / '1x1')
 
 
-def energy_of(log, **nodes):
-    for host, lines in nodes.items():
-        write_node(log.parent, host, lines)
+def energy_of(log, *nodes):
+    for number, lines in enumerate(nodes, 1):
+        write_node(log.parent, f'n{number}', lines)
     return read_energy(read_run(log))
 
 
 def test_joules_cover_only_the_run(log):
-    energy = energy_of(log, n1=steady(cpu=100, gpu=300))
+    energy = energy_of(log, steady(cpu=100, gpu=300))
     assert (energy.seconds, energy.measured, energy.reasons) == (22.0, ('cpu', 'gpu'), {})
-    assert [energy.cpu_joules, energy.gpu_joules, energy.joules] == pytest.approx(
-        [2200, 6600, 8800]
-    )
-    assert energy.nodes == {
-        'n1': {'cpu': {'0': pytest.approx(2200)}, 'gpu': {'0': pytest.approx(6600)}}
-    }
+    joules = [energy.cpu_joules, energy.gpu_joules, energy.joules]
+    assert joules == pytest.approx([2200, 6600, 8800])
+    own = energy.nodes['n1']
+    assert (own['cpu'], own['gpu']) == (pytest.approx({'0': 2200}), pytest.approx({'0': 6600}))
 
 
 def readings(pairs):
@@ -102,72 +100,57 @@ HOSTILE += [
     reading(12.5, cpu={'x' * 65: 1.0}),
     '[' * 100_000,
 ]
-STEADY, NO_ENERGY = (
-    steady(cpu=100),
-    [line(0, event='run_start', clock_s=0.0), line(1, cpu_percent=3.0)],
-)
+STEADY = steady(cpu=100)
+NO_ENERGY = [line(0, event='run_start', clock_s=0.0), line(1, cpu_percent=3.0)]
 BOOTED = [*STEADY, reading(31, event='stop', boot='b1', cpu=9e4)]
 # Killed at 15 s with a checkpoint from 10 s, and resumed 1,000 s later.
 RESUMED = steady(start_s=990, run_s=1000, stop_s=1013, clock_s=10.0, cpu=200)
+TWO = [text.replace('"cpu": {', '"cpu": {"1": 5.0, ') for text in STEADY]  # the second is constant
 
 
 @pytest.mark.parametrize(
-    'num_nodes, nodes, expected',
+    'nodes, expected',
     [
         (
-            1,
-            {'n1': readings([(-1.5, 0), (0.5, 100), (10, 400), (21, 1100), (23, 1500)])},
+            [readings([(-1.5, 0), (0.5, 100), (10, 400), (21, 1100), (23, 1500)])],
             1300 - 75,
         ),
-        (1, {'n1': [*STEADY[:14], *STEADY[28:]]}, 2200),
-        (1, {'n1': [*STEADY[:25], *HOSTILE, *STEADY[25:]]}, 2200),
-        (2, {'n1': STEADY, 'n2': steady(cpu=10)}, 2420),
-        (2, {'n1': STEADY}, 'telemetry of 1 node, but 2 in the log'),
-        (2, {'n1': STEADY, 'n2': NO_ENERGY}, 'n2 has no readable counters'),
-        (2, {'n1': STEADY, 'n2': STEADY[:5]}, 'n2 has no samples from the start of the run'),
+        ([[*STEADY[:14], *STEADY[28:]]], 2200),
+        ([[*STEADY[:25], *HOSTILE, *STEADY[25:]]], 2200),
+        ([STEADY, steady(cpu=10)], 2420),
+        ([STEADY, None], 'telemetry of 1 node, but 2 in the log'),
+        ([STEADY, NO_ENERGY], 'n2 has no readable counters'),
+        ([STEADY, STEADY[:5]], 'n2 has no samples from the start of the run'),
+        ([BOOTED, BOOTED], 'n1 and n2 are the same machine, which would count twice'),
+        ([None], NO_TELEMETRY),
+        ([NO_ENERGY], NO_COUNTERS),
         (
-            2,
-            {'n1': BOOTED, 'n2': BOOTED},
-            'n1 and n2 are the same machine, which would count twice',
-        ),
-        (1, {}, NO_TELEMETRY),
-        (1, {'n1': NO_ENERGY}, NO_COUNTERS),
-        (
-            1,
-            {'n1': steady(stop_s=18, cpu=100)},
+            [steady(stop_s=18, cpu=100)],
             'n1, cpu 0: the nearest sample is 4.0 s from the end, expected at most 3 s',
         ),
         (
-            1,
-            {'n1': readings((t, t) for t in range(4, 30))},
+            [readings((t, t) for t in range(4, 30))],
             'n1, cpu 0: the nearest sample is 4.0 s from the start, expected at most 3 s',
         ),
-        (1, {'n1': steady(cpu=2e4)}, 'n1, cpu 0: got 20,000 W, expected at most 10,000 W'),
-        (1, {'n1': [*STEADY, reading(31, cpu=3.0)]}, 'n1, cpu 0: the counter decreases'),
-        (1, {'n1': [*STEADY, reading(5, cpu=9e4)]}, 'n1, cpu 0: the sample times decrease'),
-        # no partial sum
+        ([steady(cpu=2e4)], 'n1, cpu 0: got 20,000 W, expected at most 10,000 W'),
+        ([[*STEADY, reading(31, cpu=3.0)]], 'n1, cpu 0: the counter decreases'),
+        ([[*STEADY, reading(5, cpu=9e4)]], 'n1, cpu 0: the sample times decrease'),
+        ([TWO], 'n1, cpu 1: the counter does not change'),  # no partial sum
+        ([steady(stop_s=20, cpu=100)], 2200),  # the rest is extrapolated
         (
-            1,
-            {'n1': [text.replace('"cpu": {', '"cpu": {"1": 5.0, ') for text in STEADY]},
-            'n1, cpu 1: the counter does not change',
-        ),
-        (1, {'n1': steady(stop_s=20, cpu=100)}, 2200),  # the rest is extrapolated
-        (
-            1,
-            {'n1': readings((t, t) for t in range(2, 21))},
+            [readings((t, t) for t in range(2, 21))],
             'n1, cpu 0: the samples cover 18.0 s of 22.0 s',
         ),
-        (1, {'n1': [*steady(stop_s=15, cpu=100), *RESUMED]}, 10 * 100 + 12 * 200),
-        (1, {'n1': RESUMED}, 'n1 has no samples from the start of the run'),
+        ([[*steady(stop_s=15, cpu=100), *RESUMED]], 10 * 100 + 12 * 200),
+        ([RESUMED], 'n1 has no samples from the start of the run'),
         (
-            1,
-            {'n1': [*steady(stop_s=6, cpu=100), *RESUMED]},
+            [[*steady(stop_s=6, cpu=100), *RESUMED]],
             'n1, cpu 0: the nearest sample is 4.0 s from the end, expected at most 3 s',
         ),
     ],
 )
-def test_cpu_joules_or_the_reason_for_none(tmp_path, num_nodes, nodes, expected):
-    energy = energy_of(write_log(tmp_path, nodes=num_nodes), **nodes)
+def test_cpu_joules_or_the_reason_for_none(tmp_path, nodes, expected):
+    energy = energy_of(write_log(tmp_path, nodes=len(nodes)), *filter(None, nodes))
     if isinstance(expected, str):
         assert (energy.reasons['cpu'], energy.cpu_joules, energy.joules) == (expected, None, None)
     else:
@@ -175,15 +158,13 @@ def test_cpu_joules_or_the_reason_for_none(tmp_path, num_nodes, nodes, expected)
 
 
 def test_number_of_devices_is_bounded(log):
-    energy = energy_of(
-        log, n1=readings((t, {str(k): 1.0 + t for k in range(1000)}) for t in range(-1, 24))
-    )
-    assert len(energy.nodes['n1']['cpu']) == 64
+    lines = readings((t, {str(k): 1.0 + t for k in range(1000)}) for t in range(-1, 24))
+    assert len(energy_of(log, lines).nodes['n1']['cpu']) == 64
 
 
 def test_energy_of_a_running_run_covers_the_time_so_far(tmp_path):
     log = write_log(tmp_path, nodes=2, status=None)
-    energy = energy_of(log, n1=steady(stop_s=18, cpu=100), n2=steady(stop_s=15, cpu=100))
+    energy = energy_of(log, steady(stop_s=18, cpu=100), steady(stop_s=15, cpu=100))
     assert energy.seconds == 15 and energy.cpu_joules == pytest.approx(3000)
 
 
@@ -191,21 +172,12 @@ def test_energy_of_a_running_run_covers_the_time_so_far(tmp_path):
 def studies(tmp_path):
     """Systems: 1x1 measured in two runs, 2x1 with a node missing in one, 4x1 without telemetry, 8x1
     without energy."""
-    for nodes in (1, 2, 4, 8):
-        for number in (0, 1):
-            write_log(tmp_path / f's/{nodes}x1', number, nodes)
-            for node in range({1: 1, 2: 2 - number, 4: 0, 8: 0}[nodes]):
-                write_node(
-                    tmp_path / f's/{nodes}x1',
-                    f'n{node}',
-                    steady(cpu=100 + 100 * number, gpu=300),
-                    number,
-                )
-    write_node(
-        tmp_path / 's/8x1',
-        'n1',
-        [line(0, event='run_start', clock_s=0.0), line(1, cpu_percent=1.0)],
-    )
+    for nodes, counts in ((1, (1, 1)), (2, (2, 1)), (4, (0, 0)), (8, (0, 0))):
+        for number, count in enumerate(counts):
+            folder = write_log(tmp_path / f's/{nodes}x1', number, nodes).parent
+            for node in range(count):
+                write_node(folder, f'n{node}', steady(cpu=100 + 100 * number, gpu=300), number)
+    write_node(folder, 'n1', NO_ENERGY)
     return lambda price=None: make_studies(load_run_sets([tmp_path]), None, price)
 
 
@@ -218,53 +190,36 @@ def test_tables_have_columns_of_known_values(studies, tmp_path):
     text = render_text(make_report(studies(3.5), has_all_findings=True))
     heads = ['node-hours', 'cost', 'CPU kWh', 'GPU kWh', 'images/J']
     columns, _, first, second, *_ = rows_of(text[text.index('\n  nodes ') + 1 :])
-    assert [dict(zip(columns, first))[h] for h in heads] == [
-        '0.00611',
-        '0.0214',
-        '0.000917',
-        '0.00183',
-        '259',
-    ]
-    assert [dict(zip(columns, second))[h] for h in heads[2:]] == ['-', '-', '-']
-    assert (
-        '2x1: note: CPU energy was not measured in 1 of 2 runs; result_1.txt: telemetry of 1 '
-        'node, but 2' in text
-    )
-    assert rows_of(text.partition('Energy per run\n')[2])[2] == [
-        '1x1',
-        '22.0',
-        '0.00275',
-        'CPUs and GPUs',
-        '450',
-    ]
+    first, second = (dict(zip(columns, row)) for row in (first, second))
+    assert [first[h] for h in heads] == ['0.00611', '0.0214', '0.000917', '0.00183', '259']
+    assert [second[h] for h in heads[2:]] == ['-', '-', '-']
+    note = 'CPU energy was not measured in 1 of 2 runs; result_1.txt: telemetry of 1 node, but 2'
+    assert f'2x1: note: {note}' in text
+    by_run = rows_of(text.partition('Energy per run\n')[2])
+    assert by_run[2] == ['1x1', '22.0', '0.00275', 'CPUs and GPUs', '450']
     page = page_of(studies(3.5), tmp_path)
     assert '>0.0214<' in page and '>GPU kWh<' in page
     for path in tmp_path.rglob('telemetry*'):
         path.unlink()
-    assert [h for h in heads if h in render_text(make_report(studies(2)))] == ['node-hours', 'cost']
+    text = render_text(make_report(studies(2)))
+    assert [h for h in heads if h in text] == ['node-hours', 'cost']
 
 
 def test_unmeasured_values_are_null_in_json_and_csv(studies):
-    first, second, third, fourth = json.loads(''.join(render_json(report_data(studies(3.6)))))[
-        'systems'
-    ]
-    assert first['cost'] == pytest.approx(0.022) and first['node_hours'] == pytest.approx(22 / 3600)
-    assert first['cpu_kwh'] == pytest.approx(3300 / 3.6e6) and first['energy_not_measured'] == {}
+    text = ''.join(render_json(report_data(studies(3.6))))
+    first, second, third, fourth = json.loads(text)['systems']
+    assert [first[key] for key in ('cost', 'node_hours', 'cpu_kwh')] == pytest.approx(
+        [0.022, 22 / 3600, 3300 / 3.6e6]
+    )
     assert first['images_per_joule'] == pytest.approx(2 * 1_281_167 / 9900)
-    assert first['runs'][1]['energy_of_nodes'] == {
-        'n0': {'cpu': {'0': pytest.approx(4400)}, 'gpu': {'0': pytest.approx(6600)}}
-    }
+    assert first['energy_not_measured'] == {}
+    own = first['runs'][1]['energy_of_nodes']['n0']
+    assert (own['cpu'], own['gpu']) == (pytest.approx({'0': 4400}), pytest.approx({'0': 6600}))
     assert second['node_hours'] == pytest.approx(2 * 22 / 3600)
     assert second['cpu_kwh'] is None and set(second['energy_not_measured']) == {'cpu', 'gpu'}
-    assert (
-        second['runs'][0]['cpu_joules'] == pytest.approx(4400)
-        and second['runs'][1]['cpu_joules'] is None
-    )
-    assert (third['cpu_kwh'], third['images_per_joule'], third['energy_not_measured']) == (
-        None,
-        None,
-        None,
-    )
+    assert [run['cpu_joules'] for run in second['runs']] == [pytest.approx(4400), None]
+    for key in ('cpu_kwh', 'images_per_joule', 'energy_not_measured'):
+        assert third[key] is None
     assert fourth['energy_not_measured'] == {'cpu': NO_COUNTERS, 'gpu': NO_COUNTERS}
     rows = list(csv.DictReader(runs_csv(studies())))
     assert [r['cpu_joules'][:4] for r in rows] == ['2200', '4400', '4400', *[''] * 5]
@@ -274,10 +229,9 @@ def test_unmeasured_values_are_null_in_json_and_csv(studies):
 def test_readings_of_all_nodes_are_limited_in_total(tmp_path, monkeypatch):
     log = write_log(tmp_path / '2x1', nodes=2)
     own = steady(cpu=100)
-    assert energy_of(log, n1=own, n2=own).joules
+    assert energy_of(log, own, own).joules
     # a line has at most a reading
-    monkeypatch.setattr(energy_module, '_MAX_READINGS', 3 * len(own))
-    energy = energy_of(log, n1=own, n2=own)
-    assert energy.joules is None and all(
-        'readings' in energy.reasons[kind] for kind in ('cpu', 'gpu')
-    )
+    monkeypatch.setattr(energy_module, 'MAX_READINGS', 3 * len(own))
+    energy = energy_of(log, own, own)
+    assert energy.joules is None
+    assert all('readings' in energy.reasons[kind] for kind in ('cpu', 'gpu'))

@@ -24,19 +24,13 @@ from mlperf_rn50.train.evaluate import (
 
 
 def batch(logits, labels, num_valid=None) -> Batch:
-    return Batch(
-        mx.nd.array(logits),
-        mx.nd.array(labels, dtype='int32'),
-        len(labels) if num_valid is None else num_valid,
-    )
+    num_valid = len(labels) if num_valid is None else num_valid
+    return Batch(mx.nd.array(logits), mx.nd.array(labels, dtype='int32'), num_valid)
 
 
-def counts(*args):
-    evaluated = batch(*args)
-    return [
-        int(n)
-        for n in correct_counts(evaluated.images, evaluated.labels, evaluated.num_valid).asnumpy()
-    ]
+def counts(logits, labels):
+    b = batch(logits, labels)
+    return correct_counts(b.images, b.labels, b.num_valid).asnumpy().tolist()
 
 
 def test_counts_match_sorting():
@@ -70,13 +64,8 @@ def test_images_are_counted_once_and_a_wrong_number_is_an_error():
 
 def matrix_of(*batches) -> ConfusionMatrix:
     matrix = ConfusionMatrix(batches[0].images.shape[1])
-    accuracy = evaluate(
-        lambda images: images,
-        batches,
-        sum(b.num_valid for b in batches),
-        Comm(),
-        on_logits=matrix.add,
-    )
+    num_images = sum(b.num_valid for b in batches)
+    accuracy = evaluate(lambda x: x, batches, num_images, Comm(), on_logits=matrix.add)
     assert matrix.counts.trace() == accuracy.num_top1 and matrix.counts.sum() == accuracy.num_images
     return matrix
 
@@ -122,17 +111,10 @@ def test_sum_over_ranks_is_exact():
 
 def test_likeliest_classes_of_logits():
     guesses = likeliest(np.array([0, 1000, 1, 1000, -5, 999], np.float32), 'abcdef')
-    assert [(g.name, g.number) for g in guesses] == [
-        ('b', 1),
-        ('d', 3),
-        ('f', 5),
-        ('c', 2),
-        ('a', 0),
-    ]
-    assert (
-        guesses[0].probability == pytest.approx(1 / (2 + np.exp(-1)))
-        and guesses[4].probability == 0
-    )
+    assert ''.join(g.name for g in guesses) == 'bdfca'
+    assert [g.number for g in guesses] == [1, 3, 5, 2, 0]
+    assert guesses[0].probability == pytest.approx(1 / (2 + np.exp(-1)))
+    assert guesses[4].probability == 0
     assert len(likeliest(np.zeros(3, np.float32), 'abc')) == 3
 
 
@@ -142,9 +124,8 @@ def test_logits_of_an_image_and_its_mirror_image_are_averaged(layout):
     images = np.random.default_rng(0).normal(size=(2, 3, 4, 3)).astype(np.float32)
     axis = 2 if layout == 'NHWC' else 3
     weights = mx.nd.array(np.random.default_rng(1).normal(size=images.shape[1:]))
-    got = with_mirror(lambda x: (x * weights).sum(axis=(1, 2, 3)), config)(
-        mx.nd.array(images)
-    ).asnumpy()
+    mirrored = with_mirror(lambda x: (x * weights).sum(axis=(1, 2, 3)), config)
+    got = mirrored(mx.nd.array(images)).asnumpy()
     each = [(i * weights.asnumpy()).sum(axis=(1, 2, 3)) for i in (images, np.flip(images, axis))]
     np.testing.assert_allclose(got, np.mean(each, axis=0), rtol=1e-5)
 
@@ -155,12 +136,9 @@ def test_mirrored_pass_keeps_the_logits_of_the_first_pass(thin_resnets):
         data=DataConfig(eval_flip=True, image_size=16, num_classes=4),
         model=ModelConfig(name='resnet18'),
     )
-    net, images = (
-        build_model(config, mx.cpu(), 0),
-        mx.nd.array(np.random.default_rng(0).normal(size=(2, 3, 16, 16))),
-    )
+    net = build_model(config, mx.cpu(), 0)
+    images = mx.nd.array(np.random.default_rng(0).normal(size=(2, 3, 16, 16)))
     each = [net(x).asnumpy() for x in (images, images[:, :, :, ::-1])]
     assert (each[0] != each[1]).any()
-    np.testing.assert_array_equal(
-        with_mirror(net, config)(images).asnumpy(), (each[0] + each[1]) / 2
-    )
+    got = with_mirror(net, config)(images).asnumpy()
+    np.testing.assert_array_equal(got, (each[0] + each[1]) / 2)

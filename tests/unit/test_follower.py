@@ -7,12 +7,23 @@ from contextlib import closing
 
 import pytest
 from lines import START_S, run_lines, v05, write_lines
-from live_runs import NOW_S, course, evaluation, rank, reference, train, write_live, write_metrics
+from live_runs import (
+    NOW_S,
+    course,
+    evaluation,
+    rank,
+    reference,
+    resumed,
+    times,
+    train,
+    write_live,
+    write_metrics,
+)
 
-from mlperf_rn50.analysis.watch.facts import facts_of
 from mlperf_rn50.analysis.watch.follower import Follower
+from mlperf_rn50.analysis.watch.run_facts import facts_of
 from mlperf_rn50.analysis.watch.run_state import BandPoint, Checkpoints, Node, to_json
-from mlperf_rn50.runfolder.jsonl import MAX_LINE_BYTES, Tail, append
+from mlperf_rn50.runfolder.jsonl import MAX_LINE_BYTES, Tail
 from mlperf_rn50.runfolder.locks import FileLock
 from mlperf_rn50.runfolder.names import find_run_folders
 
@@ -28,18 +39,14 @@ def shown(run, *names):
 
 def test_folder_without_a_run_is_waiting(tmp_path):
     run = look(tmp_path / 'later')
-    assert (run.status, run.note, run.is_over) == (
-        'waiting',
-        'not started yet: no such folder; waiting',
-        False,
-    )
+    assert shown(run, 'status', 'is_over') == ('waiting', False)
+    assert run.note == 'not started yet: no such folder; waiting'
     assert look(tmp_path).note == 'not started yet: no log in the folder; waiting'
 
 
 def test_tree_of_runs_stands_for_its_run_folders(tmp_path):
-    assert find_run_folders(tmp_path) == [tmp_path] and find_run_folders(tmp_path / 'none') == [
-        tmp_path / 'none'
-    ]
+    none = tmp_path / 'none'
+    assert [find_run_folders(path) for path in (tmp_path, none)] == [[tmp_path], [none]]
     folders = [write_live(tmp_path / name) for name in ('a/1x1', 'a/2x1', 'b')]
     assert find_run_folders(tmp_path) == folders and find_run_folders(tmp_path / 'b') == folders[2:]
     log = folders[2] / 'result_0.txt'
@@ -56,7 +63,7 @@ def test_run_without_an_epoch_is_starting_and_has_no_foreign_data_or_target(tmp_
     os.utime(log, (NOW_S, NOW_S))
     run = look(tmp_path)
     assert shown(run, 'status', 'note', 'target') == ('starting', 'starting', None)
-    assert [fact.name for fact in facts_of(run)] == ['status']
+    assert [name.text for name, _ in facts_of(run).rows] == ['status']
 
 
 @pytest.mark.parametrize('name', ['.run_0.lock', '.launcher.lock'])
@@ -75,13 +82,8 @@ def test_finished_run_without_metrics_has_the_values_of_the_log(tmp_path):
     (folder / 'metrics.jsonl').unlink()
     run = look(folder)
     assert [(e.epoch, e.accuracy) for e in run.evaluations] == [(1, 0.2), (2, 0.8)]
-    assert shown(run, 'status', 'is_over', 'epoch', 'left_s', 'time_s') == (
-        'converged',
-        True,
-        2,
-        None,
-        22.0,
-    )
+    assert shown(run, 'status', 'is_over', 'epoch') == ('converged', True, 2)
+    assert shown(run, 'left_s', 'time_s') == (None, 22.0)
 
 
 @pytest.mark.parametrize('reason, is_over', [('aborted', True), ('interrupted', False)])
@@ -95,34 +97,16 @@ def test_interrupted_run_is_not_over(tmp_path, reason, is_over):
 
 def test_killed_run_has_quiet_time_and_launcher_attempts(tmp_path):
     folder = write_live(tmp_path, train(10), age_s=5000.0)
-    write_metrics(
-        folder / 'attempts.jsonl',
-        {
-            'job': 'j',
-            'run': None,
-            'exit_code': 2,
-            'end': None,
-            'gained': False,
-            'can_resume': False,
-        },
-        {'job': 'j', 'run': 0, 'exit_code': 137, 'end': None, 'gained': True, 'can_resume': True},
-        {
-            'job': 'j',
-            'run': 0,
-            'exit_code': 1,
-            'end': 'failed',
-            'gained': True,
-            'can_resume': False,
-        },
-        {
-            'job': 'j',
-            'run': 0,
-            'exit_code': 0,
-            'end': 'converged',
-            'gained': True,
-            'can_resume': True,
-        },
+    attempts = (
+        {'run': run, 'exit_code': code, 'end': end, 'can_resume': can, 'gained': True}
+        for run, code, end, can in (
+            (None, 2, None, False),
+            (0, 137, None, True),
+            (0, 1, 'failed', False),
+            (0, 0, 'converged', True),
+        )
     )
+    write_metrics(folder / 'attempts.jsonl', *attempts)
     run = look(folder, NOW_S + 2 * 86400)
     assert shown(run, 'status', 'has_end', 'is_over', 'left_s') == ('failed', False, False, None)
     # The last record is an evaluation at 11 s in the log.
@@ -153,81 +137,39 @@ def test_deleted_and_recreated_folder_is_followed(tmp_path):
 
 
 def test_resumed_run_has_repeated_records_once(tmp_path):
-    resumed = {
-        'event': 'resumed',
-        'step': 40,
-        'number_of_ranks': 8,
-        'number_of_nodes': 4,
-        'global_batch_size': 256,
-    }
-    follower = Follower(
-        write_live(
-            tmp_path,
-            train(20),
-            evaluation(1, 20),
-            train(40),
-            evaluation(2, 30),
-            train(60),
-            evaluation(3, 40),
-            course(3, text='old'),
-            train(70),
-        )
-    )
-    names = 'num_resumes', 'num_ranks', 'num_nodes', 'global_batch_size'
-    assert shown(follower.look(NOW_S), *names) == (0, 2, 2, 64)
-    with open(tmp_path / 'metrics.jsonl', 'a') as f:
-        f.write(json.dumps(resumed) + '\n')
+    records = [r for k in (1, 2, 3) for r in (train(20 * k), evaluation(k, 10 + 10 * k))]
+    follower = Follower(write_live(tmp_path, *records, course(3, text='old'), train(70)))
+    names = 'num_resumes', 'num_ranks', 'num_nodes', 'global_batch_size', 'max_epochs'
+    assert shown(follower.look(NOW_S), *names) == (0, 2, 2, 64, 10)
+    changed = {'train.max_epochs': [10, 12]}
+    write_metrics(tmp_path / 'metrics.jsonl', resumed(40, changed=changed), mode='a')
     run = follower.look(NOW_S)
-    assert [e.epoch for e in run.evaluations] == [1, 2] and shown(run, 'verdict', 'epoch') == (
-        '',
-        2.0,
-    )
-    assert shown(run, *names) == (1, 8, 4, 256)
-    with open(tmp_path / 'metrics.jsonl', 'a') as f:
-        f.write(json.dumps(evaluation(3, 50)) + '\n')
+    assert [e.epoch for e in run.evaluations] == [1, 2]
+    assert shown(run, 'verdict', 'epoch') == ('', 2.0)
+    assert shown(run, *names) == (1, 8, 4, 256, 12)
+    write_metrics(tmp_path / 'metrics.jsonl', evaluation(3, 50), mode='a')
     assert [e.accuracy for e in follower.look(NOW_S).evaluations] == [0.2, 0.3, 0.5]
 
 
 def test_band_and_verdict_of_the_reference_and_first_warning_of_a_run_behind(tmp_path):
-    run = look(
-        write_live(tmp_path, reference(1, 2, 3), train(20), evaluation(1, 20), course(1), train(40))
-    )
-    assert shown(
-        run, 'reference_text', 'num_reference', 'reference_epochs', 'reference_left_s'
-    ) == ('reference: 5 runs', 5, (4, 6), (17.0, 37.0))
+    records = [reference(1, 2, 3), train(20), evaluation(1, 20), course(1), train(40)]
+    run = look(write_live(tmp_path, *records))
+    assert (run.reference_text, run.num_reference) == ('reference: 5 runs', 5)
+    assert (run.reference_epochs, run.reference_left_s) == ((4, 6), (17.0, 37.0))
     assert run.band == tuple(BandPoint(e, 0.5, 0.45, 0.55) for e in (1, 2, 3))
-    assert shown(run, 'verdict', 'verdict_epoch', 'is_behind') == (
-        'on course: 5 of 5 reference runs',
-        1,
-        False,
-    )
-    slow = {
-        'event': 'ranks',
-        'epoch': 1,
-        'time_s': 10.0,
-        'ranks': [],
-        'stragglers': ['rank 1 is slow'],
-    }
-    run = look(
-        write_live(
-            tmp_path / 'behind', slow, evaluation(1, 20), course(1, behind=True, text='behind: 3')
-        )
-    )
+    expected = ('on course: 5 of 5 reference runs', 1, False)
+    assert shown(run, 'verdict', 'verdict_epoch', 'is_behind') == expected
+    slow = times(stragglers=['rank 1 is slow'])
+    behind = course(1, behind=True, text='behind: 3')
+    run = look(write_live(tmp_path / 'behind', slow, evaluation(1, 20), behind))
     assert run.is_behind and run.warnings[:2] == ('behind: 3', 'rank 1 is slow')
     assert run.band == (BandPoint(1, 0.5, 0.45, 0.55),)  # without a reference record
 
 
 def test_skew_comes_from_compute_times_of_ranks(tmp_path):
-    ranks = {
-        'event': 'ranks',
-        'epoch': 1,
-        'time_s': 1.0,
-        'stragglers': [],
-        'ranks': [rank(0, 1.0), rank(1, 1.0), rank(2, 1.5, 'n2')],
-    }
-    run = look(write_live(tmp_path, ranks))
+    run = look(write_live(tmp_path, times(rank(0, 1.0), rank(1, 1.0), rank(2, 1.5, 'n2'))))
     assert run.skew == pytest.approx(0.5) and run.ranks[2].compute_s == pytest.approx(0.15)
-    assert look(write_live(tmp_path, {**ranks, 'ranks': [rank(0, 1.0)]})).skew is None
+    assert look(write_live(tmp_path, times(rank(0, 1.0)))).skew is None
 
 
 def test_only_finished_checkpoints_are_counted(tmp_path):
@@ -240,17 +182,13 @@ def test_only_finished_checkpoints_are_counted(tmp_path):
 
 def test_newest_sample_of_each_node_and_warning_of_a_silent_node(tmp_path):
     folder = write_live(tmp_path, train(10))
-    gpus = [
-        {'utilization_percent': 80, 'power_w': 300.0},
-        {'utilization_percent': 90, 'power_w': 100.0},
-        {},
-    ]
+    gpus = [{'utilization_percent': u, 'power_w': w} for u, w in ((80, 300.0), (90, 100.0))]
     for host, age_s in (('n1', 1.0), ('n2', 90.0)):
         path = write_metrics(
             folder / f'telemetry_0_{host}.jsonl',
             {'time_ms': 1, 'event': 'start'},
             {'time_ms': 2, 'cpu_percent': 10.0},
-            {'time_ms': 3, 'cpu_percent': 50.0, 'gpus': gpus},
+            {'time_ms': 3, 'cpu_percent': 50.0, 'gpus': [*gpus, {}]},
             '{"cpu_pe',
         )
         os.utime(path, (NOW_S - age_s,) * 2)
@@ -266,8 +204,7 @@ def test_growing_file_is_read_incrementally_and_a_replaced_file_anew(tmp_path, i
     path = write_metrics(tmp_path / 'm', {'a': 1}, '{"a": ')
     tail = Tail(path, dict)
     assert tail.read() == (False, [{'a': 1}])
-    with open(path, 'a') as f:
-        f.write('2}\n')  # the second part of a torn line
+    write_metrics(path, '2}\n', mode='a')  # the second part of a torn line
     assert tail.read() == (False, [{'a': 2}]) and tail.read() == (False, [])
     new = write_metrics(tmp_path / 'new' if is_replaced else path, *({'a': v} for v in values))
     new.replace(path)
@@ -276,19 +213,13 @@ def test_growing_file_is_read_incrementally_and_a_replaced_file_anew(tmp_path, i
 
 def test_invalid_and_too_long_lines_are_skipped(tmp_path):
     path, half = tmp_path / 'm', MAX_LINE_BYTES // 2
-    path.write_bytes(
-        b'\xff\xfe{}\n[1]\nnot json\n'
-        + b'[' * 200_000
-        + b'\n{"a": "'
-        + b'x' * (3 * half)
-        + b'"}\n'
-        + b'{"a": "\xff"}\n{"a": 1}\n'
-        + b'x' * (2 * half)
-    )
+    lines = [b'\xff\xfe{}', b'[1]', b'not json', b'[' * 200_000]
+    lines += [b'{"a": "' + b'x' * (3 * half) + b'"}', b'{"a": "\xff"}', b'{"a": 1}']
+    path.write_bytes(b'\n'.join([*lines, b'x' * (2 * half)]))
     tail = Tail(path, dict)
     assert tail.read() == (False, [{'a': 1}])
-    with open(path, 'ab') as f:
-        f.write(b'{"a": 2}\n{"a": 3}\n')  # the first line completes the long line
+    # the first line completes the long line
+    write_metrics(path, {'a': 2}, {'a': 3}, mode='a')
     assert tail.read() == (False, [{'a': 3}])
 
 
@@ -297,32 +228,18 @@ HOSTILE = [True, None, 'x', -1, 1e400, float('nan'), [], {}, 10**30, '\x1b[2J' *
 
 @pytest.mark.parametrize('value', HOSTILE, ids=repr)
 def test_hostile_values_are_ignored(tmp_path, value):
-    records = [
-        train(10),
-        evaluation(1, 20),
-        reference(1),
-        course(1),
-        {'event': 'ranks', 'ranks': [rank(0, 1.0), rank(1, 1.0)], 'stragglers': ['a']},
-        {
-            'event': 'resumed',
-            'step': 20,
-            'number_of_ranks': 2,
-            'number_of_nodes': 2,
-            'global_batch_size': 64,
-        },
-    ]
+    ranks = times(rank(0, 1.0), rank(1, 1.0), stragglers=['a'])
+    records = [train(10), evaluation(1, 20), reference(1), course(1), ranks, resumed(20)]
     bad = [{**r, key: value} for r in records for key in r] + [
         reference(1, band=[value]),
         reference(1, band=[[value] * 6]),
-        {**records[4], 'ranks': [value]},
-        {**records[4], 'ranks': [{**rank(0, 1.0), k: value} for k in rank(0, 1.0)]},
-        {**records[4], 'stragglers': [value]},
+        times(value),
+        times(dict.fromkeys(rank(0, 1.0), value)),
+        times(stragglers=[value]),
     ]
     folder = write_live(tmp_path, *records, *bad)
-    write_metrics(
-        folder / 'attempts.jsonl',
-        *[{'run': 0, 'exit_code': value, 'end': value, 'can_resume': value}],
-    )
+    keys = ('run', 'exit_code', 'end', 'can_resume')
+    write_metrics(folder / 'attempts.jsonl', {**dict.fromkeys(keys, value), 'run': 0})
     write_metrics(
         folder / 'telemetry_0_n1.jsonl',
         {'cpu_percent': value, 'gpus': value},
@@ -343,8 +260,7 @@ def test_hostile_values_are_ignored(tmp_path, value):
 def test_hostile_configuration_is_ignored(tmp_path, config):
     folder = write_live(tmp_path, train(10))
     (folder / 'config.yaml').write_bytes(config.encode('utf-8', 'surrogatepass'))
-    run = look(folder)
-    assert shown(run, 'status', 'max_epochs', 'left_s') == ('running', None, None)
+    assert shown(look(folder), 'status', 'max_epochs', 'left_s') == ('running', None, None)
 
 
 def test_named_pipes_and_broken_links_do_not_block(tmp_path):
@@ -367,5 +283,11 @@ def test_quiet_log_of_a_failed_run_is_read_again_after_a_write(tmp_path):
 def test_learning_rate_of_a_partly_filled_step_is_that_of_the_schedule(tmp_path):
     folder = write_live(tmp_path, train(10, learning_rate=0.002, scheduled_learning_rate=0.004))
     assert look(folder).learning_rate == 0.004
-    append(folder / 'metrics.jsonl', train(11, learning_rate=0.003))  # of an earlier version
+    # of an earlier version
+    write_metrics(folder / 'metrics.jsonl', train(11, learning_rate=0.003), mode='a')
     assert look(folder).learning_rate == 0.003
+
+
+def test_pace_is_that_of_the_last_four_epochs(tmp_path):
+    records = (train(20 * k, time_s=10.0 * k**2) for k in range(1, 7))
+    assert look(write_live(tmp_path, *records)).epoch_s == (360 - 40) / 4

@@ -81,19 +81,11 @@ def test_linked_shallow_and_nested_checkouts(checkout, commit_in, tmp_path):
     shell(checkout, 'worktree', 'add', '-q', '--detach', tmp_path / 'tree', 'HEAD~1')
     shell(tmp_path, 'clone', '-q', '--depth', '1', f'file://{checkout}', tmp_path / 'shallow')
     shell(tmp_path, 'init', '-q', 'outer')
-    shell(
-        tmp_path / 'outer',
-        '-c',
-        'protocol.file.allow=always',
-        'submodule',
-        '--quiet',
-        'add',
-        checkout,
-        'nested',
-    )
-    assert [
-        commit_in(tmp_path / name)['git_commit'] for name in ('tree', 'shallow', 'outer/nested')
-    ] == [shell(checkout, 'rev-parse', 'HEAD~1'), head, head]
+    add = '-c protocol.file.allow=always submodule --quiet add'.split()
+    shell(tmp_path / 'outer', *add, checkout, 'nested')
+    before = shell(checkout, 'rev-parse', 'HEAD~1')
+    for name, commit in {'tree': before, 'shallow': head, 'outer/nested': head}.items():
+        assert commit_in(tmp_path / name)['git_commit'] == commit
 
 
 def test_variables_of_git_do_not_name_another_checkout(checkout, commit_in, tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from helpers import call, shipped_logs
-from lines import complete, mllog, run_lines, v05, write_lines, write_set
+from lines import complete, mllog, run_lines, write_lines, write_set
 
 from mlperf_rn50.analysis.sets.load import load_run_sets
 
@@ -194,25 +194,6 @@ def test_run_that_was_killed_after_a_resume_is_refused(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    'change',
-    [
-        lambda line: line.replace('"key": "run_resumed"', '"key": "run_resumed')[:-1],  # torn
-        lambda line: (
-            ':::MLL 1600000060.000 run_resumed: {"value": 1, "metadata": {"epoch_num": 2}}'
-        ),
-    ],
-)
-def test_resume_on_a_torn_line_or_in_another_format_is_a_resume(tmp_path, change):
-    lines = resumed(complete(run_lines(division='open')))
-    path = write_lines(
-        tmp_path / 'result_0.txt',
-        [change(line) if 'run_resumed' in line else line for line in lines],
-    )
-    (run_set,) = load_run_sets([path])
-    assert len(run_set.resumed) == 1 and 'resumed' in run_set.judgement.obstacles
-
-
 @pytest.mark.parametrize('num_images, is_refused', [(50_000, True), (1_277_952, False)])
 def test_closed_division_refuses_unnamed_data_that_is_not_nearly_imagenet(
     tmp_path, num_images, is_refused
@@ -224,54 +205,3 @@ def test_closed_division_refuses_unnamed_data_that_is_not_nearly_imagenet(
         epoch_s=lambda k: 10.123 + k,
     )
     assert ('requires ImageNet' in call('check', folder).stdout) == is_refused
-
-
-@pytest.mark.parametrize(
-    'lines, epochs',
-    [
-        (run_lines((0.3, 0.4, 0.5, 0.76)), [2]),
-        (
-            [
-                v05('run_start', 0),
-                *(
-                    line
-                    for k in (1, 2, 3)
-                    for line in (
-                        v05('train_epoch', 10 * k, k),
-                        v05('eval_start', 10 * k + 5),
-                        *[v05('eval_accuracy', 10 * k + 6, {'epoch': k, 'value': 0.3 * k})]
-                        * (k != 2),
-                        v05('eval_stop', 10 * k + 7),
-                    )
-                ),
-                v05('run_stop', 40),
-            ],
-            [3],
-        ),
-    ],
-)
-def test_evaluation_without_accuracy_is_a_warning(tmp_path, lines, epochs):
-    lost = [line for k, line in enumerate(lines) if not ('eval_accuracy' in line and '0.4' in line)]
-    (run_set,) = load_run_sets([write_lines(tmp_path / 'result_0.txt', lost)])
-    found = [f for f in run_set.runs[0].findings if f.kind == 'accuracy_missing']
-    assert [f.text for f in found] == [
-        f'the evaluation of epoch {e} has no eval_accuracy' for e in epochs
-    ]
-    assert all(f.grade == 'warning' for f in found)
-
-
-@pytest.mark.parametrize(
-    'status, accuracies, expected',
-    [
-        ('success', (0.5, 0.6), 'failed'),
-        (None, (0.5, 0.76), 'failed'),
-        ('aborted', (0.5, 0.6), 'aborted'),
-    ],
-)
-def test_log_that_contradicts_itself_is_of_a_failed_run(tmp_path, status, accuracies, expected):
-    lines = run_lines(accuracies, status=None)
-    lines.append(mllog('run_stop', 22, **({'status': status} if status else {})))
-    (run_set,) = load_run_sets([write_lines(tmp_path / 'result_0.txt', complete(lines))])
-    assert run_set.runs[0].status == expected and bool(run_set.judgement.violations) == (
-        expected == 'failed'
-    )

@@ -8,49 +8,20 @@ import pytest
 import yaml
 from helpers import MPIJOB_SCHEMA, ROOT, call, run
 
-from mlperf_rn50.launch.kubernetes.manifests import render_mpi_job
-from mlperf_rn50.launch.kubernetes.options import IMAGE_CONFIGS, plan_training
+from mlperf_rn50.launch.kubernetes import IMAGE_CONFIGS, plan_training, render_mpi_job
 
 CONFIG = ROOT / 'launch/configs/digits_cpu.yaml'
 WORDS = [
-    '--image',
-    'registry.example:5000/a/mlperf_rn50:cpu',
-    '--config',
+    *'--image registry.example:5000/a/mlperf_rn50:cpu --volume work:/shared --config'.split(),
     str(CONFIG),
-    '--volume',
-    'work:/shared',
 ]
 # Every option.
 ALL = [
     *WORDS,
-    '--volume',
-    'data.set-1:/data',
-    '--nodes',
-    '3',
-    '--ranks-per-node',
-    '4',
-    '--train.device',
-    'gpu',
-    '--model.fused_bn_relu',
-    'false',
-    '--name',
-    'rn50',
-    '--namespace',
-    'lab',
-    '--memory',
-    '64Gi',
-    '--cpus',
-    '16',
-    '--shm-size',
-    '500Mi',
-    '--grace-seconds',
-    '300',
-    '--user',
-    '12345:678',
-    '--run-dir',
-    '/shared/run',
-    '--data.dir',
-    '/data/digits',
+    *'--volume data.set-1:/data --nodes 3 --ranks-per-node 4 --train.device gpu'.split(),
+    *'--model.fused_bn_relu false --name rn50 --namespace lab --memory 64Gi --cpus 16'.split(),
+    *'--shm-size 500Mi --grace-seconds 300 --user 12345:678 --run-dir /shared/run'.split(),
+    *'--data.dir /data/digits'.split(),
 ]
 
 
@@ -160,17 +131,8 @@ def test_parts_of_an_mpijob_and_the_image_agree():
     assert spec['slotsPerWorker'] == 4 and spec['mpiReplicaSpecs']['Worker']['replicas'] == 3
     [launcher] = pods[0]['spec']['containers']
     assert launcher['command'][-1] == '/opt/mlperf_rn50/launch/mpirun.sh'
-    assert launcher['args'][:9] == [
-        '--hostfile',
-        '/etc/mpi/hostfile',
-        '--resume',
-        '--restarts',
-        '3',
-        '--nodes',
-        '3',
-        '--ranks-per-node',
-        '4',
-    ]
+    words = '--hostfile /etc/mpi/hostfile --resume --restarts 3 --nodes 3 --ranks-per-node 4'
+    assert launcher['args'][:9] == words.split()
 
 
 def test_configuration_is_in_a_config_map_unless_in_the_image(tmp_path):
@@ -193,12 +155,8 @@ def test_missing_options_come_from_the_configuration(tmp_path):
     )
     words = [w.replace(str(CONFIG), str(path)) for w in WORDS]
     training, warning = plan_training(words)
-    assert (training.num_nodes, training.ranks_per_node, training.gpus_per_node, warning) == (
-        5,
-        6,
-        2,
-        '',
-    )
+    found = training.num_nodes, training.ranks_per_node, training.gpus_per_node, warning
+    assert found == (5, 6, 2, '')
     assert plan_training([*words, '--gpus-per-node', '8'])[0].gpus_per_node == 8
     # the longest name
     assert plan_training([*words, '--nodes', '1', '--name', 'x' * 54])[0].num_nodes == 1
@@ -208,67 +166,41 @@ def test_missing_options_come_from_the_configuration(tmp_path):
 @pytest.mark.parametrize(
     'words, message',
     [
-        (['--name', 'Rn50'], "--name: got 'Rn50', expected lower-case letters"),
-        (
-            ['--name', 'x' * 55],
-            '--name: got 55 characters, expected at most 54; pods are called NAME-',
-        ),
-        (
-            ['--name', 'x' * 54, '--nodes', '11'],
-            'expected at most 53; pods are called NAME-worker-10',
-        ),
-        (['--image', '-x'], '--image'),
-        (['--nodes', '0'], '--nodes: got 0, expected a whole number, 1 or more'),
-        (['--volume', 'work'], 'expected CLAIM:/PATH'),
-        (['--volume', 'a:/x/../y'], 'without . .. // and :'),
-        (['--volume', 'A:/x'], 'the name of a PersistentVolumeClaim'),
-        (['--volume', 'a:/shared'], 'got two at /shared'),
-        (['--volume', 'a:/opt'], 'would hide /opt/mlperf_rn50'),
+        ('--name Rn50', "--name: got 'Rn50', expected lower-case letters"),
+        (f'--name {"x" * 55}', 'got 55 characters, expected at most 54; pods are called NAME-'),
+        (f'--name {"x" * 54} --nodes 11', 'at most 53; pods are called NAME-worker-10'),
+        ('--image -x', '--image'),
+        ('--nodes 0', '--nodes: got 0, expected a whole number, 1 or more'),
+        ('--volume work', 'expected CLAIM:/PATH'),
+        ('--volume a:/x/../y', 'without . .. // and :'),
+        ('--volume A:/x', 'the name of a PersistentVolumeClaim'),
+        ('--volume a:/shared', 'got two at /shared'),
+        ('--volume a:/opt', 'would hide /opt/mlperf_rn50'),
         (['--volume', 'a:/x\ny'], 'an absolute path'),
-        (['--memory', '64'], "--memory: got '64', expected a size such as 64Gi"),
-        (['--cpus', '0'], 'a number of cores'),
-        (['--user', '0'], 'UID or UID:GID, not root'),
-        (['--namespace', 'A'], '--namespace'),
+        ('--memory 64', 'a size such as 64Gi'),
+        ('--cpus 0', 'a number of cores'),
+        ('--user 0', 'UID or UID:GID, not root'),
+        ('--namespace A', '--namespace'),
+        ('--gpus-per-node 2', 'train.device=cpu and --ranks-per-node 1, expected 0'),
         (
-            ['--gpus-per-node', '2'],
-            'got 2 with train.device=cpu and --ranks-per-node 1, expected 0',
-        ),
-        (
-            [
-                '--train.device',
-                'gpu',
-                '--model.fused_bn_relu',
-                'false',
-                '--ranks-per-node',
-                '4',
-                '--gpus-per-node',
-                '2',
-            ],
+            '--train.device gpu --model.fused_bn_relu false --ranks-per-node 4 --gpus-per-node 2',
             'expected 4',
         ),
-        (
-            ['--run-dir', '/results'],
-            '--run-dir: got /results, expected a folder in a volume: /shared; elsewhere',
-        ),
-        (['--run-dir', '../run'], 'expected a folder in a volume'),
-        (['--run.dir', '/tmp'], 'in a volume'),
-        (
-            ['--config', f'{IMAGE_CONFIGS}../kubernetes/pod.yaml'],
-            'expected a file in launch/configs',
-        ),
-        (['--train.max_epoch', '3'], 'did you mean --train.max_epochs?'),
-        (['--run.submission_org', '\udcff'], 'expected UTF-8'),
-        (['word'], 'word: unknown option'),
+        ('--run-dir /results', '--run-dir: got /results, expected a folder in a volume: /shared'),
+        ('--run-dir ../run', 'expected a folder in a volume'),
+        ('--run.dir /tmp', 'in a volume'),
+        (f'--config {IMAGE_CONFIGS}../kubernetes/pod.yaml', 'expected a file in launch/configs'),
+        ('--train.max_epoch 3', 'did you mean --train.max_epochs?'),
+        ('--run.submission_org \udcff', 'expected UTF-8'),
+        ('word', 'word: unknown option'),
     ],
 )
 def test_errors_are_one_line(words, message):
+    words = words.split() if isinstance(words, str) else words
     done = call('launch', 'kubernetes', *WORDS, *words)
     assert (done.returncode, done.stdout) == (2, '')
-    assert (
-        message in done.stderr
-        and done.stderr.startswith('mlperf-rn50: ')
-        and done.stderr.count('\n') == 1
-    )
+    assert message in done.stderr and done.stderr.startswith('mlperf-rn50: ')
+    assert done.stderr.count('\n') == 1
 
 
 def test_ssh_server_refuses_a_port_that_another_server_uses(tmp_path):

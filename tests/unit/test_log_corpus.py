@@ -8,26 +8,20 @@ add it to base.json by hand.
 """
 
 import dataclasses
-import fcntl
 import json
-import os
-import platform
 import re
-import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from lines import START_S, mllog, run_lines, write_lines
 
 from mlperf_rn50.analysis.sets.defects import set_findings
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.findings import Findings
-from mlperf_rn50.mllog.read.description import _count, load_object
-from mlperf_rn50.mllog.read.reader import read_run
-from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.mllog.logged_run import FactSource, Run
+from mlperf_rn50.mllog.read.description import describe_entry, load_object
 
 LOGS = Path(__file__).parents[1] / 'logs'
 BASE = json.loads((LOGS / 'base.json').read_text())
@@ -138,35 +132,15 @@ def test_facts_of_a_log(case, request):
     assert facts == (expected if isinstance(expected, dict) else each_set(case, expected, changed))
 
 
-def test_memory_does_not_grow_with_the_log(tmp_path):
-    path = tmp_path / 'result_0.txt'
-    with open(path, 'w') as f:
-        f.write('x' * 9_000_000 + '\n')
-        for epoch in range(10_100):
-            f.write(mllog('eval_accuracy', epoch, 0.5, epoch_num=epoch) + '\n')
-            f.write(mllog(f'opt_{epoch}', 0, 'x' * 400) + '\n')
-        f.write(':::MLLOG ' + '[' * 2_000_000)
-    tracemalloc.start()
-    run = read_run(path)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert len(run.evaluations) == 10_000 and len(run.findings) < 200 and len(run.optimizer) == 64
-    assert run.evaluations[0].line == 2
-    assert peak < 12_000_000
-
-
 def test_findings_of_a_log_and_size_of_a_description_are_bounded(tmp_path):
     findings = Findings()
     for k in range(60):
         findings.flag('not_imagenet', k, k)
         findings.flag('unreadable', k, k)
     found = findings.in_file(tmp_path)
-    assert [f.kind for f in found] == ['unreadable'] * 50 + ['omitted'] + ['not_imagenet'] * 50 + [
-        'omitted'
-    ]
-    assert [f.grade for f in found] == ['error'] * 51 + ['note'] * 51 and {
-        f.file for f in found
-    } == {tmp_path}
+    kinds = ['unreadable'] * 50 + ['omitted'] + ['not_imagenet'] * 50 + ['omitted']
+    assert [f.kind for f in found] == kinds and {f.file for f in found} == {tmp_path}
+    assert [f.grade for f in found] == ['error'] * 51 + ['note'] * 51
     (tmp_path / 'env.json').write_text(' ' * (1 << 20) + '{}')
     with pytest.raises(ValueError, match='is larger than 1048576 bytes'):
         load_object(tmp_path / 'env.json')
@@ -182,91 +156,11 @@ def test_findings_of_a_log_and_size_of_a_description_are_bounded(tmp_path):
         (10**9 - 1, 10**9 - 1),
         (10**9, None),
         (2.5, None),
-        (-1, None),
         (True, None),
         ('8 x', None),
     ],
 )
 def test_count_in_a_description_is_a_whole_number_of_nine_digits(value, count):
-    assert _count(value) == count
-
-
-# A log without an end belongs to a running or a killed run.
-@pytest.fixture
-def unended(tmp_path):
-    """Function that writes a log with its last event at 22 s and its modification time `written_s`
-    later."""
-
-    def unended(written_s=0.0, **keys):
-        path = write_lines(tmp_path / 'result_0.txt', run_lines(status=None, **keys))
-        os.utime(path, (START_S + 22 + written_s,) * 2)
-        return path
-
-    return unended
-
-
-SLOW = {'accuracies': (0.5,), 'epoch_s': 1000, 'eval_s': 12}
-
-
-@pytest.mark.parametrize(
-    'written_s, keys, now_s, status',
-    [
-        (0, {}, 82, 'running'),
-        (0, {}, 22 + 601, 'failed'),
-        (990, SLOW, 1012 + 2900, 'running'),
-        (990, SLOW, 1012 + 3100, 'failed'),
-        # a checkout sets the modification time to the present
-        (2 * 86400, {}, 22 + 2 * 86400, 'failed'),
-    ],
-    ids=['just written', 'quiet', 'slow', 'slow and quiet', 'a copy of an old log'],
-)
-def test_quiet_log_belongs_to_a_failed_run(unended, written_s, keys, now_s, status):
-    assert read_run(unended(written_s, **keys), now_s=START_S + now_s).status == status
-
-
-def test_only_a_running_run_has_an_age(unended, tmp_path):
-    run = read_run(unended(accuracies=(0.5, 0.4)), now_s=START_S + 82)
-    assert (run.age_s, run.last_epoch, run.best_accuracy) == (60.0, 2, 0.5)
-    assert (run.epochs_to_converge, run.time_to_train_s, run.findings) == (None, None, ())
-    run = read_run(unended(), now_s=START_S + 22 + 601)
-    assert run.age_s is None
-    assert [f.kind for f in run.findings] == ['no_run_stop']
-    run = read_run(write_lines(tmp_path / 'result_0.txt', run_lines()), now_s=START_S + 22)
-    assert (run.status, run.age_s) == ('converged', None)
-
-
-@pytest.mark.parametrize('k, lock', [(0, '.run_0.lock'), (3, '.run_3.lock')])
-def test_lock_of_a_run_decides_the_status(unended, k, lock):
-    log = unended()
-    log = log.rename(log.with_name(f'result_{k}.txt'))
-    path = log.with_name(lock)
-    path.write_text(f'process 7 on {platform.node()}\n')
-    with open(path, 'rb') as f:
-        fcntl.flock(f, fcntl.LOCK_EX)
-        run = read_run(log, now_s=START_S + 10**7)
-        assert run.status == 'running' and run.age_s > 10**6
-    assert read_run(log, now_s=START_S + 23).status == 'failed'  # released on this machine
-    path.write_text('process 7 on other-machine\n')
-    assert read_run(log, now_s=START_S + 23).status == 'running'
-    assert read_run(log, now_s=START_S + 10**7).status == 'failed'
-
-
-def test_lock_that_is_not_a_file_does_not_block_and_reading_leaves_a_lock_free(unended):
-    path = unended().with_name('.run_0.lock')
-    os.mkfifo(path)
-    assert read_run(path.with_name('result_0.txt'), now_s=START_S + 30).status == 'running'
-    path.unlink()
-    path.touch()
-    read_run(path.with_name('result_0.txt'))
-    with open(path, 'a+b') as f:
-        fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-@pytest.mark.parametrize('encoding', ['utf-16', 'utf-16-be'])
-def test_utf16_is_refused(tmp_path, encoding):
-    path = tmp_path / 'result_0.txt'
-    path.write_bytes(
-        (b'\xfe\xff' if encoding.endswith('be') else b'') + '\n'.join(run_lines()).encode(encoding)
-    )
-    with pytest.raises(Exception, match='the file is UTF-16; convert it to UTF-8'):
-        read_run(path)
+    entry = {'nodes': [{'num_nodes': value, 'num_accelerators': 1}]}
+    nodes = describe_entry(entry, lambda key: FactSource('described', key)).nodes
+    assert (nodes and nodes.number) == count

@@ -1,6 +1,7 @@
 """Metrics in the folder of a log: learning rates, bytes read by each node, stragglers."""
 
 import json
+from dataclasses import astuple
 
 import pytest
 from lines import mllog, run_lines, write_lines
@@ -62,16 +63,9 @@ def run_of(tmp_path):
         ),
         (
             [
-                'not json',
-                '[' * 100_000,
-                '[]',
-                epoch(0, n1=5),
-                epoch(1.5, n1=5),
-                epoch('1', n1=5),
-                epoch(10**7, n1=5),
-                epoch(1, n1=-1),
-                epoch(1, n1='many'),
-                epoch(1, n1=10**19),
+                *('not json', '[' * 100_000, '[]'),
+                *(epoch(number, n1=5) for number in (0, 1.5, '1', 10**7)),
+                *(epoch(1, n1=count) for count in (-1, 'many', 10**19)),
                 '{"event": "epoch", "epoch": 1, "record_bytes": [1]}',
                 '{"event": "eval", "epoch": 9, "record_bytes": {"n1": 3}}',
                 epoch(1, n1=6),
@@ -81,18 +75,8 @@ def run_of(tmp_path):
     ],
 )
 def test_reads_are_summed_by_node(run_of, lines, expected):
-    assert [
-        (
-            n.host,
-            n.first_bytes,
-            n.first_new_bytes,
-            n.later_bytes,
-            n.later_new_bytes,
-            n.first_line,
-            n.last_line,
-        )
-        for n in read_node_reads(run_of(*lines))
-    ] == expected
+    found = map(astuple, read_node_reads(run_of(*lines)))
+    assert [(host, *rest) for host, _, *rest in found] == expected
 
 
 def test_learning_rates_come_from_the_metrics_or_else_the_log(run_of):
@@ -108,10 +92,8 @@ def test_report_shows_the_reads_of_each_node(run_of, tmp_path):
     assert not reads_table(study).rows and 'Training records' not in render_text(
         make_report([study])
     )
-    run_of(
-        epoch(1, {'n1': 2_000_000, 'n<2': 3_000_000}, **{'n1': 2_000_000, 'n<2': 3_000_000}),
-        epoch(2, {'n1': 500_000}, **{'n1': 2_000_000, 'n<2': 3_000_000}),
-    )
+    read = {'n1': 2_000_000, 'n<2': 3_000_000}
+    run_of(epoch(1, read, **read), epoch(2, {'n1': 500_000}, **read))
     assert [[c.text for c in row[1:]] for row in reads_table(study).rows] == [
         ['n1', '2.00', '100.0 %', '2.00', '25.0 %'],
         ['n<2', '3.00', '100.0 %', '3.00', '-'],

@@ -1,9 +1,9 @@
 """mpi_session: settings of Open MPI and the reasons it prints."""
 
 import pytest
-from helpers import write_files
+from helpers import variables, write_files
 
-from mlperf_rn50.system.mpi_session import mpi_settings, reason_of
+from mlperf_rn50.system.mpi_session import blame_settings, mpi_settings, reason_of
 
 LINE = '-' * 74
 GENERIC = (
@@ -24,7 +24,7 @@ def test_settings_of_the_environment_precede_those_of_files(tmp_path, monkeypatc
             'site/etc/openmpi-mca-params.conf': 'btl = tcp\noob_tcp_if_include = ib0\n',
         },
     )
-    env = {'OMPI_MCA_pml': 'ob1', 'UCX_TLS': 'rc', 'OMPI_COMM_WORLD_RANK': '0', 'PATH': '/bin'}
+    env = variables('OMPI_MCA_pml=ob1 UCX_TLS=rc OMPI_COMM_WORLD_RANK=0 PATH=/bin')
     assert mpi_settings(env, tmp_path / 'site') == {
         'OMPI_MCA_pml': 'ob1',
         'OMPI_MCA_btl': '^openib',
@@ -72,3 +72,34 @@ def test_settings_are_found_for_a_user_without_a_home_folder(tmp_path, monkeypat
     monkeypatch.delenv('HOME', raising=False)
     monkeypatch.setattr('pwd.getpwuid', {}.__getitem__)
     assert mpi_settings({'OMPI_MCA_pml': 'ob1'}, tmp_path) == {'OMPI_MCA_pml': 'ob1'}
+
+
+LOST = 'no reason given'
+
+
+@pytest.mark.parametrize(
+    'faulty, reasons, expected',
+    [
+        ([], [], ([], '')),
+        (['a', 'b', 'c', ''], ['no memory'], ([], 'no memory')),  # also without settings
+        (['b'], ['wrong b'], (['b'], 'wrong b')),
+        (['b'], [LOST, LOST, 'wrong b'], (['b'], 'wrong b')),
+        (['b'], [LOST], (['b'], LOST)),
+        (['a', 'b'], ['wrong'], (['a', 'b', 'c'], 'wrong')),
+    ],
+    ids='none unrelated one lost never several'.split(),
+)
+def test_setting_without_which_open_mpi_starts_is_to_blame(faulty, reasons, expected):
+    """A start fails with any of the faulty settings, '' for a fault of something else; its reasons
+    are printed in turn, and the last one again and again."""
+    left = list(reasons)
+
+    def reason_with(names):
+        if not ({*names, ''} & {*faulty}):
+            return ''
+        if len(names) < 3:
+            return reasons[-1]
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    faults, reason = blame_settings(['a', 'b', 'c'], reason_with)
+    assert (list(faults), reason) == expected

@@ -78,15 +78,9 @@ def test_changed_output_is_a_file_of_the_user(tmp_path):
 
 def test_interruption_between_two_files_does_not_prevent_the_next_try(tmp_path, monkeypatch):
     write(tmp_path, 'old')
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        replace, left = os.replace, iter(range(2))  # the listing and one file
-
-        def stop(*paths):
-            if next(left, None) is None:
-                raise KeyboardInterrupt
-            replace(*paths)
-
-        patch.setattr('pathlib.Path.replace', stop)
+    steps = [os.replace, os.replace]  # the listing and one file
+    with monkeypatch.context() as patch, pytest.raises((KeyboardInterrupt, IndexError)):
+        patch.setattr('pathlib.Path.replace', lambda *paths: steps.pop()(*paths))
         write(tmp_path)
     assert contents(tmp_path) == {'a.csv': 'new', 'b.md': 'old'}
     write(tmp_path, 'newer')
@@ -148,27 +142,18 @@ def test_lock_in_a_folder_without_write_permission_is_refused_with_this_reason(
 
 
 def test_report_can_be_repeated_and_a_trace_is_a_new_file(tmp_path):
-    five = shipped_logs() / 'digits_five'
+    five, out, trace = shipped_logs() / 'digits_five', tmp_path / 'out', tmp_path / 'trace.json'
     for _ in range(2):
-        assert call('report', five, '--out', tmp_path / 'out').returncode == 0
-    copy = shutil.copytree(tmp_path / 'out', tmp_path / 'copy')
-    (copy / 'report.csv').write_text('mine')
-    done = call('report', five, '--out', copy)
-    assert (done.returncode, done.stdout) == (
-        2,
-        '',
-    ) and 'copy/report.csv exists already' in done.stderr
-    (tmp_path / 'trace.json').write_text('mine')
-    done = call(
-        'why',
-        shipped_logs() / 'cifar10_five',
-        '--perfetto',
-        tmp_path / 'trace.json',
-        '--out',
-        tmp_path / 'x',
-    )
-    assert (done.returncode, done.stdout) == (2, '') and '--perfetto: ' in done.stderr
-    assert (tmp_path / 'trace.json').read_text() == 'mine' and not (tmp_path / 'x').exists()
+        assert call('report', five, '--out', out).returncode == 0
+    (out / 'report.csv').write_text('mine')
+    trace.write_text('mine')
+    for words, message in (
+        (('report', five, '--out', out), 'out/report.csv exists already'),
+        (('why', five, '--perfetto', trace, '--out', tmp_path / 'x'), '--perfetto: '),
+    ):
+        done = call(*words)
+        assert (done.returncode, done.stdout) == (2, '') and message in done.stderr
+    assert trace.read_text() == 'mine' and not (tmp_path / 'x').exists()
 
 
 def test_names_are_refused_in_their_order(tmp_path):

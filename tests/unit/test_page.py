@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 from helpers import call
 from lines import write_set
-from made_systems import changed, page_of, studies_of, study_of
+from made_systems import changed, page_of, studies_of, study_of, write_layouts
 
 from mlperf_rn50.analysis.report.detail_tables import runs_table
 from mlperf_rn50.analysis.report.plots import draw_study
@@ -64,14 +64,12 @@ class Elements(HTMLParser):
 @pytest.fixture(scope='module')
 def sweep(tmp_path_factory):
     folder = tmp_path_factory.mktemp('logs') / 'sweep'
-    write_set(folder / '1x4', 5, epoch_s=60.0)
-    write_set(
-        folder / '2x4',
+    write_layouts(folder, {'1x4': 60.0}, 5)
+    write_layouts(
+        folder,
+        {'2x4': 35.0},
         5,
-        nodes=2,
-        ranks=8,
         batch=128,
-        epoch_s=35.0,
         status=lambda k: 'aborted' if k == 3 else 'success',
     )
     return folder
@@ -225,7 +223,6 @@ def test_file_names_do_not_come_from_logs_and_reports_are_reproducible(tmp_path)
             tmp_path / f'logs/../logs/{nodes}$(y)',
             2,
             nodes=nodes,
-            ranks=4 * nodes,
             epoch_s=9.0 / nodes,
             platform='../../evil',
             org='/etc/evil',

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 from helpers import CLI, run, shipped_logs, write_files
 from lines import run_lines, write_lines, write_set
-from made_systems import study_of
+from made_systems import study_of, write_layouts
 
 from mlperf_rn50.analysis.report.plots import draw_study
 from mlperf_rn50.analysis.show.figure import COLOURS, GRID, render_svg
@@ -34,17 +34,10 @@ def marks_of(picture):
 def sweep(tmp_path_factory):
     """Systems of 1, 2 and 40 nodes whose times differ more than tenfold; one run aborted."""
     tmp_path = tmp_path_factory.mktemp('sweep')
-    for nodes in (1, 2, 40):
-        write_set(
-            tmp_path / f'sweep/{nodes}x4',
-            3,
-            nodes=nodes,
-            ranks=4 * nodes,
-            batch=64 * nodes,
-            epoch_s=lambda k, nodes=nodes: (600.0 + k) / nodes,
-            status=lambda k, nodes=nodes: 'aborted' if (nodes, k) == (2, 0) else 'success',
-        )
-    return tmp_path / 'sweep'
+    times = {f'{n}x4': lambda k, n=n: (600.0 + k) / n for n in (1, 2, 40)}
+    write_layouts(tmp_path / 'sweep', times, 3)
+    aborted = lambda k: 'success' if k else 'aborted'  # noqa: E731
+    return write_layouts(tmp_path / 'sweep', {'2x4': times['2x4']}, 3, status=aborted)
 
 
 @pytest.fixture(scope='module')

@@ -5,10 +5,10 @@ import json
 import mxnet as mx
 import numpy as np
 import pytest
+from helpers import call
 from sample_log import write_run
 
 from mlperf_rn50.bench import probe
-from mlperf_rn50.cli.why import run
 from mlperf_rn50.config import Config, RunConfig, render_yaml
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.data.shards import Shard, epoch_order
@@ -36,33 +36,23 @@ class Records:
 SHARD, SORTED = Shard(401, 0, 2, 16), np.sort(np.arange(401) % NUM)
 
 
-def order_causes(order=lambda epoch: epoch_order(SHARD, 7, epoch)):
+@pytest.mark.parametrize(
+    'order, causes',
+    [
+        (lambda epoch: epoch_order(SHARD, 7, epoch), set()),
+        (lambda epoch: np.repeat(epoch_order(SHARD, 7, epoch)[::2], 2), {'equal_shards'}),
+        (lambda _: np.resize(np.arange(401), SHARD.num_positions), {'shuffle'}),
+    ],
+    ids=['planned', 'equal', 'stored'],
+)
+def test_bytes_read_show_the_order(order, causes):
     read = {e + 1: Records().num_bytes(order(e)) for e in range(3)}
-    return accused(probe.judge_order(read, SHARD, 7, Records(), SORTED))
-
-
-def test_bytes_read_in_the_planned_order():
-    assert order_causes() == []
-
-
-def test_ranks_that_read_equal_images():
-    assert set(order_causes(lambda e: np.repeat(epoch_order(SHARD, 7, e)[::2], 2))) == {
-        'equal_shards'
-    }
-
-
-def test_ranks_that_read_images_in_stored_order():
-    assert set(order_causes(lambda e: np.resize(np.arange(401), SHARD.num_positions))) == {
-        'shuffle'
-    }
+    assert {*accused(probe.judge_order(read, SHARD, 7, Records(), SORTED))} == causes
 
 
 def test_sorted_images_that_are_not_shuffled(monkeypatch):
-    monkeypatch.setattr(
-        probe,
-        'epoch_order',
-        lambda shard, seed, epoch: np.resize(np.arange(401), shard.num_positions),
-    )
+    stored = np.resize(np.arange(401), SHARD.num_positions)
+    monkeypatch.setattr(probe, 'epoch_order', lambda *_: stored)
     assert accused(probe.judge_order({}, SHARD, 7, Records(), SORTED)) == ['shuffle']
 
 
@@ -70,30 +60,28 @@ def test_changed_images():
     pixels = np.random.default_rng(5).integers(0, 256, (2, 3, 4, 4)).astype(np.float32)
     data = DataConfig(mean=(100.0, 110.0, 120.0), std=(50.0, 60.0, 70.0))
     mean, std = np.reshape(data.mean, (3, 1, 1)), np.reshape(data.std, (3, 1, 1))
+    images = (pixels - mean) / std
     train = np.random.default_rng(6).standard_normal((2, 3, 4, 4))
-    changed = {
-        text: images
-        for (_, text), images in probe.change_images((pixels - mean) / std, train, data).items()
-    }
-    np.testing.assert_allclose(changed['values from 0 to 255'], pixels, atol=1e-4)
-    np.testing.assert_allclose(
-        changed['blue before red'], (pixels[:, ::-1] - mean) / std, atol=1e-4
-    )
-    for k in (1, 2, 3):
-        np.testing.assert_array_equal(
-            np.rot90(changed[f'images turned by {90 * k} degrees'], -k, (2, 3)),
-            changed['half the values'] * 2,
-        )
+    changed = {text: found for (_, text), found in probe.change_images(images, train, data).items()}
+    for text, expected in (
+        ('values from 0 to 255', pixels),
+        ('blue before red', (pixels[:, ::-1] - mean) / std),
+        ('half the values', images / 2),
+        *((f'images turned by {90 * k} degrees', np.rot90(images, k, (2, 3))) for k in (1, 2, 3)),
+    ):
+        np.testing.assert_allclose(changed[text], expected, atol=1e-4)
     matched = changed['mean and deviation of training images']
-    np.testing.assert_allclose(matched.mean((0, 2, 3)), train.mean((0, 2, 3)), atol=1e-4)
-    np.testing.assert_allclose(matched.std((0, 2, 3)), train.std((0, 2, 3)), rtol=1e-4)
+    for measure in (np.mean, np.std):
+        np.testing.assert_allclose(
+            measure(matched, (0, 2, 3)), measure(train, (0, 2, 3)), atol=1e-4
+        )
 
 
 @pytest.mark.parametrize('epochs', [12, 80])
 def test_command_probes_a_network_that_was_not_trained(
-    tmp_path, digits, thin_resnets, monkeypatch, capsys, epochs
+    tmp_path, digits, thin_resnets, monkeypatch, epochs
 ):
-    monkeypatch.setattr(probe, '_MOST', 60)
+    monkeypatch.setattr(probe, 'MOST_IMAGES', 60)
     data = DataConfig(
         str(digits), 'digits', 1437, 360, 10, image_size=32, resize_shorter=32, crop='none'
     )
@@ -112,8 +100,7 @@ def test_command_probes_a_network_that_was_not_trained(
     save_weights(tmp_path / 'weights', 'best', description, arrays)
     write_run(tmp_path / 'result_0.txt', config, (0.1, 0.1), 'aborted')
     (tmp_path / 'config.yaml').write_text(render_yaml(config))
-    assert run([str(tmp_path), '--probe', '--format', 'json']) == 0
-    found = json.loads(capsys.readouterr().out)['accuracy']
+    found = json.loads(call('why', tmp_path, '--probe', '--format', 'json').stdout)['accuracy']
     assert ('frozen' in [c['cause'] for c in found['causes']]) == (epochs == 12)
     (frozen,) = (row for row in found['evidence'] if row['cause'] == 'frozen')
     assert frozen['measured'] == '21 of 21, such as conv0_weight' and 'turned' in frozen['figure']

@@ -20,8 +20,8 @@ from mlperf_rn50.analysis.sets.rcp import check_rcp, is_applicable, official_sco
 from mlperf_rn50.analysis.sets.scaling import make_studies
 from mlperf_rn50.mllog.check.official import _summarize
 from mlperf_rn50.mllog.findings import make_finding
+from mlperf_rn50.mllog.logged_run import TARGET
 from mlperf_rn50.mllog.package.system_desc import describe_system
-from mlperf_rn50.mllog.run import TARGET
 
 
 def summarize(home, system, ruleset):

@@ -1,11 +1,15 @@
 """Logs of other people: lines shared with other output, lost lines, descriptions, linked folders,
-other file names."""
+other file names; logs without an end. The logs in tests/logs are more of them."""
 
 import bz2
+import fcntl
 import gzip
 import json
 import lzma
+import os
+import platform
 import tarfile
+import tracemalloc
 import zipfile
 
 import pytest
@@ -20,46 +24,51 @@ from mlperf_rn50.mllog.events import decode_events
 from mlperf_rn50.mllog.findings import make_finding
 from mlperf_rn50.mllog.read.reader import read_run
 
-ENTRY = {
-    'framework': 'MXNet 1.4',
-    'nodes': [{'num_nodes': 36, 'num_accelerators': 8, 'accelerator': 'Tesla V100'}],
-}
+NODES = {'num_nodes': 36, 'num_accelerators': 8, 'accelerator': 'Tesla V100'}
+ENTRY = {'framework': 'MXNet 1.4', 'nodes': [NODES]}
 
 
-def lines_of(line, nodes=1, ranks=8, entry=None, seed=None):
+@pytest.fixture
+def read(tmp_path):
+    """Function that writes lines to result_0.txt and reads the run."""
+
+    def read(lines, name='result_0.txt', now_s=START_S + 10**9):
+        return read_run(write_lines(tmp_path / name, lines), now_s)
+
+    return read
+
+
+def lines_of(line, nodes=1, ranks=8, entry=None):
     """Return a log in the format of v0.5 or v0.6, with a line of each node and rank."""
-    is_v05 = line is v05
-    lines = [line('run_clear_caches' if is_v05 else 'cache_clear', k - 5.0) for k in range(nodes)]
-    lines += [line('submission_entry', -4.0, entry)] if entry else []
-    lines += [
-        line('run_set_random_seed', k / 1e3, k if seed is None else seed)
-        if is_v05
-        else line('init_start', k / 1e3)
-        for k in range(ranks)
-    ]
-    if is_v05:
+    entries = [line('submission_entry', -4.0, entry)] if entry else []
+    if line is v06:
         return [
-            *lines,
-            v05('run_start', 1.0),
-            v05('input_batch_size', 1.0, 32),
-            v05('train_epoch', 2.0, 0),
-            v05('eval_accuracy', 12.0, {'epoch': 0, 'value': 0.76}),
-            v05('run_stop', 13.0),
-            v05('run_final', 13.0),
+            *(v06('cache_clear', k - 5.0) for k in range(nodes)),
+            *entries,
+            *(v06('init_start', k / 1e3) for k in range(ranks)),
+            v06('run_start', 1.0),
+            v06('epoch_start', 2.0, epoch_num=1),
+            v06('eval_accuracy', 12.0, 0.76, epoch_num=1),
+            v06('run_stop', 13.0, status='success'),
         ]
     return [
-        *lines,
-        v06('run_start', 1.0),
-        v06('epoch_start', 2.0, epoch_num=1),
-        v06('eval_accuracy', 12.0, 0.76, epoch_num=1),
-        v06('run_stop', 13.0, status='success'),
+        *(v05('run_clear_caches', k - 5.0) for k in range(nodes)),
+        *(v05('run_set_random_seed', k / 1e3, k) for k in range(ranks)),
+        v05('run_start', 1.0),
+        v05('input_batch_size', 1.0, 32),
+        v05('train_epoch', 2.0, 0),
+        v05('eval_accuracy', 12.0, {'epoch': 0, 'value': 0.76}),
+        v05('run_stop', 13.0),
+        v05('run_final', 13.0),
     ]
+
+
+# --- lines
 
 
 @pytest.mark.parametrize(
     'line, tail, value',
     [
-        (mllog('k', 0, 3), '\x1b[0m', 3),
         (mllog('k', 0, 3), 'rank 7: ready', 3),
         (mllog('k', 0, 'a}'), '"}]', 'a}'),
         (mllog('k', 0, 3).replace(':::MLLOG ', ':::MLLOG'), ' ', 3),
@@ -83,7 +92,6 @@ def test_event_followed_by_other_output_counts(line, tail, value):
         v05('train_epoch', 0, 3) + '4%',
         v05('eval_accuracy', 0, 0.7) + '.1',
         v05('run_st', 0),
-        v05('train_epoch', 0) + ':',
         v05('train_epoch', 0) + ' :',
         mllog('run_stop', 0)[:-1],
         v06('run_stop', 0)[:-1] + '\x1b[0m',
@@ -93,36 +101,6 @@ def test_event_followed_by_other_output_counts(line, tail, value):
 def test_cut_or_unknown_event_is_an_error_with_a_reason(line):
     (event,) = decode_events(line)
     assert isinstance(event, ValueError) and event.args[0] and event.args[1] == line.strip()
-
-
-@pytest.mark.parametrize(
-    'changes, target, status',
-    [
-        ([{}], 0.98, 'failed'),
-        ([{'train.target_accuracy': [0.98, 0.7]}], 0.7, 'converged'),
-        ([{'train.target_accuracy': [0.98, 0.7]}, {}], 0.7, 'converged'),
-        (
-            [{'train.target_accuracy': [0.98, 0.7]}, {'train.target_accuracy': [0.7, 0.9]}],
-            0.9,
-            'failed',
-        ),
-        ([{'train.target_accuracy': [0.98, 'x']}], 0.98, 'failed'),
-        (['train.target_accuracy'], 0.98, 'failed'),
-    ],
-)
-def test_target_of_the_last_resume_that_changed_it_counts(tmp_path, changes, target, status):
-    *lines, stop = run_lines((0.75, 0.76), target=0.98)
-    lines += [
-        mllog('run_resumed', 30, 1, epoch_num=1, clock_s=22.0, changed=changed)
-        for changed in changes
-    ]
-    lines += [
-        mllog('eval_accuracy', 40, 0.77, epoch_num=3),
-        mllog('run_stop', 41, status='success'),
-    ]
-    run = read_run(write_lines(tmp_path / 'result_0.txt', lines))
-    assert (run.target_accuracy, run.status) == (target, status), stop
-    assert not any(f.kind == 'trained_past_target' for f in run.findings)
 
 
 def test_whole_seconds_are_a_time_of_v05():
@@ -135,29 +113,60 @@ def test_whole_seconds_are_a_time_of_v05():
     [
         mllog('run_stop', 22, status='success')[:-3],
         v05('eval_accuracy', 0, {'epoch': 1, 'value': 0.5})[:-4],
-        v06('run_start', 0)[:-3],
         v05('run_sto', 0),
     ],
 )
-def test_torn_line_of_a_vital_event_is_a_warning(tmp_path, torn):
-    run = read_run(
-        write_lines(tmp_path / 'result_0.txt', [*run_lines(), torn, mllog('epoch_stop', 0)[:-9]])
-    )
+def test_torn_line_of_a_vital_event_is_a_warning(read, torn):
+    run = read([*run_lines(), torn, mllog('epoch_stop', 0)[:-9]])
     assert [f.kind for f in run.findings if 'torn' in f.kind] == ['event_torn', 'line_torn']
 
 
 def test_events_that_cannot_be_decoded_are_stated_with_the_reason(tmp_path):
-    path = write_lines(
-        tmp_path / 'result_0.txt', ['shell', ':::MLLOG {"key": "run_start", "metadata": {}}']
-    )
-    with pytest.raises(
-        UserError, match=r'no MLPerf log line can be decoded \(line 2: no time_ms\); expected lines'
-    ):
-        read_run(path)
-    with pytest.raises(
-        UserError, match=r'no MLPerf log line can be decoded \(line 2: no time_ms\); expected'
-    ):
-        check_log(path)
+    lines = ['shell', ':::MLLOG {"key": "run_start", "metadata": {}}']
+    path = write_lines(tmp_path / 'result_0.txt', lines)
+    for function in (read_run, check_log):
+        with pytest.raises(UserError, match=r'can be decoded \(line 2: no time_ms\); expected lin'):
+            function(path)
+
+
+TARGET = 'train.target_accuracy'
+
+
+@pytest.mark.parametrize(
+    'changes, target, status',
+    [
+        ([{TARGET: [0.98, 0.7]}, {}], 0.7, 'converged'),
+        ([{TARGET: [0.98, 0.7]}, {TARGET: [0.7, 0.9]}], 0.9, 'failed'),
+        ([{TARGET: [0.98, 'x']}], 0.98, 'failed'),
+        ([TARGET], 0.98, 'failed'),
+    ],
+)
+def test_target_of_the_last_resume_that_changed_it_counts(read, changes, target, status):
+    *lines, _ = run_lines((0.75, 0.76), target=0.98)
+    resume = {'epoch_num': 1, 'clock_s': 22.0}
+    lines += [mllog('run_resumed', 30, 1, **resume, changed=changed) for changed in changes]
+    lines += [
+        mllog('eval_accuracy', 40, 0.77, epoch_num=3),
+        mllog('run_stop', 41, status='success'),
+    ]
+    run = read(lines)
+    assert (run.target_accuracy, run.status) == (target, status)
+    assert not any(f.kind == 'trained_past_target' for f in run.findings)
+
+
+def test_evaluation_that_is_ignored_is_called_so(read):
+    ignored = [
+        mllog('eval_accuracy', 22, 0.3, epoch_num=2),
+        mllog('eval_accuracy', 22, 0.8),
+        mllog('eval_accuracy', 22, 1.5, epoch_num=3),
+    ]
+    run = read([*run_lines()[:-1], *ignored])
+    texts = [f.text for f in run.findings if 'eval_accuracy' in f.text]
+    assert run.curve == ((1, 0.5), (2, 0.76)) and len(texts) == 3
+    assert all('ignored' in text for text in texts)
+
+
+# --- numbers of nodes, ranks and accelerators
 
 
 @pytest.mark.parametrize(
@@ -181,54 +190,42 @@ def test_other_logs_of_a_set_settle_counts_that_a_log_contradicts(tmp_path, lost
     (folder.parent / 'entry.json').write_text(json.dumps(ENTRY))
     (system,) = load_run_sets([tmp_path])
     assert system.refusal is None
-    assert [
-        (r.num_nodes, r.num_ranks, r.num_accelerators, r.global_batch_size) for r in system.runs
-    ] == [(3, 24, 24, 24 * 32)] * 5
+    counts = [(r.num_nodes, r.num_ranks, r.num_accelerators) for r in system.runs]
+    assert counts == [(3, 24, 24)] * 5 and {r.global_batch_size for r in system.runs} == {24 * 32}
     found = set_findings(system)
-    assert {f.text for f in found if f.kind == 'count_settled'} == {
-        make_finding('count_settled', None, *each).text for each in settled
-    }
+    expected = {make_finding('count_settled', None, *each).text for each in settled}
+    assert {f.text for f in found if f.kind == 'count_settled'} == expected
     assert not any('288 is used' in f.text or '36 is used' in f.text for f in found)
 
 
-@pytest.mark.parametrize(
-    'ranks', [lambda k: 4 if k else 2, lambda k: 8 if k > 1 else 7 if k else 4]
-)
+@pytest.mark.parametrize('ranks', [(2, 4, 4, 4, 4), (4, 7, 8, 8, 8)])
 def test_other_layouts_are_no_lost_lines(tmp_path, ranks):
-    write_set(tmp_path, 5, ranks=ranks)
+    write_set(tmp_path, 5, ranks=lambda k: ranks[k])
     assert load_run_sets([tmp_path])[0].refusal.startswith('num_accelerators')
 
 
 def test_batch_that_a_log_states_is_not_settled(tmp_path):
     for k in range(5):
-        lines = lines_of(v05, 3, 24)
-        write_lines(
-            tmp_path / f'results/box/resnet/result_{k}.txt',
-            [line.replace('size: 32', 'size: 30') for line in lines] if k == 0 else lines,
-        )
-    (tmp_path / 'results/box/entry.json').write_text(json.dumps(ENTRY))
+        size = 'size: 32' if k else 'size: 30'
+        lines = [line.replace('size: 32', size) for line in lines_of(v05, 3, 24)]
+        write_lines(tmp_path / f'result_{k}.txt', lines)
     assert load_run_sets([tmp_path])[0].refusal.startswith('global_batch_size is 720')
 
 
 @pytest.mark.parametrize(
-    'lines, accelerators',
+    'seeds, accelerators',
     [
-        ([v05('run_set_random_seed', 0, 7)] * 2, None),  # by two loggers
-        ([v05('run_set_random_seed', t, 7) for t in (0, 60)], None),  # of one process
-        (
-            [
-                v05('run_set_random_seed', 0, 7),
-                v05('run_set_random_seed', 0, 9).replace('main.py', 'data.py'),
-            ],
-            None,
-        ),
-        ([v05('run_set_random_seed', t, 7) for t in (0, 0.1)], 2),
-        ([v05('run_set_random_seed', t, t) for t in (0, 60)], 2),
+        ([(0, 7), (0, 7)], None),  # by two loggers
+        ([(0, 7), (60, 7)], None),  # of one process
+        ([(0, 7), (0.1, 7)], 2),
+        ([(0, 0), (60, 60)], 2),
     ],
 )
-def test_repeated_seeds_of_v05_are_of_one_rank(tmp_path, lines, accelerators):
-    path = write_lines(tmp_path / 'result_0.txt', [*lines, *lines_of(v05, ranks=0)])
-    assert read_run(path).num_accelerators == accelerators
+def test_repeated_seeds_of_v05_are_of_one_rank(read, seeds, accelerators):
+    lines = [v05('run_set_random_seed', *seed) for seed in seeds]
+    assert read([*lines, *lines_of(v05, ranks=0)]).num_accelerators == accelerators
+    elsewhere = [lines[0], v05('run_set_random_seed', 0, 9).replace('main.py', 'data.py')]
+    assert read([*elsewhere, *lines_of(v05, ranks=0)]).num_accelerators is None
 
 
 @pytest.mark.parametrize(
@@ -236,50 +233,25 @@ def test_repeated_seeds_of_v05_are_of_one_rank(tmp_path, lines, accelerators):
     [
         ENTRY,
         json.dumps(ENTRY),
-        str({**ENTRY, 'nodes': str(ENTRY['nodes'][0])}),
+        str({**ENTRY, 'nodes': str(NODES)}),
         str({'os': 'x' * 2000, **ENTRY}),
     ],
 )
-def test_facts_in_a_log_precede_its_description(tmp_path, entry):
-    path = write_lines(
-        tmp_path / 'us/results/box/resnet/result_0.txt', lines_of(v06, ranks=1, entry=entry)
-    )
-    (tmp_path / 'us/systems').mkdir()
-    (tmp_path / 'us/systems/box.json').write_text(
-        json.dumps(
-            {
-                'number_of_nodes': 1,
-                'accelerators_per_node': 1,
-                'accelerator_model_name': 'A100',
-                'framework': 'TF',
-                'submitter': 'us',
-            }
-        )
-    )
-    run = read_run(path)
-    assert (run.num_nodes, run.num_accelerators, run.accelerator, run.framework, run.org) == (
-        36,
-        288,
-        'Tesla V100',
-        'MXNet 1.4',
-        'us',
-    )
+def test_facts_in_a_log_precede_its_description(read, tmp_path, entry):
+    description = {'number_of_nodes': 1, 'accelerators_per_node': 1, 'framework': 'TF'}
+    (tmp_path / 'us/systems').mkdir(parents=True)
+    (tmp_path / 'us/systems/box.json').write_text(json.dumps({**description, 'submitter': 'us'}))
+    run = read(lines_of(v06, ranks=1, entry=entry), 'us/results/box/resnet/result_0.txt')
+    assert (run.num_nodes, run.num_accelerators, run.org) == (36, 288, 'us')
+    assert (run.accelerator, run.framework) == ('Tesla V100', 'MXNet 1.4')
 
 
-def test_several_kinds_of_nodes_in_a_log_are_added(tmp_path):
-    entry = {
-        'nodes': [
-            {'num_nodes': '2', 'num_accelerators': '8', 'accelerator': 'A'},
-            {'num_nodes': 1, 'num_accelerators': 4, 'accelerator': 'B'},
-        ]
-    }
-    run = read_run(write_lines(tmp_path / 'result_0.txt', lines_of(v06, ranks=1, entry=entry)))
-    assert (run.num_nodes, run.num_accelerators, run.accelerator, run.framework) == (
-        3,
-        20,
-        'A + B',
-        None,
-    )
+def test_several_kinds_of_nodes_in_a_log_are_added(read):
+    names = 'num_nodes', 'num_accelerators', 'accelerator'
+    entry = {'nodes': [dict(zip(names, values)) for values in (('2', '8', 'A'), (1, 4, 'B'))]}
+    run = read(lines_of(v06, ranks=1, entry=entry))
+    assert (run.num_nodes, run.num_accelerators, run.accelerator) == (3, 20, 'A + B')
+    assert run.framework is None
 
 
 @pytest.mark.parametrize(
@@ -296,101 +268,84 @@ def test_several_kinds_of_nodes_in_a_log_are_added(tmp_path):
         (1, 576, (36, 288)),
     ],
 )
-def test_ranks_precede_an_inventory(tmp_path, nodes, ranks, layout):
-    run = read_run(write_lines(tmp_path / 'result_0.txt', lines_of(v06, nodes, ranks, entry=ENTRY)))
+def test_ranks_precede_an_inventory(read, nodes, ranks, layout):
+    run = read(lines_of(v06, nodes, ranks, entry=ENTRY))
     assert (run.num_nodes, run.num_accelerators) == layout
 
 
 def test_runs_on_different_accelerators_are_no_set(tmp_path):
     for k in range(2):
-        entry = {'nodes': [{'num_nodes': 1, 'num_accelerators': 8, 'accelerator': f'A{k}'}]}
+        entry = {'nodes': [{**NODES, 'accelerator': f'A{k}'}]}
         write_lines(tmp_path / f'result_{k}.txt', lines_of(v06, entry=entry))
-    assert load_run_sets([tmp_path])[0].refusal.startswith(
-        'accelerator is A0 in result_0.txt and A1'
-    )
+    refusal = load_run_sets([tmp_path])[0].refusal
+    assert refusal.startswith('accelerator is A0 in result_0.txt and A1')
 
 
 @pytest.mark.parametrize('stated, grade', [(False, 'warning'), (True, 'note')])
-def test_unreadable_description_that_may_change_counts_is_a_warning(tmp_path, stated, grade):
-    path = tmp_path / 'us/results/box/resnet/result_0.txt'
-    write_lines(path, run_lines(accelerators=not stated))
-    (tmp_path / 'us/systems').mkdir()
+def test_unreadable_description_that_may_change_counts_is_a_warning(read, tmp_path, stated, grade):
+    (tmp_path / 'us/systems').mkdir(parents=True)
     (tmp_path / 'us/systems/box.json').write_text('{')
-    assert [f.grade for f in read_run(path).findings if f.kind == 'description_unreadable'] == [
-        grade
-    ]
+    run = read(run_lines(accelerators=not stated), 'us/results/box/resnet/result_0.txt')
+    assert [f.grade for f in run.findings if f.kind == 'description_unreadable'] == [grade]
 
 
-@pytest.fixture
-def linked(tmp_path):
+@pytest.mark.parametrize('make', [lambda lines: [*lines, *lines[:-1]], lambda lines: lines * 3])
+@pytest.mark.parametrize('line, ranks', [(v06, 1), (v06, 4), (v05, 1), (v05, 4)])
+def test_copies_of_lines_by_another_logger_are_not_ranks_or_nodes(read, line, ranks, make):
+    lines = lines_of(line, ranks=ranks)
+    whole, copied = read(lines), read(make(lines))
+    counts = 'num_ranks', 'num_nodes', 'num_accelerators', 'global_batch_size'
+    for fact in (*counts, 'status', 'epochs_to_converge'):
+        assert getattr(copied, fact) == getattr(whole, fact), fact
+
+
+# --- files and folders
+
+
+def test_linked_system_is_read_once(tmp_path):
     """Study with a linked system, and links to the study itself, to folders above it, and to
     nothing."""
-    write_set(tmp_path / 'study/1n', 1)
+    study = write_set(tmp_path / 'study/1n', 1).parent
     write_set(tmp_path / 'store/2n/resnet', 1, nodes=2, ranks=8)
-    for name, target in [
-        ('2n', '../store/2n'),
-        ('self', '.'),
-        ('up', '..'),
-        ('again', '1n'),
-        ('gone', 'nowhere'),
-    ]:
-        (tmp_path / 'study' / name).symlink_to(target)
+    links = {'2n': '../store/2n', 'self': '.', 'up': '..', 'again': '1n', 'gone': 'nowhere'}
+    for name, target in links.items():
+        (study / name).symlink_to(target)
     (tmp_path / 'store/2n/back').symlink_to('../../study')
-    return tmp_path / 'study'
-
-
-def test_linked_system_is_read_once(linked):
-    assert [(s.name, s.study.name, s.num_nodes) for s in load_run_sets([linked])] == [
-        ('1n', 'study', 1),
-        ('2n', 'study', 2),
-    ]
-    assert call('check', linked).stdout.startswith('valid for their rounds: 0 of 2 sets, 2 logs\n')
+    found = [(s.name, s.study.name, s.num_nodes) for s in load_run_sets([study])]
+    assert found == [('1n', 'study', 1), ('2n', 'study', 2)]
+    assert '0 of 2 sets, 2 logs\n' in call('check', study).stdout
 
 
 @pytest.mark.parametrize('command', ['report', 'check'])
-def test_files_of_other_names_are_mentioned(tmp_path, command):
-    write_lines(tmp_path / '2n/run 1.log', complete(run_lines()))
+@pytest.mark.parametrize('name, hint', [('2n/run 1.log', '2n/*.log; '), ('a.xz', '*.xz, unpacked')])
+def test_files_of_other_names_are_mentioned(tmp_path, command, name, hint):
+    write_lines(tmp_path / name, complete(run_lines()))
     done = call(command, tmp_path)
-    text = (
-        'nor do its subfolders; files of other names are read if they are given, such as '
-        f'{tmp_path}/2n/*.log; '
-    )
-    assert (done.returncode, done.stdout) == (2, '') and text in done.stderr
-    assert call('report', tmp_path / '2n/run 1.log').returncode == 0
+    hint = f'files of other names are read if they are given, such as {tmp_path}/{hint}'
+    assert (done.returncode, done.stdout) == (2, '') and hint in done.stderr
+    assert call('report', tmp_path / name).returncode == 0
 
 
 INFERENCE = [
     mllog('loadgen_version', 0, '4.0 @ 486a629ea4'),
     mllog('sut_name', 0, 'PySUT'),
-    mllog('effective_test_mode', 0, 'AccuracyOnly'),
     mllog('result_validity', 0, 'VALID'),
 ]
 
 
-@pytest.mark.parametrize(
-    'lines',
-    [
-        INFERENCE,
-        INFERENCE[1:],
-        [*INFERENCE, *run_lines()],
-        [mllog('power_reading', k, 4210.5) for k in range(9)],
-        [mllog('model_name', 0, 'resnet50')],
-    ],
-)
+@pytest.mark.parametrize('lines', [INFERENCE[1:], [*INFERENCE, *run_lines()]])
 @pytest.mark.parametrize('command', ['report', 'predict'])
 def test_log_of_another_program_is_refused_in_a_line(tmp_path, command, lines):
-    done = call(command, write_lines(tmp_path / 'mlperf_log_detail.txt', lines))
+    done = call(command, write_lines(tmp_path / 'detail.txt', lines))
     assert (done.returncode, done.stdout, done.stderr.count('\n')) == (2, '', 1)
-    assert (
-        'mlperf_log_detail.txt: got a log ' in done.stderr
-        and 'expected one of MLPerf Training' in done.stderr
-    )
+    assert 'detail.txt: got a log ' in done.stderr
+    assert 'expected one of MLPerf Training' in done.stderr
 
 
-def test_log_of_another_program_is_no_run_beside_others(tmp_path):
+def test_log_of_another_program_is_no_run_beside_others_or_of_a_folder(tmp_path):
     logs = [
-        write_lines(tmp_path / 'offline/performance/run_1/mlperf_log_detail.txt', INFERENCE),
-        write_lines(tmp_path / 'offline/accuracy/mlperf_log_detail.txt', INFERENCE[1:]),
+        write_lines(tmp_path / 'run_1/detail.txt', INFERENCE),
+        write_lines(tmp_path / 'accuracy/detail.txt', INFERENCE[1:]),
         write_lines(tmp_path / 'train/result_0.txt', run_lines()),
     ]
     (system,) = load_run_sets(logs)
@@ -398,12 +353,8 @@ def test_log_of_another_program_is_no_run_beside_others(tmp_path):
     done = call('report', *logs)
     assert '1 of 1 run of 1 system converged' in done.stdout
     assert 'skipped 2 logs' in done.stderr and 'MLPerf Inference' in done.stderr
-
-
-def test_log_of_another_program_is_no_run_of_a_folder(tmp_path):
-    write_lines(tmp_path / 'result_0.txt', run_lines())
-    write_lines(tmp_path / 'result_1.txt', INFERENCE)
-    [run_set], others = load_logs([tmp_path])
+    write_lines(tmp_path / 'train/result_1.txt', INFERENCE)
+    [run_set], others = load_logs([tmp_path / 'train'])
     assert [r.path.name for r in run_set.runs] == ['result_0.txt']
     assert 'skipped 1 log' in describe_others(others)
 
@@ -413,16 +364,13 @@ def test_log_of_another_program_is_no_run_of_a_folder(tmp_path):
     [
         mllog('submission_org', 0, 'us'),
         mllog('init_start', 0),
-        mllog('run_start', 0),
         mllog('block_start', 0),
-        mllog('eval_accuracy', 0, 0.1, epoch_num=1),
         v05('run_clear_caches', 0),
         v06('cache_clear', 0),
     ],
 )
-def test_a_single_line_of_a_training_run_is_a_run(tmp_path, line):
-    run = read_run(write_lines(tmp_path / 'result_0.txt', [*INFERENCE[1:], line]), START_S + 10**9)
-    assert run.status == 'failed'
+def test_a_single_line_of_a_training_run_is_a_run(read, line):
+    assert read([*INFERENCE[1:], line]).status == 'failed'
 
 
 def write_tar(path, data):
@@ -435,27 +383,23 @@ def write_zip(path, data):
         packed.writestr('result_0.txt', data)
 
 
+def quoted(path, data):
+    path.write_text('\n'.join(json.dumps({'log': line}) for line in data.decode().splitlines()))
+
+
 @pytest.mark.parametrize(
     'write, hint',
     [
-        (lambda p, data: p.write_bytes(gzip.compress(data)), 'packed with gzip'),
+        (lambda p, data: p.write_bytes(gzip.compress(data)), 'packed with gzip; unpack it'),
         (lambda p, data: p.write_bytes(bz2.compress(data)), 'packed with bzip2'),
         (lambda p, data: p.write_bytes(lzma.compress(data)), 'packed with xz'),
         (lambda p, data: p.write_bytes(b'\x28\xb5\x2f\xfd'), 'packed with zstd'),
         (write_zip, 'packed with zip'),
         (write_tar, 'packed with tar'),
-        (
-            lambda p, data: p.write_text(
-                json.dumps({'text': data.decode().splitlines()}, indent=1)
-            ),
-            'as in a notebook',
-        ),
-        (
-            lambda p, data: p.write_text(
-                '\n'.join(json.dumps({'log': f'{line}\n'}) for line in data.decode().splitlines())
-            ),
-            'line 1 is JSON within JSON',
-        ),
+        (lambda p, data: p.write_text(json.dumps([data.decode()], indent=1)), 'as in a notebook'),
+        (quoted, 'line 1 is JSON within JSON'),
+        (lambda p, data: p.write_text(data.decode(), 'utf-16'), 'UTF-16; convert it to UTF-8'),
+        (lambda p, data: p.write_text(f'\ufeff{data}', 'utf-16-be'), 'UTF-16; convert it'),
     ],
 )
 def test_packed_and_quoted_logs_have_a_hint(tmp_path, write, hint):
@@ -465,15 +409,8 @@ def test_packed_and_quoted_logs_have_a_hint(tmp_path, write, hint):
         read_run(path)
 
 
-def test_a_quoted_line_does_not_hide_a_log(tmp_path):
-    lines = [*run_lines(), json.dumps(mllog('init_start', 0))]
-    assert read_run(write_lines(tmp_path / 'result_0.txt', lines)).status == 'converged'
-
-
-def test_packed_files_are_mentioned_if_a_folder_has_no_logs(tmp_path):
-    (tmp_path / 'run.log.xz').write_bytes(lzma.compress(b'x'))
-    done = call('report', tmp_path)
-    assert done.returncode == 2 and f'such as {tmp_path}/*.xz, unpacked' in done.stderr
+def test_a_quoted_line_does_not_hide_a_log(read):
+    assert read([*run_lines(), json.dumps(mllog('init_start', 0))]).status == 'converged'
 
 
 def test_packed_logs_of_a_folder_are_unreadable_runs_unless_they_are_unpacked_too(tmp_path):
@@ -481,55 +418,94 @@ def test_packed_logs_of_a_folder_are_unreadable_runs_unless_they_are_unpacked_to
     for number in (0, 1):
         (tmp_path / f'result_{number}.txt.gz').write_bytes(gzip.compress(lines))
     [run_set] = load_run_sets([tmp_path])
-    assert [(r.path.name, r.status) for r in run_set.runs] == [
-        ('result_0.txt', 'converged'),
-        ('result_1.txt.gz', 'unreadable'),
-    ]
-    (tmp_path / 'result_0.txt').unlink()
-    (tmp_path / 'result_0.txt.gz').unlink()
-    done = call('report', tmp_path)
-    assert (
-        done.returncode == 2
-        and 'result_1.txt.gz: the file is packed with gzip; unpack it' in done.stderr
-    )
+    expected = [('result_0.txt', 'converged'), ('result_1.txt.gz', 'unreadable')]
+    assert [(r.path.name, r.status) for r in run_set.runs] == expected
+
+
+def test_memory_does_not_grow_with_the_log(tmp_path):
+    path = tmp_path / 'result_0.txt'
+    with open(path, 'w') as f:
+        f.write('x' * 9_000_000 + '\n')
+        for epoch in range(10_100):
+            f.write(mllog('eval_accuracy', epoch, 0.5, epoch_num=epoch) + '\n')
+            f.write(mllog(f'opt_{epoch}', 0, 'x' * 400) + '\n')
+        f.write(':::MLLOG ' + '[' * 2_000_000)
+    tracemalloc.start()
+    run = read_run(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(run.evaluations) == 10_000 and len(run.findings) < 200 and len(run.optimizer) == 64
+    assert run.evaluations[0].line == 2 and peak < 12_000_000
+
+
+# --- a log without an end, which belongs to a running or a killed run
+
+
+@pytest.fixture
+def unended(tmp_path):
+    """Function that writes a log with its last event at 22 s and its modification time `written_s`
+    later."""
+
+    def unended(written_s=0.0, **keys):
+        path = write_lines(tmp_path / 'result_0.txt', run_lines(status=None, **keys))
+        os.utime(path, (START_S + 22 + written_s,) * 2)
+        return path
+
+    return unended
+
+
+SLOW = {'accuracies': (0.5,), 'epoch_s': 1000, 'eval_s': 12}
 
 
 @pytest.mark.parametrize(
-    'make',
+    'written_s, keys, now_s, status',
     [
-        lambda lines: [text for line in lines for text in (line, f'DEBUG:mlperf:{line}')],
-        lambda lines: [*lines, *lines],
-        lambda lines: [text for line in lines for text in [line] * 3],
-        lambda lines: [*lines, *lines[:-1]],
+        (0, {}, 82, 'running'),
+        (0, {}, 22 + 601, 'failed'),
+        (990, SLOW, 1012 + 2900, 'running'),
+        (990, SLOW, 1012 + 3100, 'failed'),
+        # a checkout sets the modification time to the present
+        (2 * 86400, {}, 22 + 2 * 86400, 'failed'),
     ],
+    ids=['just written', 'quiet', 'slow', 'slow and quiet', 'a copy of an old log'],
 )
-@pytest.mark.parametrize('line, ranks', [(v06, 1), (v06, 4), (v05, 1), (v05, 4)])
-def test_copies_of_lines_by_another_logger_are_not_ranks_or_nodes(tmp_path, line, ranks, make):
-    lines = lines_of(line, nodes=1, ranks=ranks)
-    whole, copied = (
-        read_run(write_lines(tmp_path / name / 'result_0.txt', log))
-        for name, log in (('whole', lines), ('copied', make(lines)))
-    )
-    for fact in (
-        'num_ranks',
-        'num_nodes',
-        'num_accelerators',
-        'global_batch_size',
-        'status',
-        'epochs_to_converge',
-    ):
-        assert getattr(copied, fact) == getattr(whole, fact), fact
+def test_quiet_log_belongs_to_a_failed_run(unended, written_s, keys, now_s, status):
+    assert read_run(unended(written_s, **keys), now_s=START_S + now_s).status == status
 
 
-def test_evaluation_that_is_ignored_is_called_so(tmp_path):
-    lines = [
-        *run_lines()[:-1],
-        mllog('eval_accuracy', 22, 0.3, epoch_num=2),
-        mllog('eval_accuracy', 22, 0.8),
-        mllog('eval_accuracy', 22, 0.8, samples_count=3_000_000),
-        mllog('eval_accuracy', 22, 1.5, epoch_num=3),
-    ]
-    run = read_run(write_lines(tmp_path / 'result_0.txt', lines), START_S + 10**9)
-    texts = [f.text for f in run.findings if 'eval_accuracy' in f.text]
-    assert run.curve == ((1, 0.5), (2, 0.76)) and len(texts) == 3
-    assert all('ignored' in text for text in texts)
+def test_only_a_running_run_has_an_age(unended, read):
+    run = read_run(unended(accuracies=(0.5, 0.4)), now_s=START_S + 82)
+    assert (run.age_s, run.last_epoch, run.best_accuracy) == (60.0, 2, 0.5)
+    assert (run.epochs_to_converge, run.time_to_train_s, run.findings) == (None, None, ())
+    run = read_run(unended(), now_s=START_S + 22 + 601)
+    assert run.age_s is None and [f.kind for f in run.findings] == ['no_run_stop']
+    run = read(run_lines(), now_s=START_S + 22)
+    assert (run.status, run.age_s) == ('converged', None)
+
+
+@pytest.mark.parametrize('k', [0, 3])
+def test_lock_of_a_run_decides_the_status(unended, k):
+    log = unended()
+    log = log.rename(log.with_name(f'result_{k}.txt'))
+    path = log.with_name(f'.run_{k}.lock')
+    path.write_text(f'process 7 on {platform.node()}\n')
+    with open(path, 'rb') as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        run = read_run(log, now_s=START_S + 10**7)
+        assert run.status == 'running' and run.age_s > 10**6
+    assert read_run(log, now_s=START_S + 23).status == 'failed'  # released on this machine
+    path.write_text('process 7 on other-machine\n')
+    assert read_run(log, now_s=START_S + 23).status == 'running'
+    assert read_run(log, now_s=START_S + 10**7).status == 'failed'
+
+
+def test_lock_that_is_not_a_file_does_not_block_and_reading_leaves_a_lock_free(unended):
+    log = unended()
+    path = log.with_name('.run_0.lock')
+    os.mkfifo(path)
+    assert read_run(log, now_s=START_S + 30).status == 'running'
+    path.unlink()
+    path.touch()
+    read_run(log)
+    with open(path, 'a+b') as f:
+        fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)

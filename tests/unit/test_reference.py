@@ -24,7 +24,7 @@ from mlperf_rn50.analysis.sets.settings import Recipe
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.train.options import ScheduleConfig, TrainConfig
+from mlperf_rn50.train.options import OptimizerConfig, ScheduleConfig, TrainConfig
 
 sys.path.insert(0, str(ROOT / 'benchmarks'))
 from replay import FAULTS, replay  # noqa: E402
@@ -34,21 +34,16 @@ STEPS = replace(RECIPE, decay='step', step_epochs=(30.0, 60.0), decay_epochs=Non
 CURVE = ((10, 0.4), (20, 0.6), (30, 0.7), (40, 0.76))
 
 
-def known(*curves, recipe=RECIPE, dataset=None, status='converged', name='s'):
-    return made_set(
-        name,
-        recipe,
-        [(status, 60.0, c) for c in curves],
-        **({'dataset': dataset} if dataset else {}),
-    )
+def known(*curves, recipe=RECIPE, status='converged', name='s', **facts):
+    return made_set(name, recipe, [(status, 60.0, c) for c in curves], **facts)
 
 
 def shifted(offset):
     return tuple((e, a + offset) for e, a in CURVE)
 
 
-def reference(*curves, **keys):
-    return Reference('same', RECIPE, (known(*curves),), **keys)
+def reference(*curves, recipe=RECIPE, **keys):
+    return Reference('same', recipe, (known(*curves, recipe=recipe),), **keys)
 
 
 @pytest.mark.parametrize(
@@ -87,52 +82,40 @@ def test_same_recipe_precedes_a_similar_one(change, how):
 def test_band_is_the_mean_and_three_spreads_of_one_more_run():
     middle = band_at(reference(shifted(-0.01), CURVE, shifted(0.01)), 20)
     assert (middle.point, middle.mean, len(middle.values)) == (0.5, pytest.approx(0.6), 3)
-    assert (
-        middle.mean - middle.low
-        == middle.high - middle.mean
-        == pytest.approx(3 * 0.01 * (1 + 1 / 3) ** 0.5)
-    )
-    same = [CURVE] * 4  # the spread is at least the published or the random spread
-    assert band_at(reference(*same, spreads={5: 0.02}), 20).low == pytest.approx(
-        0.6 - 0.06 * 1.25**0.5
-    )
-    chance = (0.6 * 0.4 / 400) ** 0.5
-    assert band_at(reference(*same, eval_samples=400), 20).low == pytest.approx(
-        0.6 - 3 * chance * 1.25**0.5
-    )
+    reach = 3 * 0.01 * (1 + 1 / 3) ** 0.5
+    assert (middle.low, middle.high) == (pytest.approx(0.6 - reach), pytest.approx(0.6 + reach))
+    # the spread is at least the published or the random spread
+    for spread, keys in (
+        (0.02, {'spreads': {5: 0.02}}),
+        ((0.6 * 0.4 / 400) ** 0.5, {'eval_samples': 400}),
+    ):
+        low = band_at(reference(*[CURVE] * 4, **keys), 20).low
+        assert low == pytest.approx(0.6 - 3 * spread * 1.25**0.5)
 
 
 def test_reference_is_interpolated_between_evaluations_unless_the_rate_drops():
     runs = reference(CURVE, shifted(0.01))
-    assert band_at(runs, 25).mean == pytest.approx(0.655)
+    means = [band_at(runs, epoch).mean for epoch in (10, 25, 40)]
+    assert means == pytest.approx([0.405, 0.655, 0.765])
     assert band_at(runs, 9) is band_at(runs, 41) is None
-    assert band_at(runs, 10).mean == pytest.approx(0.405) and band_at(
-        runs, 40
-    ).mean == pytest.approx(0.765)
     curve = ((28, 0.45), (32, 0.68), (36, 0.69))
-    runs = Reference('same', STEPS, (known(curve, curve, recipe=STEPS),))
-    assert (
-        band_at(runs, 30) is None
-        and band_at(runs, 32).mean == 0.68
-        and band_at(runs, 34).mean > 0.68
-    )
+    runs = reference(curve, curve, recipe=STEPS)
+    assert band_at(runs, 30) is None
+    assert band_at(runs, 32).mean == 0.68 < band_at(runs, 34).mean
 
 
 def test_schedules_of_different_lengths_are_compared_at_the_same_fraction():
-    longer = replace(RECIPE, decay_epochs=44.0)
-    references = Reference('like', longer, (known(CURVE, CURVE),))
-    assert (
-        band_at(references, 22).mean == pytest.approx(0.6) and band_at(references, 22).point == 0.5
-    )
+    references = Reference('like', replace(RECIPE, decay_epochs=44.0), (known(CURVE, CURVE),))
+    middle = band_at(references, 22)
+    assert (middle.mean, middle.point) == (pytest.approx(0.6), 0.5)
     assert target_epochs(references) == [44, 44]
 
 
 def test_spreads_are_pooled_by_fraction_of_the_schedule():
     sets = [known(CURVE, shifted(0.02)), known(CURVE, shifted(0.04), shifted(0.08))]
     assert typical_spreads(sets)[5] == pytest.approx(((0.0002 + 2 * 0.0016) / 3) ** 0.5)
-    by_drop = typical_spreads(
-        [known(((28, 0.4), (32, 0.6)), ((28, 0.5), (32, 0.61)), recipe=STEPS)]
-    )
+    curves = ((28, 0.4), (32, 0.6)), ((28, 0.5), (32, 0.61))
+    by_drop = typical_spreads([known(*curves, recipe=STEPS)])
     assert by_drop == {-1: pytest.approx(0.1 / 2**0.5), -2: pytest.approx(0.01 / 2**0.5)}
 
 
@@ -143,69 +126,50 @@ def standing_after(curve, references=None):
     return standing_of(references, band(references, range(60)), curve, 1000.0)
 
 
+BELOW = '5.2 points below the mean of 3 reference runs, more than 3 sigma (1.7 points),'
+
+
 @pytest.mark.parametrize(
-    'curve, below, behind, text',
+    'first, last, below, behind, text',
     [
         (
-            [(10, 0.4), (20, 0.6)],
+            0.4,
+            0.6,
             False,
             False,
-            'on course: 3 of 3 reference runs within 0.4 points; all converged at epoch '
-            '40, 17 min from now',
+            'on course: 3 of 3 reference runs within 0.4 points; all converged at epoch 40, 17 min '
+            'from now',
         ),
-        (
-            [(10, 0.4), (20, 0.55)],
-            True,
-            False,
-            'outlier: 5.2 points below the mean of 3 reference runs, more than 3 '
-            'sigma (1.7 points), once; 2 in a row raise the alarm; all',
-        ),
-        (
-            [(10, 0.3), (20, 0.55)],
-            True,
-            True,
-            'behind: 5.2 points below the mean of 3 reference runs, more than 3 '
-            'sigma (1.7 points), at 2 evaluations in a row; all',
-        ),
+        (0.4, 0.55, True, False, f'outlier: {BELOW} once; 2 in a row raise the alarm; all'),
+        (0.3, 0.55, True, True, f'behind: {BELOW} at 2 evaluations in a row; all'),
     ],
 )
-def test_standing_on_course_below_and_behind(curve, below, behind, text):
-    standing = standing_after(curve)
+def test_standing_on_course_below_and_behind(first, last, below, behind, text):
+    standing = standing_after([(10, first), (20, last)])
     assert standing.text.startswith(text)
-    assert (standing.below, standing.behind, standing.seconds_left) == (
-        below,
-        behind,
-        (1000.0, 1000.0),
-    )
+    assert (standing.below, standing.behind) == (below, behind)
+    assert standing.seconds_left == (1000.0, 1000.0)
 
 
 def test_standing_with_one_reference_run_or_different_target():
     standing = standing_after([(10, 0.0), (20, 0.58)], reference(CURVE, spreads={5: 0.001}))
     assert standing.low is None and not standing.behind
-    assert standing.text.startswith(
-        '2.0 points below the only reference run; an alarm needs 2 runs; all'
-    )
-    higher = replace(RECIPE, target_accuracy=0.763)
-    references = Reference('same', higher, (known(CURVE, shifted(0.004)),))
-    assert '1 of 2 reached 76.30 % at epoch 40' in standing_after([(20, 0.6)], references).text
-    assert (
-        'none reached 90.00 %'
-        in standing_after(
-            [(20, 0.6)], replace(references, recipe=replace(RECIPE, target_accuracy=0.9))
-        ).text
-    )
+    text = '2.0 points below the only reference run; an alarm needs 2 runs; all'
+    assert standing.text.startswith(text)
+    for target, text in (
+        (0.763, '1 of 2 reached 76.30 % at epoch 40'),
+        (0.9, 'none reached 90.00 %'),
+    ):
+        runs = reference(CURVE, shifted(0.004), recipe=replace(RECIPE, target_accuracy=target))
+        assert text in standing_after([(20, 0.6)], runs).text
 
 
 def test_only_converged_runs_are_references():
     failed = known(shifted(-0.3), status='aborted')
-    assert (
-        find_published(RECIPE, [failed])
-        is find_published(replace(RECIPE, base_lr=1.0), [known(CURVE)])
-        is None
-    )
-    mixed = find_published(
-        RECIPE, [failed, replace(failed, runs=(*known(CURVE).runs, *failed.runs))]
-    )
+    assert find_published(RECIPE, [failed]) is None
+    assert find_published(replace(RECIPE, base_lr=1.0), [known(CURVE)]) is None
+    both = replace(failed, runs=(*known(CURVE).runs, *failed.runs))
+    mixed = find_published(RECIPE, [failed, both])
     assert mixed.num_runs == len(mixed.sets) == len(band_at(mixed, 20).values) == 1
 
 
@@ -216,51 +180,37 @@ def test_named_runs_of_different_recipe_are_accepted():
     )
     assert (found.how, found.num_runs, found.eval_samples, found.spreads) == ('named', 1, 360, {})
     assert introduce(found) == (
-        'reference: 1 run of 1 set (/runs/s), a different recipe (lars, batch 1664, learning '
-        'rate 7.4, warm-up 2, poly over 40 epochs), named by run.reference'
+        'reference: 1 run of 1 set (/runs/s), a different recipe (lars, batch 1664, learning rate '
+        '7.4, warm-up 2, poly over 40 epochs), named by run.reference'
     )
 
 
 @pytest.mark.parametrize(
     'named, words',
     [
+        ([{'dataset': 'cifar10'}], 'got runs on cifar10, expected converged runs on digits'),
+        ([{'status': 'aborted'}], 'got no converged run, expected converged runs on digits'),
         (
-            [known(CURVE, dataset='cifar10')],
-            'got runs on cifar10, expected converged runs on digits',
-        ),
-        (
-            [known(CURVE, dataset='digits', status='aborted')],
-            'got no converged run, expected converged runs on digits',
-        ),
-        (
-            [
-                known(CURVE, dataset='digits', recipe=replace(RECIPE, base_lr=b))
-                for b in (20.0, 30.0)
-            ],
+            [{'recipe': replace(RECIPE, base_lr=b)} for b in (20.0, 30.0)],
             'got 2 sets with different recipes, expected one recipe or recipes similar to',
         ),
     ],
 )
 def test_unsuitable_named_sets_are_refused(named, words):
+    sets = [known(CURVE, **{'dataset': 'digits', **keys}) for keys in named]
     with pytest.raises(UserError, match=words):
-        find_named(RECIPE, 'digits', 360, named, [])
+        find_named(RECIPE, 'digits', 360, sets, [])
 
 
 def test_recipe_of_a_configuration_matches_its_published_set():
     v07 = Config(
-        data=DataConfig(),
         train=TrainConfig(global_batch_size=1664, label_smoothing=0.1, target_accuracy=0.759),
-    )
-    v07 = replace(
-        v07,
         schedule=ScheduleConfig(7.4, 2, 'poly', 37),
-        optimizer=replace(v07.optimizer, name='lars', weight_decay=1e-4),
+        optimizer=OptimizerConfig('lars', weight_decay=1e-4),
     )
     references = find_published(recipe_of(v07, 1664), load_published())
-    assert (references.how, {s.org for s in references.sets}) == (
-        'same',
-        {'DellEMC', 'Fujitsu', 'NVIDIA'},
-    )
+    assert references.how == 'same'
+    assert {s.org for s in references.sets} == {'DellEMC', 'Fujitsu', 'NVIDIA'}
     assert dataset_of(v07) is None
     assert dataset_of(replace(v07, data=DataConfig(synthetic=True))) == 'imagenet'
 

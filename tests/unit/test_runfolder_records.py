@@ -124,7 +124,7 @@ def _keeps(written, earlier) -> bool:
 
 
 def test_newest_attempts_and_failures_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(records, '_MAX_KEPT', 3)
+    monkeypatch.setattr(records, 'MAX_KEPT', 3)
     for k in range(5):
         records.note_attempt(tmp_path, 'j', Attempt(k, 0, None, False, False))
         records.note_failure(tmp_path, Failure('j', 'h', str(k)))
@@ -135,5 +135,5 @@ def test_newest_attempts_and_failures_are_kept(tmp_path, monkeypatch):
 def test_a_file_of_lines_is_read_up_to_a_size(tmp_path, monkeypatch):
     path = tmp_path / 'metrics.jsonl'
     path.write_text('{"event": "resumed", "step": 40}\n' * 5)
-    monkeypatch.setattr(jsonl, '_MAX_BYTES', 100)
+    monkeypatch.setattr(jsonl, 'MAX_BYTES', 100)
     assert len(list(jsonl.read_lines(path, MetricsRecord))) == 3

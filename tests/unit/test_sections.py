@@ -131,12 +131,7 @@ def test_large_tree_has_a_brief_text(tree):
         '- 1 error, 1 warning, 7 notes: --findings',
         f"""- all tables: a report on fewer folders, such as mlperf-rn50 report '{tree}/a'"'"'s'""",
     ]
-    rows = [re.split('  +', row) for row in lines[lines.index('All systems') + 3 :]]
-    assert [row[:6] for row in rows[:2]] == [
-        ['1x4', '1', '4', '2.03', '2.0', '100.0 %'],
-        ['2x4', '2', '8', '1.03', '2.0', '98.4 %'],
-    ]
-    assert rows[-2] == ['odd: refused: batches differ'] and brief.count('batches differ') == 2
+    assert lines[-2] == 'odd: refused: batches differ' and brief.count('batches differ') == 2
     assert "- v0.7/a's/odd: error: batches differ" in render_text(
         make_report(studies, has_all_findings=True, most=1)
     )
@@ -157,7 +152,6 @@ def test_large_tree_has_a_brief_text(tree):
         ({'org': 'nvid'}, 'ab'),
         ({'org': 'US'}, 'c'),
         ({'accelerator': 'v100', 'batch': None}, 'ac'),
-        ({'batch': 4096}, 'bc'),
         ({'batch': 4096, 'org': 'us'}, 'c'),
         ({}, 'abc'),
     ],

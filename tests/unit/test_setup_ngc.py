@@ -11,8 +11,9 @@ from helpers import ROOT, run, write_files
 def call(function, folder, path):
     """Call a function of the script as launch/setup.sh does."""
     lines = (ROOT / 'launch/setup.sh').read_text()
-    functions = re.findall(r'^(?:fail|ask_python)\(\) \{.*?^\}', lines, re.DOTALL | re.MULTILINE)
-    script = '\n'.join(['set -euo pipefail', *functions, f'. {ROOT}/launch/setup_ngc.sh', function])
+    fail = re.search(r'^fail\(\) \{.*?^\}', lines, re.DOTALL | re.MULTILINE)[0]
+    parts = [f'. {ROOT}/launch/{name}' for name in ('setup_machine.sh', 'setup_ngc.sh')]
+    script = '\n'.join(['set -euo pipefail', fail, *parts, function])
     return run(['bash', '-c', script], cwd=folder, env={'PATH': f'{path}:{os.defpath}'})
 
 

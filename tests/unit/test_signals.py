@@ -16,9 +16,12 @@ import psutil
 import pytest
 from helpers import CLI, HANG_LIMIT_S, ROOT, own_signals, shipped_logs, skip_for, wait_for
 
+from mlperf_rn50.launch.helpers import LAUNCHER_SIGNALS
+from mlperf_rn50.launch.launcher import Stage, stage_of
 from mlperf_rn50.system import signals as stop_signals
 
 INT, TERM, HUP, USR1 = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1
+USR2 = signal.SIGUSR2
 # STOPS makes it exit with 75 on a stop request, as a run does after its checkpoint; STUCK keeps it
 # from stopping.
 PROGRAM = """
@@ -122,6 +125,46 @@ def test_first_signal_stops_and_second_ends(send_signals, can_stop, sent, expect
     assert list(send_signals(can_stop, *sent)) == expected
 
 
+S, T = Stage.STOPPING, Stage.TERMINATING
+
+
+@pytest.mark.parametrize(
+    'before, sent, expected',
+    [
+        (
+            signal.SIG_DFL,
+            [(USR2, 0), (TERM, 0), (INT, 0.5), (INT, 1.1), (TERM, 1.2), (signal.SIGCHLD, 2)],
+            [T, S, S, T, T, None],
+        ),
+        (signal.SIG_DFL, [(HUP, 0), (USR1, 9)], [S, S]),
+        (signal.SIG_IGN, [(HUP, 0), (INT, 9)], [None, S]),
+    ],
+    ids=['once more', 'hangup', 'nohup'],
+)
+def test_stages_of_signals_even_of_those_ignored_before(monkeypatch, before, sent, expected):
+    """Send signals to this process, a launcher, at given times."""
+    with own_signals():
+        for number, handler in ((INT, signal.SIG_IGN), (USR1, signal.SIG_IGN), (HUP, before)):
+            signal.signal(number, handler)
+        signals, stages = stop_signals.SignalQueue(LAUNCHER_SIGNALS), []
+        for number, now_s in sent:
+            clock = SimpleNamespace(monotonic=lambda now_s=now_s: now_s)
+            monkeypatch.setattr(stop_signals, 'time', clock)
+            os.kill(os.getpid(), number)
+            stages.append(stage_of(signals.next(0), signals.is_forced))
+    assert stages == expected
+
+
+def test_signals_of_one_number_are_discarded():
+    with own_signals():
+        signals = stop_signals.SignalQueue(LAUNCHER_SIGNALS)
+        signals.discard(USR2)
+        for number in (USR2, TERM):
+            os.kill(os.getpid(), number)
+        signals.discard(USR2)
+        assert [signals.next(0), signals.next(0)] == [TERM, None]
+
+
 def test_first_request_stops_second_ends_and_nohup_ignores_a_hangup():
     process = start(STOPS)
     process.send_signal(TERM)
@@ -219,24 +262,24 @@ def test_ctrl_c_during_the_first_imports_is_silent(tmp_path):
 # States of a process in which it is interrupted: it handles signals, or has loaded a library.
 STATES = ['', 'numpy', 'ft2font', 'libmxnet']
 COMMANDS = {
-    'report': ['report', '{logs}/digits_five', '--out', 'out'],
+    'report': 'report {logs}/digits_five --out out'.split(),
     'check': ['check', '{logs}/digits_five'],
-    'predict': ['predict', '{logs}/digits_sweep', '--out', 'out'],
-    'recipe': ['recipe', '8192', '--out', 'out.yaml'],
-    'package': ['package', '{logs}/digits_five', '--org', 'o', '--system', 's', '--out', 'out'],
+    'predict': 'predict {logs}/digits_sweep --out out'.split(),
+    'recipe': 'recipe 8192 --out out.yaml'.split(),
+    'package': 'package {logs}/digits_five --org o --system s --out out'.split(),
     'completion': ['completion', 'bash'],
-    'prepare': ['prepare', 'digits', '--out', 'out'],
-    'train': ['train', '--dry-run', '--config', '{config}'],
-    'bench': ['bench', 'ops', '--config', '{config}'],
+    'prepare': 'prepare digits --out out'.split(),
+    'train': 'train --dry-run --config {config}'.split(),
+    'bench': 'bench ops --config {config}'.split(),
     'doctor': ['doctor', '--config', '{config}'],
-    'why': ['why', '{logs}/digits_2ranks', '--out', 'out'],
+    'why': 'why {logs}/digits_2ranks --out out'.split(),
     'watch': ['watch', '{logs}/digits_2ranks', '--once'],
     'classify': ['classify', 'missing', 'x.png'],
     'evaluate': ['evaluate', 'missing'],
-    'export': ['export', 'missing', '--format', 'gluon'],
-    'launch': ['launch', 'local', '--config', '{config}', '--dry-run'],
+    'export': 'export missing --format gluon'.split(),
+    'launch': 'launch local --config {config} --dry-run'.split(),
     'version': ['--version'],
-    'sweep': ['sweep', '--study', 'x', '--layouts', 'wrong', '--config', '{config}'],
+    'sweep': 'sweep --study x --layouts wrong --config {config}'.split(),
 }
 
 
@@ -301,20 +344,8 @@ def test_preparation_is_interrupted_between_two_images(tmp_path):
         Image.effect_noise((600, 600), 50).save(folder / '0.png')
         for i in range(1, count):
             os.link(folder / '0.png', folder / f'{i}.png')
-    words = [
-        'prepare',
-        'folder',
-        '--source',
-        tmp_path / 'source',
-        '--out',
-        tmp_path / 'out',
-        '--name',
-        'x',
-        '--workers',
-        '2',
-        '--resize-shorter',
-        '500',
-    ]
+    words = 'prepare folder --name x --workers 2 --resize-shorter 500'.split()
+    words += ['--source', tmp_path / 'source', '--out', tmp_path / 'out']
     process = subprocess.Popen(
         [str(w) for w in [*CLI, *words]],
         stdout=subprocess.PIPE,

@@ -7,7 +7,7 @@ import pytest
 from lines import write_set
 from made_systems import refused, studies_of, study_of
 
-from mlperf_rn50.analysis.report.refs import labels_of
+from mlperf_rn50.analysis.report.headings import labels_of
 from mlperf_rn50.analysis.report.summary import summarise
 from mlperf_rn50.analysis.report.tables import answer_table, tables_of
 from mlperf_rn50.analysis.sets.load import load_run_sets

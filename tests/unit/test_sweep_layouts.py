@@ -1,7 +1,7 @@
 """Sweep layouts: batch size and learning rate."""
 
 import pytest
-from helpers import call
+from helpers import argv, call
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.launch.sweep_layouts import parse_layouts, parse_lr_table, plan_layouts
@@ -79,9 +79,9 @@ def test_invalid_layouts_are_refused(text, message):
     [
         (['--layouts', '1x1 4x1', '--hosts', 'h1,h2'], 'got 4x1 with 2 hosts'),
         (['--layouts', '1x1', '--hosts', ''], '--hosts'),
-        (['--layouts', '2x1', '--hostfile', '{folder}/hosts'], 'got 2x1 with 1 host'),
-        (['--layouts', '1x1', '--seeds', '2', '--run.seed', '7'], '--seeds 2'),
-        (['--layouts', '1x1', '--seeds', '2', '--config', '{folder}/seed.yaml'], 'run.seed: got 7'),
+        ('--layouts 2x1 --hostfile {folder}/hosts'.split(), 'got 2x1 with 1 host'),
+        ('--layouts 1x1 --seeds 2 --run.seed 7'.split(), '--seeds 2'),
+        ('--layouts 1x1 --seeds 2 --config {folder}/seed.yaml'.split(), 'run.seed: got 7'),
     ],
 )
 def test_sweeps_that_would_fail_later_are_refused_before_the_first_run(tmp_path, options, message):
@@ -89,11 +89,7 @@ def test_sweeps_that_would_fail_later_are_refused_before_the_first_run(tmp_path,
     (tmp_path / 'seed.yaml').write_text('run: {seed: 7}\ntrain: {global_batch_size: 64}\n')
     (tmp_path / 'c.yaml').write_text('train: {global_batch_size: 64}\n')
     done = call(
-        'sweep',
-        '--study',
-        'none',
-        '--config',
-        tmp_path / 'c.yaml',
+        *argv('sweep --study none --config {}', tmp_path / 'c.yaml'),
         *(word.format(folder=tmp_path) for word in options),
     )
     assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1

@@ -14,8 +14,8 @@ from made_systems import study_of
 from mlperf_rn50.analysis.report.plots import draw_study
 from mlperf_rn50.analysis.show.figure import render_svg
 from mlperf_rn50.mllog.read.reader import read_run
-from mlperf_rn50.mllog.sidecar import telemetry as telemetry_files
-from mlperf_rn50.mllog.sidecar.telemetry import read_node, read_telemetry
+from mlperf_rn50.mllog.sidecar import node_telemetry as telemetry_files
+from mlperf_rn50.mllog.sidecar.node_telemetry import read_node, read_telemetry
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import GpuSample
 from mlperf_rn50.system import telemetry

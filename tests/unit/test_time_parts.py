@@ -49,44 +49,6 @@ def test_short_pause_before_an_evaluation_is_no_training(tmp_path):
     ) and system.parts.other_s == pytest.approx(0.6)
 
 
-def test_block_whose_start_is_logged_once_per_epoch_has_all_its_epochs(tmp_path):
-    lines, last = list(HEAD), 0
-    for first, count, accuracy in ((1, 2, 0.3), (3, 4, 0.5), (7, 4, 0.76)):
-        lines += [
-            mllog('block_start', 2.5 * (first - 1 + k), first_epoch_num=first, epoch_count=1)
-            for k in range(count)
-        ]
-        last = first + count - 1
-        lines += [
-            mllog('block_stop', 2.5 * last, first_epoch_num=first),
-            mllog('eval_accuracy', 2.5 * last, accuracy, epoch_num=last),
-        ]
-    system = load(tmp_path, [*lines, mllog('run_stop', 2.5 * last, status='success')])
-    assert [s[:2] for s in system.runs[0].segments] == [(1, 2), (3, 4), (7, 4)]
-    assert system.images_per_s == pytest.approx(IMAGES / 2.5)
-
-
-def test_epochs_that_start_from_0_and_stop_from_1(tmp_path):
-    lines = list(HEAD)
-    for k, accuracy in enumerate(ACCURACIES):
-        start_s = 12 * k
-        lines += [
-            mllog('epoch_start', start_s, epoch_num=k),
-            mllog('epoch_stop', start_s + 10, epoch_num=k + 1),
-            mllog('eval_start', start_s + 10, epoch_num=k + 1),
-            mllog('eval_accuracy', start_s + 12, accuracy, epoch_num=k + 1),
-        ]
-    system = load(tmp_path, [*lines, mllog('run_stop', 36, status='success')])
-    assert [s[:4] for s in system.runs[0].segments] == [
-        (1, 1, 0, 10),
-        (2, 1, 12, 22),
-        (3, 1, 24, 34),
-    ]
-    assert system.images_per_s == pytest.approx(
-        IMAGES / 10
-    ) and system.parts.evaluation_s == pytest.approx(6)
-
-
 def test_speed_is_unknown_if_the_logged_epochs_do_not_fit_the_time(tmp_path):
     lines = [v05('run_start', 0), v05('train_epoch', 0, 0)]
     for epoch in (1, 2, 3):  # all other epochs are logged at the end
@@ -111,15 +73,6 @@ def test_speed_is_unknown_if_the_logged_epochs_do_not_fit_the_time(tmp_path):
     assert [f.grade for f in set_findings(system) if f.kind == 'speed_unknown'] == ['warning']
     assert min(system.parts.first_s, system.parts.training_s, system.parts.other_s) >= 0
     assert system.parts.on_clock_s == pytest.approx(61.01)
-
-
-def test_start_of_the_first_epoch_shortly_before_the_run_counts(tmp_path):
-    lines = [
-        line.replace('1600000000000', '1599999999000') if 'epoch_start' in line else line
-        for line in run_lines()
-    ]
-    system = load(tmp_path, lines)
-    assert [s[:4] for s in system.runs[0].segments] == [(1, 1, 0, 10), (2, 1, 11, 21)]
 
 
 def test_evaluation_beside_training_is_no_part_of_the_time(tmp_path):

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from mlperf_rn50.analysis.predict.prediction import FLOAT16_BYTES, Base, Layout, Link
-from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of
-from mlperf_rn50.analysis.why.load import load_run
+from mlperf_rn50.analysis.run_data import load_run
+from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of, ratio
+from mlperf_rn50.analysis.sets.time_parts import RunTimes
 from mlperf_rn50.runfolder.names import run_of
 from mlperf_rn50.runfolder.records import NetworkRecord
 
@@ -40,42 +41,33 @@ def base_of(run_set: RunSet) -> Base | None:
     included. If the first epoch was the shortest, epochs differ by chance, so the step is the mean
     over all of them, without a start.
     """
-    times, batch, samples = run_set.times, run_set.global_batch_size, run_set.train_samples
-    epochs, noise = run_set.scored_epochs_mean, 0.0
-    if (
-        not run_set.has_recipe
-        or not run_set.num_nodes
-        or not run_set.num_units
-        or not batch
-        or not samples
-    ):
+    batch, samples = run_set.global_batch_size, run_set.train_samples
+    epochs, times = run_set.scored_epochs_mean, run_set.times
+    if times is None:
+        times = RunTimes((ratio(run_set.time_s, epochs) or 0.0), 0.0, 0.0)
+    if not (run_set.has_recipe and run_set.num_nodes and run_set.num_units):
         return None
-    epoch_s, evaluation_s, outside_s = (
-        (times.epoch_s, times.evaluation_s, times.outside_s)
-        if times
-        else (run_set.time_s / epochs if run_set.time_s and epochs else 0.0, 0.0, 0.0)
-    )
-    if outside_s < 0 and epochs:
-        noise, epoch_s, outside_s = -outside_s / epochs / epoch_s, epoch_s + outside_s / epochs, 0.0
-    return (
-        Base(
-            run_set.name,
-            run_set.source,
-            run_set.num_nodes,
-            run_set.num_units,
-            bool(run_set.num_accelerators),
-            batch,
-            epoch_s * batch / samples,
-            evaluation_s,
-            max(outside_s, 0.0),
-            samples,
-            run_set.other_dataset,
-            run_set,
-            generation_of(run_set.accelerator),
-            noise=noise,
-        )
-        if epoch_s > 0
-        else None
+    if not (batch and samples and times.epoch_s > 0):
+        return None
+    epoch_s, noise = times.epoch_s, 0.0
+    if times.outside_s < 0 and epochs:
+        noise = -times.outside_s / epochs / epoch_s
+        epoch_s += times.outside_s / epochs
+    return Base(
+        name=run_set.name,
+        source=run_set.source,
+        num_nodes=run_set.num_nodes,
+        num_units=run_set.num_units,
+        has_accelerators=bool(run_set.num_accelerators),
+        global_batch_size=batch,
+        step_s=epoch_s * batch / samples,
+        evaluation_s=times.evaluation_s,
+        outside_s=max(times.outside_s, 0.0),
+        train_samples=samples,
+        dataset=run_set.other_dataset,
+        run_set=run_set,
+        generation=generation_of(run_set.accelerator),
+        noise=noise,
     )
 
 
@@ -94,15 +86,11 @@ def with_network(link: Link, run_set: RunSet) -> Link:
         return replace(link, exchange_bytes=network.gradient_bytes, network=run.folder.metrics.name)
     if not config:
         return link if run_set.is_imagenet else replace(link, network='ResNet-50 assumed')
-    name, classes, is_half = (
-        config.model.name,
-        config.data.num_classes,
-        config.comm.compression == 'fp16',
-    )
-    size = 2 if is_half or config.train.precision == 'float16' else 4
+    name, classes = config.model.name, config.data.num_classes
+    is_half = config.comm.compression == 'fp16' or config.train.precision == 'float16'
     return replace(
         link,
-        exchange_bytes=size * num_parameters(name, classes),
+        exchange_bytes=(2 if is_half else 4) * num_parameters(name, classes),
         network=f'{name} with {classes:,} classes',
     )
 
@@ -110,14 +98,13 @@ def with_network(link: Link, run_set: RunSet) -> Link:
 def link_of(run_set: RunSet) -> Link:
     """Return the described ports of a node. Slow ports are for management, so the rate is then
     unknown."""
-    gbit_s, num_bytes = (
-        run_set.node_gbit_s,
-        FLOAT16_BYTES if run_set.num_accelerators else (4 * num_parameters('resnet50', 1000)),
-    )  # ranks without accelerators exchange float32
-    is_known = gbit_s is not None and gbit_s >= _SLOWEST_GBIT_S
-    return Link(
-        gbit_s if is_known else None, num_bytes, 'the system description' if is_known else 'unknown'
-    )
+    num_bytes = FLOAT16_BYTES
+    if not run_set.num_accelerators:  # such ranks exchange float32
+        num_bytes = 4 * num_parameters('resnet50', 1000)
+    gbit_s = run_set.node_gbit_s
+    if gbit_s is None or gbit_s < _SLOWEST_GBIT_S:
+        return Link(None, num_bytes, 'unknown')
+    return Link(gbit_s, num_bytes, 'the system description')
 
 
 def organisation(run_set: RunSet) -> str:
@@ -134,30 +121,22 @@ def _accelerator(run_set: RunSet) -> str:
 def is_machine(a: RunSet, b: RunSet) -> bool:
     """Return whether two sets are of one machine: equal round, organisation, data and kind of
     accelerator or node."""
-    return (
-        a.round == b.round
-        and organisation(a) == organisation(b)
-        and a.other_dataset == b.other_dataset
-        and _accelerator(a) == _accelerator(b)
-        and (bool(_accelerator(a)) or a.units_per_node == b.units_per_node)
-    )
+
+    def machine(s: RunSet) -> tuple:
+        name = _accelerator(s)
+        return s.round, organisation(s), s.other_dataset, name or s.units_per_node
+
+    return machine(a) == machine(b)
 
 
-def most_local(base: Base, own: Sequence[RunSet], published: Iterable[RunSet]) -> float:
+def most_local(base: Base, own: Iterable[RunSet], published: Iterable[RunSet]) -> float:
     """Return the most images per unit in a base, the sets `own` and published sets with its
     accelerator."""
-    name = _accelerator(base.run_set) if base.run_set else ''
-    return max(
-        [
-            base.local_batch_size,
-            *(b for b, _ in base.steps),
-            *(
-                s.global_batch_size / s.num_units
-                for s in (*own, *(s for s in published if name and _accelerator(s) == name))
-                if s.global_batch_size and s.num_units
-            ),
-        ]
-    )
+    sets = list(own)
+    if base.run_set and (name := _accelerator(base.run_set)):
+        sets += [s for s in published if _accelerator(s) == name]
+    known = [b for s in sets if (b := ratio(s.global_batch_size, s.num_units))]
+    return max([base.local_batch_size, *base.steps, *known])
 
 
 def _words(run_set: RunSet) -> frozenset[str]:
@@ -182,25 +161,23 @@ def _nearest(target: RunSet, local_batch_size: float, sets: Iterable[RunSet]) ->
             s.name,
         )
 
-    found = min(((s, base) for s in sets if (base := base_of(s))), key=distance, default=None)
-    return found[1] if found else None
+    bases = ((s, base) for s in sets if (base := base_of(s)))
+    _, nearest = min(bases, key=distance, default=(None, None))
+    return nearest
 
 
 def one_node_base(target: RunSet, sets: Sequence[RunSet], is_own: bool = True) -> Base | None:
     """Return a one-node set of a target's machine or, if not is_own, another machine of its
     generation; else None."""
     generation = generation_of(target.accelerator)
-    return _nearest(
-        target,
-        target.recipe.global_batch_size / (target.num_units or 1),
-        (
-            s
-            for s in sets
-            if s.num_nodes == 1
-            and is_machine(s, target) is is_own
-            and (is_own or s.is_imagenet and generation_of(s.accelerator) == generation != '')
-        ),
-    )
+
+    def is_usable(s: RunSet) -> bool:
+        if s.num_nodes != 1 or is_machine(s, target) is not is_own:
+            return False
+        return is_own or s.is_imagenet and generation_of(s.accelerator) == generation != ''
+
+    local_batch_size = target.recipe.global_batch_size / (target.num_units or 1)
+    return _nearest(target, local_batch_size, filter(is_usable, sets))
 
 
 def second_base(
@@ -211,17 +188,14 @@ def second_base(
     own = base.run_set
     if own is None or base.num_nodes > 1 or base.is_scaled or not base.has_accelerators:
         return None
-    return _nearest(
-        target or own,
-        layout.local_batch_size,
-        (
-            s
-            for s in sets
-            if 1 < (s.num_nodes or 0) < layout.num_nodes
-            and is_machine(s, own)
-            and s.units_per_node == base.num_units
-        ),
+    smaller = (
+        s
+        for s in sets
+        if 1 < (s.num_nodes or 0) < layout.num_nodes
+        and is_machine(s, own)
+        and s.units_per_node == base.num_units
     )
+    return _nearest(target or own, layout.local_batch_size, smaller)
 
 
 def _round_number(run_set: RunSet) -> float:

@@ -3,9 +3,9 @@ Pure functions."""
 
 import math
 import statistics
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
@@ -52,18 +52,13 @@ class MultiNodeCase:
         second = self.second if knowledge == 'two' else None
         if base is None or self.layout.epochs is None or knowledge == 'two' and second is None:
             return None
-        return predict_layout(
-            base, self.layout, anchors.link_of(self.target), costs, knowledge, second
-        )
+        link = anchors.link_of(self.target)
+        return predict_layout(base, self.layout, link, costs, knowledge=knowledge, second=second)
 
     def is_held(self, p: Prediction) -> bool:
         """Return whether the measured time is within the interval of a prediction."""
-        minutes = self.target.minutes
-        return (
-            p.interval is not None
-            and minutes is not None
-            and p.interval[0] <= minutes <= p.interval[1]
-        )
+        low, high = p.interval or (math.inf, 0.0)
+        return low <= (self.target.minutes or 0.0) <= high
 
 
 def distinct(sets: Iterable[RunSet]) -> list[RunSet]:
@@ -98,11 +93,10 @@ def _epochs_of(target: RunSet, sets: Sequence[RunSet]) -> Epochs | None:
         if s.round != target.round and s.epochs_mean
     )
     epochs = [e for *_, e in known[:_SIMILAR]]
-    return (
-        Epochs(statistics.median(epochs), min(epochs), max(epochs), 'sets at similar batches')
-        if epochs
-        else None
-    )
+    if not epochs:
+        return None
+    median = statistics.median(epochs)
+    return Epochs(median, min(epochs), max(epochs), 'sets at similar batches')
 
 
 def multi_node_cases(sets: Sequence[RunSet]) -> list[MultiNodeCase]:
@@ -111,41 +105,51 @@ def multi_node_cases(sets: Sequence[RunSet]) -> list[MultiNodeCase]:
     found = []
     for s in sets:
         base = anchors.base_of(s)
-        if base and base.num_nodes > 1 and not base.num_units % base.num_nodes and s.minutes:
-            own, other = (anchors.one_node_base(s, sets, is_own) for is_own in (True, False))
-            # the costs are of other software, so its own set counts as another machine's
-            if anchors.lacks_schedule(s):
-                own, other = None, own or other
-            layout = replace(base.layout, epochs=_epochs_of(s, sets))
-            second = anchors.second_base(layout, own, sets, s) if own else None
-            found.append(MultiNodeCase(s, layout, base.step_s, own, other, second))
+        if not base or base.num_nodes == 1 or base.num_units % base.num_nodes or not s.minutes:
+            continue
+        own, other = (anchors.one_node_base(s, sets, is_own) for is_own in (True, False))
+        # the costs are of other software, so its own set counts as another machine's
+        if anchors.lacks_schedule(s):
+            own, other = None, own or other
+        layout = replace(base.layout, epochs=_epochs_of(s, sets))
+        found.append(
+            MultiNodeCase(
+                target=s,
+                layout=layout,
+                step_s=base.step_s,
+                own=own,
+                other=other,
+                second=anchors.second_base(layout, own, sets, s) if own else None,
+            )
+        )
     return found
 
 
 def fit(cases: Sequence[MultiNodeCase]) -> Costs:
     """Return the latencies that minimise the relative errors of the steps, by iteratively
     reweighted least squares."""
+    # The step of each case = known parts + matrix @ (common latency, early addition, differences of
+    # the generations).
     data = [(c, base) for c in cases if (base := c.own or c.other)]
     generations = sorted({base.generation for _, base in data})
     prior = np.array([_LATENCY_S, 0.0, *[0.0] * len(generations)])
     spread = np.array(
         [_LATENCY_SPREAD_S, _EARLY_SPREAD_S, *[_GENERATION_SPREAD_S] * len(generations)]
     )
-    matrix = np.array(
-        [
-            [1.0, anchors.is_early(c.target), *(base.generation == g for g in generations)]
-            for c, base in data
-        ],
-        dtype=float,
-    ).reshape(len(data), len(prior))
+    rows = [
+        [1.0, anchors.is_early(c.target), *(base.generation == g for g in generations)]
+        for c, base in data
+    ]
+    matrix = np.array(rows, dtype=float).reshape(len(data), len(prior))
     steps = np.array([c.step_s for c, _ in data])
     parts = [step_parts(base, c.layout, anchors.link_of(c.target), Costs()) for c, base in data]
     extra = steps - np.array(
-        [computed_s + exchanged_s - hidden_s for computed_s, exchanged_s, hidden_s, _ in parts]
+        [computed + exchanged - hidden for computed, exchanged, hidden, _ in parts]
     )
-    scale = (
-        np.array([(1.0 if c.own else _OTHER_WEIGHT) for c, _ in data]) / (_STEP_SPREAD * steps) ** 2
-    )
+
+    # Solve, with less weight for outliers in each iteration.
+    trust = np.array([1.0 if c.own else _OTHER_WEIGHT for c, _ in data])
+    scale = trust / (_STEP_SPREAD * steps) ** 2
     huber, found = np.ones(len(data)), prior
     for _ in range(_ITERATIONS):
         weight = huber * scale
@@ -155,47 +159,64 @@ def fit(cases: Sequence[MultiNodeCase]) -> Costs:
         huber = np.minimum(1.0, _HUBER / np.maximum(errors, 1e-9))
     common, early, *differences = (float(v) for v in found)
     rounds = ', '.join(dict.fromkeys(c.target.round for c, _ in data))
-    # Sets without an own one-node set are mostly of TPUs and Gaudis, whose starts differ (median
-    # 4.8 instead of 1.6 s).
-    starts = tuple(
-        (c.layout.num_nodes, c.target.times.outside_s) for c, _ in data if c.target.times and c.own
-    )
     return Costs(
-        {g: max(0.0, common + d) for g, d in zip(generations, differences) if g},
-        max(0.0, common),
-        max(0.0, early),
-        starts,
-        {},
-        max((c.layout.num_nodes for c, _ in data), default=0),
-        min((c.layout.local_batch_size for c, _ in data), default=0.0),
-        f'fitted to {len(data)} published sets of {rounds}',
+        latency_s={g: max(0.0, common + d) for g, d in zip(generations, differences) if g},
+        other_latency_s=max(0.0, common),
+        early_s=max(0.0, early),
+        # Sets without an own one-node set are mostly of TPUs and Gaudis, whose starts differ
+        # (median 4.8 instead of 1.6 s).
+        starts=tuple(
+            (c.layout.num_nodes, c.target.times.outside_s)
+            for c, _ in data
+            if c.target.times and c.own
+        ),
+        most_nodes=max((c.layout.num_nodes for c, _ in data), default=0),
+        least_local=min((c.layout.local_batch_size for c, _ in data), default=0.0),
+        source=f'fitted to {len(data)} published sets of {rounds}',
     )
 
 
-def make_costs(cases: Sequence[MultiNodeCase], group_of: Callable[[RunSet], Hashable]) -> Costs:
+_Group = Callable[[RunSet], Hashable]
+_Pairs = list[tuple[MultiNodeCase, Prediction]]
+
+
+def _predict_left_out(
+    cases: Sequence[MultiNodeCase],
+    fitted: Sequence[MultiNodeCase],
+    group_of: _Group,
+    costs_of: Callable[[list[MultiNodeCase]], Costs],
+) -> dict[Knowledge, _Pairs]:
+    """Predict cases by knowledge, each with the costs of the fitted cases without its group."""
+    costs = {
+        group: costs_of([c for c in fitted if group_of(c.target) != group])
+        for group in {group_of(c.target) for c in cases}
+    }
+    return {
+        knowledge: [
+            (c, p)
+            for c in cases
+            if (p := c.predict(knowledge, costs[group_of(c.target)])) and p.minutes
+        ]
+        for knowledge in prediction.KNOWLEDGE_TEXTS
+    }
+
+
+def make_costs(cases: Sequence[MultiNodeCase], group_of: _Group) -> Costs:
     """Return the costs fitted to all cases, and half of the 80 % interval for each knowledge.
 
     It is the 80 % quantile of the errors with costs fitted without the group of each set (conformal
     prediction).
     """
-    costs = {
-        group: fit([c for c in cases if group_of(c.target) != group])
-        for group in {group_of(c.target) for c in cases}
-    }
+    left_out = _predict_left_out(cases, cases, group_of, fit)
     widths, most = dict.fromkeys(prediction.KNOWLEDGE, 0.0), 0.0
     for knowledge in reversed(prediction.KNOWLEDGE):  # less knowledge never has a narrower interval
         errors = sorted(
             abs(math.log(p.minutes / c.target.minutes))
-            for c in cases
-            if c.target.minutes
-            and (p := c.predict(knowledge, costs[group_of(c.target)]))
-            and p.minutes
+            for c, p in left_out[knowledge]
+            if p.minutes and c.target.minutes
         )
-        most = (
-            max(most, errors[int(len(errors) * _COVERAGE) - 1])
-            if len(errors) >= _MIN_ERRORS
-            else most
-        )
+        if len(errors) >= _MIN_ERRORS:
+            most = max(most, errors[int(len(errors) * _COVERAGE) - 1])
         widths[knowledge] = most
     return replace(fit(cases), errors=widths)
 
@@ -206,9 +227,6 @@ def costs_without(round_: str | None) -> Costs:
     round."""
     cases = multi_node_cases(distinct(load_table()))
     return make_costs([c for c in cases if c.target.round != round_], lambda s: s.round)
-
-
-_Pairs = Sequence[tuple[MultiNodeCase, Prediction]]
 
 
 @dataclass(frozen=True)
@@ -234,11 +252,15 @@ class Validation:
 
 
 def _errors_of(pairs: _Pairs) -> Errors:
-    absolute = [
-        abs(prediction.relative_error(p.minutes, c.target.minutes) or 0.0) for c, p in pairs
-    ]
-    median, high, worst = (float(np.quantile(absolute, q)) for q in (0.5, 0.9, 1))
-    return Errors(len(pairs), sum(c.is_held(p) for c, p in pairs), median, high, worst)
+    errors = [abs(prediction.relative_error(p.minutes, c.target.minutes) or 0.0) for c, p in pairs]
+    median, high, worst = (float(np.quantile(errors, q)) for q in (0.5, 0.9, 1))
+    return Errors(
+        num_predicted=len(pairs),
+        num_held=sum(c.is_held(p) for c, p in pairs),
+        median_error=median,
+        high_error=high,
+        worst_error=worst,
+    )
 
 
 def validate(sets: Sequence[RunSet]) -> Validation:
@@ -249,41 +271,38 @@ def validate(sets: Sequence[RunSet]) -> Validation:
     """
     judged, fitted = set(sets), multi_node_cases(distinct(dict.fromkeys([*sets, *load_table()])))
     cases = [c for c in fitted if c.target in judged]
-    groups: dict[str, Callable[[RunSet], Hashable]] = {
-        'round': lambda s: s.round,
-        'organisation': anchors.organisation,
-    }
+    groups: dict[str, _Group] = {'round': lambda s: s.round, 'organisation': anchors.organisation}
     found: dict[tuple[Knowledge, str], _Pairs] = {}
     for name, group_of in groups.items():
-        costs = {
-            group: make_costs([c for c in fitted if group_of(c.target) != group], group_of)
-            for group in {group_of(c.target) for c in cases}
-        }
-        for knowledge in prediction.KNOWLEDGE_TEXTS:
-            found[knowledge, name] = [
-                (c, p)
-                for c in cases
-                if (p := c.predict(knowledge, costs[group_of(c.target)])) and p.minutes
-            ]
+        left_out = _predict_left_out(
+            cases, fitted, group_of, partial(make_costs, group_of=group_of)
+        )
+        found |= {(knowledge, name): pairs for knowledge, pairs in left_out.items()}
     # own replaces other
     best = {c.target: p for c, p in (*found['other', 'round'], *found['own', 'round'])}
-    reasons = {
-        c.target: f'no one-node set with {c.target.accelerator or "unnamed accelerators"}'
-        for c in cases
-        if c.target not in best
-    }
-    reasons |= {
-        s: 'all logs duplicate logs of a different system'
-        if s.is_duplicate
-        else '; '.join(s.reasons) or 'the logs lack the batch'
-        for s in sets
-        if not s.is_published and (s.is_duplicate or not s.has_recipe)
-    }
     return Validation(
         [(c, best[c.target]) for c in cases if c.target in best],
         {key: _errors_of(pairs) for key, pairs in found.items() if pairs},
-        tuple(f'{s.round} {s.name} not predicted: {reason}' for s, reason in reasons.items()),
+        tuple(
+            f'{s.round} {s.name} not predicted: {reason}'
+            for s, reason in _not_predicted(sets, [c.target for c in cases if c.target not in best])
+        ),
     )
+
+
+def _not_predicted(
+    sets: Sequence[RunSet], without_base: Iterable[RunSet]
+) -> Iterator[tuple[RunSet, str]]:
+    """Yield the sets without a prediction, with the reasons."""
+    for s in without_base:
+        yield s, f'no one-node set with {s.accelerator or "unnamed accelerators"}'
+    for s in sets:
+        if s.is_published:
+            continue
+        if s.is_duplicate:
+            yield s, 'all logs duplicate logs of a different system'
+        elif not s.has_recipe:
+            yield s, '; '.join(s.reasons) or 'the logs lack the batch'
 
 
 @cache

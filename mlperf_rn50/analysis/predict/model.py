@@ -16,6 +16,7 @@ from mlperf_rn50.analysis.predict.prediction import (
     Link,
     Prediction,
 )
+from mlperf_rn50.analysis.sets.run_set import ratio
 
 # The exchange can overlap with the backward pass, which takes two thirds of the computing time.
 BACKWARD_SHARE = 2 / 3
@@ -42,19 +43,20 @@ def _members(layout: Layout, link: Link) -> int:
 
 
 def generation_with_costs(generation: str, costs: Costs) -> str:
-    """Return the generation of NVIDIA cards with costs that is the next in age, the newer of two;
-    '' for others."""
+    """Return the generation of NVIDIA accelerators with costs that is the next in age, the newer of
+    two; '' for others."""
     if generation in costs.latency_s:
         return generation
-    ages = {
-        g: _AGES.index(found[1])
-        for g in (*costs.latency_s, generation)
-        if (found := re.search(rf'([{_AGES}])\d', g))
-    }
-    own = ages.pop(generation, None)
-    return (
-        '' if own is None else min(ages, default='', key=lambda g: (abs(ages[g] - own), -ages[g]))
-    )
+
+    def age(name: str) -> int | None:
+        found = re.search(rf'([{_AGES}])\d', name)
+        return _AGES.index(found[1]) if found else None
+
+    own = age(generation)
+    if own is None:
+        return ''
+    ages = {g: a for g in costs.latency_s if (a := age(g)) is not None}
+    return min(ages, default='', key=lambda g: (abs(ages[g] - own), -ages[g]))
 
 
 def latency_s(base: Base, costs: Costs) -> float:
@@ -74,27 +76,24 @@ def _several_nodes_s(base: Base, layout: Layout, link: Link, costs: Costs) -> tu
         return 0.0, 0.0
     members = _members(layout, link)
     other_s = latency_s(base, costs) if link.extra_s is None else link.extra_s
-    added_s = HOP_S * members * link.is_tcp + STAGES_S * (
-        link.is_hierarchical and layout.units_per_node > 1
-    )
-    return ring_s(link.exchange_bytes, members, link.gbit_s or UNKNOWN_GBIT_S), added_s + other_s
+    if link.is_tcp:
+        other_s += HOP_S * members
+    if link.is_hierarchical and layout.units_per_node > 1:
+        other_s += STAGES_S
+    return ring_s(link.exchange_bytes, members, link.gbit_s or UNKNOWN_GBIT_S), other_s
 
 
 def compute_s(base: Base, layout: Layout, link: Link, costs: Costs) -> float:
     """Return the computing time of a step: on the line through two measured local batches, or in
     proportion to one."""
-    step_s, local = (
-        base.step_s - sum(_several_nodes_s(base, base.layout, link, costs)),
-        base.local_batch_size,
-    )
-    proportional_s = step_s * layout.local_batch_size / local
+    step_s = base.step_s - sum(_several_nodes_s(base, base.layout, link, costs))
+    wanted, local = layout.local_batch_size, base.local_batch_size
+    proportional_s = step_s * wanted / local
     if not base.steps:
         return proportional_s
-    other_local, other_step_s = min(
-        base.steps, key=lambda p: abs(math.log(p[0] / layout.local_batch_size))
-    )
-    slope = max(0.0, (base.step_s - other_step_s) / (local - other_local))
-    on_line = step_s + slope * (layout.local_batch_size - local)
+    other = min(base.steps, key=lambda size: abs(math.log(size / wanted)))
+    slope = max(0.0, (base.step_s - base.steps[other]) / (local - other))
+    on_line = step_s + slope * (wanted - local)
     return on_line if on_line > 0 else proportional_s
 
 
@@ -119,23 +118,17 @@ def step_parts(
 def _run_spread(base: Base) -> float:
     """Return half of the 80 % interval of a further run's seconds per epoch, as a fraction of the
     base runs' mean."""
-    rates = (
-        [
-            r.time_to_train_s / r.epochs_to_converge
-            for r in base.run_set.timed
-            if r.time_to_train_s and r.epochs_to_converge
-        ]
-        if base.run_set
-        else []
-    )
+    rates = []
+    if base.run_set:
+        timed = base.run_set.timed
+        rates = [r for t in timed if (r := ratio(t.time_to_train_s, t.epochs_to_converge))]
     if len(rates) < 2:
         return 0.0
     k = 1 / (len(rates) - 1)
     # Student's t, by Cornish and Fisher's expansion
     sigmas = 1.2816 + 0.8467 * k + 0.571 * k**2 + 0.2587 * k**3
-    return (
-        sigmas * math.sqrt(1 + 1 / len(rates)) * statistics.stdev(rates) / statistics.fmean(rates)
-    )
+    relative = statistics.stdev(rates) / statistics.fmean(rates)
+    return sigmas * math.sqrt(1 + 1 / len(rates)) * relative
 
 
 def _total_s(base: Base, layout: Layout, costs: Costs, epochs: float, step_s: float) -> float:
@@ -144,21 +137,15 @@ def _total_s(base: Base, layout: Layout, costs: Costs, epochs: float, step_s: fl
     recipe, evaluations = layout.recipe, epochs
     if recipe.eval_period and recipe.first_eval_epoch is not None:
         evaluations = max(0.0, 1 + (epochs - recipe.first_eval_epoch) / recipe.eval_period)
-    evaluation_s, start_s = (
-        (base.evaluation_s or 0.0) * base.num_units / layout.num_units,
-        base.outside_s,
-    )
+    evaluation_s = (base.evaluation_s or 0.0) * base.num_units / layout.num_units
+    start_s = base.outside_s
     if layout.num_nodes != base.num_nodes:
         evaluation_s += EVALUATION_S
-        nearest = sorted(costs.starts, key=lambda pair: abs(math.log(pair[0] / layout.num_nodes)))[
-            :_NEAREST_STARTS
-        ]
-        start_s = max(0.0, statistics.median(s for _, s in nearest)) if nearest else start_s
-    return (
-        epochs * base.train_samples / recipe.global_batch_size * step_s
-        + evaluations * evaluation_s
-        + start_s
-    )
+        starts = sorted(costs.starts, key=lambda pair: abs(math.log(pair[0] / layout.num_nodes)))
+        if nearest := [s for _, s in starts[:_NEAREST_STARTS]]:
+            start_s = max(0.0, statistics.median(nearest))
+    steps = epochs * base.train_samples / recipe.global_batch_size
+    return steps * step_s + evaluations * evaluation_s + start_s
 
 
 def _interval(epochs: Epochs, error: float, share: float) -> tuple[float, float]:
@@ -168,16 +155,11 @@ def _interval(epochs: Epochs, error: float, share: float) -> tuple[float, float]
     The error of the model is a natural logarithm; share is exchange / step if the ports are
     unknown, otherwise 0.
     """
-    slow, fast = (
-        math.log1p((UNKNOWN_GBIT_S / _SLOW_GBIT_S - 1) * share),
-        math.log1p(-min(0.9, share)),
-    )
-    return (
-        math.exp(
-            -math.hypot(error, fast, math.log(epochs.mean / epochs.low) if epochs.low else math.inf)
-        ),
-        math.exp(math.hypot(error, slow, math.log(epochs.high / epochs.mean))),
-    )
+    slow = math.log1p((UNKNOWN_GBIT_S / _SLOW_GBIT_S - 1) * share)
+    fast = math.log1p(-min(0.9, share))
+    fewer = math.log(epochs.mean / epochs.low) if epochs.low else math.inf
+    more = math.log(epochs.high / epochs.mean)
+    return math.exp(-math.hypot(error, fast, fewer)), math.exp(math.hypot(error, slow, more))
 
 
 def _second_factor(base: Base, second: Base, costs: Costs) -> float:
@@ -201,15 +183,13 @@ def predict_layout(
 ) -> Prediction:
     """Predict a layout from a base, and from a second set of its machine on several nodes if there
     is one."""
-    batch, epochs, is_one_node = (
-        layout.recipe.global_batch_size,
-        layout.epochs,
-        layout.num_nodes == 1,
-    )
+    batch, epochs = layout.recipe.global_batch_size, layout.epochs
     if batch > base.train_samples:
         return Prediction(
             layout, f'batch {batch:,} exceeds the {base.train_samples:,} training images'
         )
+
+    # The step
     factor = _second_factor(base, second, costs) if second else 1.0
     computed_s, exchanged_s, hidden_s, other_s = (
         factor * s for s in step_parts(base, layout, link, costs)
@@ -217,48 +197,50 @@ def predict_layout(
     if computed_s <= 0:
         return Prediction(
             layout,
-            'the assumed exchange and latency exceed the measured step; pass a source on one '
-            'node, or a higher --link-gbit-s',
+            'the assumed exchange and latency exceed the measured step; pass a source on one node, '
+            'or a higher --link-gbit-s',
         )
-    has_extra, step_s = link.extra_s is not None, computed_s + exchanged_s - hidden_s + other_s
-    is_same = not base.is_scaled and (
-        layout.num_nodes,
-        layout.num_units,
-        layout.local_batch_size,
-    ) == (base.num_nodes, base.num_units, base.local_batch_size)
-    is_measured = is_same or is_one_node and base.num_nodes == 1 and not base.is_scaled
-    if knowledge == 'own' and not is_one_node:
-        is_known = base.num_nodes > 1 or base.generation in costs.latency_s
-        knowledge = 'two' if second or has_extra else 'own' if is_known else 'other'
+    step_s = computed_s + exchanged_s - hidden_s + other_s
+    has_extra = link.extra_s is not None
+    is_same = _is_measured_layout(base, layout)
+    is_measured = is_same or layout.num_nodes == base.num_nodes == 1 and not base.is_scaled
+    if knowledge == 'own' and layout.num_nodes > 1:
+        if second or has_extra:
+            knowledge = 'two'
+        elif base.num_nodes == 1 and base.generation not in costs.latency_s:
+            knowledge = 'other'
+    share = None if base.is_scaled else 1.0
+    if share and not is_measured and not has_extra:
+        share = computed_s / step_s
     found = Prediction(
         layout,
-        None,
-        computed_s,
-        exchanged_s,
-        hidden_s,
-        other_s,
-        step_s,
-        batch / step_s,
-        layout.local_batch_size / step_s * base.step_s / base.local_batch_size,
+        compute_s=computed_s,
+        exchange_s=exchanged_s,
+        hidden_s=hidden_s,
+        other_s=other_s,
+        step_s=step_s,
+        images_per_s=batch / step_s,
+        hardware_efficiency=layout.local_batch_size / step_s * base.step_s / base.local_batch_size,
         knowledge=None if is_measured else knowledge,
-        measured_share=None
-        if base.is_scaled
-        else 1.0
-        if is_measured or has_extra
-        else computed_s / step_s,
+        measured_share=share,
     )
     if epochs is None or base.evaluation_s is None:
         return found
+
+    # The run
     minutes = _total_s(base, layout, costs, epochs.mean, step_s) / 60
-    error = math.log1p(_run_spread(base) if is_same else 0.0) or costs.errors.get(knowledge, 0.0)
-    low, high = _interval(
-        epochs,
-        math.hypot(error, base.noise),
-        0.0 if link.gbit_s or is_same else exchanged_s / step_s,
-    )
+    error = math.log1p(_run_spread(base)) if is_same else 0.0
+    error = math.hypot(error or costs.errors.get(knowledge, 0.0), base.noise)
+    low, high = _interval(epochs, error, 0.0 if link.gbit_s or is_same else exchanged_s / step_s)
     return replace(
         found,
         minutes=minutes,
         interval=(low * minutes, high * minutes),
         node_hours=minutes / 60 * layout.num_nodes,
     )
+
+
+def _is_measured_layout(base: Base, layout: Layout) -> bool:
+    """Return whether a base was measured on the nodes and units of a layout, with its batch."""
+    size = layout.num_nodes, layout.num_units, layout.local_batch_size
+    return not base.is_scaled and size == (base.num_nodes, base.num_units, base.local_batch_size)

@@ -8,6 +8,7 @@ from typing import Literal
 from mlperf_rn50.analysis.sets.run_set import RunSet, node_hours
 from mlperf_rn50.analysis.sets.settings import Recipe
 
+Number = float | None  # None if unknown
 # A prediction on several nodes starts from a one-node set of another machine (other) or of the same
 # machine (own), or from the latter and a measured step on several nodes (two). Knowledge increases
 # in this order.
@@ -72,8 +73,8 @@ class Base:
     dataset: str | None  # None for ImageNet
     run_set: RunSet | None = None  # None for a bench
     generation: str = ''  # of the accelerators
-    # (local batch, seconds) on these nodes at other batches
-    steps: tuple[tuple[float, float], ...] = ()
+    # seconds on these nodes by other local batches
+    steps: Mapping[float, float] = field(default_factory=dict)
     # whether the step was measured on other accelerators or with other images
     is_scaled: bool = False
     noise: float = 0.0  # relative change of the step by the first epoch, if that was the shortest
@@ -138,33 +139,33 @@ class Prediction:
 
     layout: Layout
     refusal: str | None = None
-    compute_s: float | None = None
-    exchange_s: float | None = None
-    hidden_s: float | None = None
-    other_s: float | None = None  # besides computing and exchange
-    step_s: float | None = None
-    images_per_s: float | None = None
+    compute_s: Number = None
+    exchange_s: Number = None
+    hidden_s: Number = None
+    other_s: Number = None  # besides computing and exchange
+    step_s: Number = None
+    images_per_s: Number = None
     # images/s per accelerator or rank, relative to the base
-    hardware_efficiency: float | None = None
-    minutes: float | None = None
+    hardware_efficiency: Number = None
+    minutes: Number = None
     interval: tuple[float, float] | None = None  # minutes at both ends of the 80 % interval
-    node_hours: float | None = None
-    cost: float | None = None
-    speedup: float | None = None  # minutes of the base's layout / minutes of this layout
-    efficiency: float | None = None  # speedup / ratio of accelerators or ranks
+    node_hours: Number = None
+    cost: Number = None
+    speedup: Number = None  # minutes of the base's layout / minutes of this layout
+    efficiency: Number = None  # speedup / ratio of accelerators or ranks
     knowledge: Knowledge | None = None  # None for the base's layout, and from one node to one node
     # share of the step from measurements, not from fitted costs
-    measured_share: float | None = None
+    measured_share: Number = None
     # of a set with this layout and batch, but perhaps another recipe
-    measured_step_s: float | None = None
+    measured_step_s: Number = None
     # of this set, if recipe and target are those of the layout
-    measured_minutes: float | None = None
+    measured_minutes: Number = None
     # of the fastest set with this layout and target, at any batch
-    best_measured_minutes: float | None = None
+    best_measured_minutes: Number = None
     best_measured_batch_size: int | None = None
     best_measured_system: str | None = None
-    unchanged_step_s: float | None = None  # without the changes of --what-if
-    unchanged_minutes: float | None = None
+    unchanged_step_s: Number = None  # without the changes of --what-if
+    unchanged_minutes: Number = None
     doubts: tuple[str, ...] = ()
 
     @property
@@ -177,6 +178,6 @@ class Prediction:
         return node_hours(60 * (self.known_minutes or 0.0), self.layout.num_nodes)
 
 
-def relative_error(predicted: float | None, measured: float | None) -> float | None:
+def relative_error(predicted: Number, measured: Number) -> Number:
     """Return predicted / measured - 1, or None if either is unknown."""
     return predicted / measured - 1 if predicted and measured else None

@@ -4,7 +4,7 @@ published systems."""
 import os
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -23,7 +23,7 @@ from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of
 from mlperf_rn50.analysis.sets.settings import Recipe
 from mlperf_rn50.errors import ConfigError, UserError, nearest
 from mlperf_rn50.files import read_text
-from mlperf_rn50.mllog.run import IMAGENET_TRAIN, IMAGENET_VAL
+from mlperf_rn50.mllog.logged_run import IMAGENET_TRAIN, IMAGENET_VAL
 from mlperf_rn50.text import printable, some
 
 _IMAGENET_PIXELS = 224
@@ -31,13 +31,11 @@ _MAX_NAMES = 5  # maximum names listed in a message
 _compared = attrgetter('round', 'org', 'other_dataset', 'recipe.target_accuracy', 'accelerator')
 _INCOMPLETE = (
     'no run has finished, or the logs lack the number of nodes, the number of accelerators or '
-    'ranks, or the '
-    'time of an epoch'
+    'ranks, or the time of an epoch'
 )
 _UNMEASURED = (
     'Not measured: evaluations (assumed to take a third of the training time of 50,000 images), '
-    'first-epoch '
-    'overhead on one node (assumed to be zero), input pipeline (assumed to keep up)'
+    'first-epoch overhead on one node (assumed to be zero), input pipeline (assumed to keep up)'
 )
 # largest ratio of equal gradients, and of local batches that are too similar for a slope of the
 # step time
@@ -155,12 +153,10 @@ def load_bench(path: Path) -> Bench | None:
         found = decode(read_text(path, _MAX_FILE_BYTES), type=_File)
         accelerator = found.machine.gpus[0][:_MAX_TEXT] if found.machine.gpus else None
         if found.format == 'mlperf-rn50 bench train 1':  # further tables compare numbers of ranks
-            return Bench(
-                path, accelerator, tuple(convert(found.tables[0].rows, list[MeasuredStep]))
-            )
-        return Bench(
-            path, accelerator, exchange=convert(found.tables[-1].rows[0], MeasuredExchange)
-        )
+            steps = convert(found.tables[0].rows, list[MeasuredStep])
+            return Bench(path, accelerator, tuple(steps))
+        exchange = convert(found.tables[-1].rows[0], MeasuredExchange)
+        return Bench(path, accelerator, exchange=exchange)
     except (OSError, MsgspecError, ValueError, RecursionError) as e:
         raise UserError(
             f'{path}: {printable(str(e))[:_MAX_TEXT]}; expected output of mlperf-rn50 bench train, '
@@ -168,12 +164,12 @@ def load_bench(path: Path) -> Bench | None:
         ) from e
 
 
-def _names(names: Sequence[str], tree: str) -> str:
+def _names(names: Iterable[str], tree: Path | str) -> str:
     """Return the first names and, if there are more, the command that lists the systems of a
     tree."""
-    return some(names, _MAX_NAMES) + f'; list them all: mlperf-rn50 report {tree}' * (
-        len(names) > _MAX_NAMES
-    )
+    found = list(names)
+    text = some(found, _MAX_NAMES)
+    return text if len(found) <= _MAX_NAMES else f'{text}; list them all: mlperf-rn50 report {tree}'
 
 
 def _from_published(name: str) -> Source:
@@ -183,43 +179,42 @@ def _from_published(name: str) -> Source:
     bases = {s: base for s in load_table() if (base := base_of(s))}
     # the newest set first
     named = {'/'.join(f.parts[1:]): s for s in reversed(bases) for f in reversed(s.folders)}
+    wanted = name.casefold()
     found = {
         s: full
         for full, s in named.items()
-        if name.casefold() in (full.casefold(), Path(full).name.casefold())
+        if wanted in (full.casefold(), Path(full).name.casefold())
     }
     if len(found) > 1:
         raise ConfigError(
             f'SOURCE: got {name}, which names {len(found)} published systems, expected one of '
-            f'{_names(sorted(found.values()), "published")}'
+            f'{_names(sorted(found.values()), NAME)}'
         )
     if not found:
-        similar = {s: full for full, s in named.items() if _letters(name) in _letters(full)}
-        alike = [similar[s] for s in sorted(similar, key=attrgetter('num_nodes'))]
-        hint = (
-            ''
-            if len(alike) > 1
-            else nearest(name, [*named]) or nearest(name, [s.name for s in bases])
-        )
         raise ConfigError(
-            f'{printable(name)}: not a file, folder or published system'
-            + (
-                hint
-                or '; expected a run, a '
-                'study, a JSON file of bench, or a system such as '
-                f'{_names(alike or [*named], "published")}'
-            )
+            f'{printable(name)}: not a file, folder or published system{_alike(name, named)}'
         )
     [run_set] = found
-    return Source(
-        bases[run_set],
-        link_of(run_set),
-        (run_set, *(s for s in bases if s is not run_set and is_machine(s, run_set))),
+    others = [s for s in bases if s is not run_set and is_machine(s, run_set)]
+    return Source(bases[run_set], link_of(run_set), (run_set, *others))
+
+
+def _alike(name: str, named: Mapping[str, RunSet]) -> str:
+    """Return a hint at the published systems whose names are like an unknown name."""
+    found = {s: full for full, s in named.items() if _letters(name) in _letters(full)}
+    if len(found) < 2:
+        names = {s.name for s in named.values()}
+        if hint := nearest(name, [*named]) or nearest(name, sorted(names)):
+            return hint
+    alike = [found[s] for s in sorted(found, key=attrgetter('num_nodes'))]
+    return (
+        '; expected a run, a study, a JSON file of bench, or a system such as '
+        f'{_names(alike or named, NAME)}'
     )
 
 
 def _letters(name: str) -> str:
-    """Return the lower-case letters and digits of a name, since a card is A100-SXM, a100_sxm or
+    """Return the lower-case letters and digits of a name, since one is A100-SXM, a100_sxm or
     A100 SXM."""
     return re.sub(r'[\W_]', '', name.casefold())
 
@@ -239,38 +234,37 @@ def _from_bench(bench: Bench, local_batch_size: int | None) -> Source:
     step, *others = sorted(
         bench.steps, key=lambda s: (s.local_batch_size != local_batch_size, -s.local_batch_size)
     )
-    local, batch, step_s = (
-        step.local_batch_size,
-        step.local_batch_size * step.num_ranks,
-        step.step_ms / 1e3,
-    )
-    is_known = step.model == 'resnet50' and step.image_size == _IMAGENET_PIXELS
     base = Base(
-        step.kind,
-        str(bench.path),
-        step.num_hosts,
-        step.num_ranks,
-        bench.accelerator is not None,
-        batch,
-        step_s,
-        (1 - BACKWARD_SHARE) * step_s * IMAGENET_VAL / batch if is_known else None,
-        0.0,
-        IMAGENET_TRAIN,
-        None if is_known else f'images of {step.image_size} pixels',
-        None,
-        generation_of(bench.accelerator),
-        tuple(
-            (s.local_batch_size, s.step_ms / 1e3)
-            for s in others
-            if not is_within(s.local_batch_size, local, _ALIKE)
+        name=step.kind,
+        source=str(bench.path),
+        num_nodes=step.num_hosts,
+        num_units=step.num_ranks,
+        has_accelerators=bench.accelerator is not None,
+        global_batch_size=step.local_batch_size * step.num_ranks,
+        step_s=step.step_ms / 1e3,
+        evaluation_s=None,
+        outside_s=0.0,
+        train_samples=IMAGENET_TRAIN,
+        dataset=f'images of {step.image_size} pixels',
+        generation=generation_of(bench.accelerator),
+        steps=_other_steps(
+            step.local_batch_size, ((s.local_batch_size, s.step_ms / 1e3) for s in others)
         ),
     )
-    return Source(
-        base,
-        Link(None, (2 if step.precision == 'float16' else 4) * step.num_parameters, 'unknown'),
-        (),
-        (_UNMEASURED,) if is_known else (),
-    )
+    value_bytes = 2 if step.precision == 'float16' else 4
+    link = Link(None, value_bytes * step.num_parameters, 'unknown')
+    if (step.model, step.image_size) != ('resnet50', _IMAGENET_PIXELS):
+        return Source(base, link)
+    forward_s = (1 - BACKWARD_SHARE) * base.step_s
+    evaluation_s = forward_s * IMAGENET_VAL / base.global_batch_size
+    base = replace(base, evaluation_s=evaluation_s, dataset=None)
+    return Source(base, link, notes=(_UNMEASURED,))
+
+
+def _other_steps(local: float, steps: Iterable[tuple[float, float]]) -> dict[float, float]:
+    """Return the seconds of steps by local batch, of the batches that differ enough from that of
+    the base."""
+    return {size: step_s for size, step_s in steps if not is_within(size, local, _ALIKE)}
 
 
 def _measured_link(source: Source, path: str, exchange: MeasuredExchange) -> Link:
@@ -278,20 +272,19 @@ def _measured_link(source: Source, path: str, exchange: MeasuredExchange) -> Lin
 
     The latter needs a base on one node, with the same gradients and images per accelerator or rank.
     """
-    num_ranks, num_hosts, local = exchange.num_ranks, exchange.num_hosts, exchange.local_batch_size
+    num_ranks, local = exchange.num_ranks, exchange.local_batch_size
     base, num_bytes, time_s = source.base, source.link.exchange_bytes, exchange.time_ms / 1e3
     link = Link(
         ring_s(exchange.num_bytes, num_ranks, 1.0) / time_s,
         num_bytes,
-        f'bench allreduce over {num_ranks} ranks on {num_hosts} nodes, {path}',
+        f'bench allreduce over {num_ranks} ranks on {exchange.num_hosts} nodes, {path}',
     )
-    if (
-        base.num_nodes > 1
-        or not is_within(exchange.num_bytes, num_bytes, _ALIKE)
-        or local not in (base.local_batch_size, *(b for b, _ in base.steps))
-    ):
+    has_batch = local == base.local_batch_size or local in base.steps
+    if base.num_nodes > 1 or not is_within(exchange.num_bytes, num_bytes, _ALIKE) or not has_batch:
         return link
-    layout = Layout(num_hosts, num_ranks // num_hosts, Recipe(None, local * num_ranks))
+    layout = Layout(
+        exchange.num_hosts, num_ranks // exchange.num_hosts, Recipe(None, local * num_ranks)
+    )
     shown_s = max(0.0, exchange.step_ms / 1e3 - compute_s(base, layout, link, Costs()))
     return replace(
         link,
@@ -310,91 +303,106 @@ def load_source(
 ) -> Source:
     """Load logs, a published system or bench files. per_node selects a system, local_batch_size a
     bench row."""
-    loaded = [(word, load_bench(Path(word)), os.path.lexists(word)) for word in words]
-    folders = [Path(word) for word, bench, is_path in loaded if is_path and not bench]
-    names = [word for word, _, is_path in loaded if not is_path]
-    steps = [bench for _, bench, _ in loaded if bench and bench.steps]
-    exchanges = [(word, bench.exchange) for word, bench, _ in loaded if bench and bench.exchange]
+    # Sort the words into folders, names and bench files.
+    folders, names, steps, exchanges = [], [], [], []
+    for word in words:
+        bench = load_bench(Path(word))
+        if bench and bench.exchange:
+            exchanges.append((word, bench.exchange))
+        elif bench:
+            steps.append(bench)
+        elif os.path.lexists(word):
+            folders.append(Path(word))
+        else:
+            names.append(word)
     if bool(folders) + len(names) + len(steps) != 1 or len(exchanges) > 1:
         raise ConfigError(
-            f'SOURCE: got {printable(", ".join(words))}, expected one run, study, published '
-            'system or '
-            'bench train file, and at most one bench allreduce file'
+            f'SOURCE: got {printable(", ".join(words))}, expected one run, study, published system '
+            'or bench train file, and at most one bench allreduce file'
         )
     if system and not folders:
         raise ConfigError(
             f'--system: got {system}, expected a SOURCE that is a folder of several systems'
         )
-    source = (
-        _from_systems(folders[0], system, per_node)
-        if folders
-        else _from_published(names[0])
-        if names
-        else _from_bench(steps[0], local_batch_size)
-    )
+
+    # Load the only source, then the link from an option or a file.
+    if folders:
+        source = _from_systems(folders[0], system, per_node)
+    elif names:
+        source = _from_published(names[0])
+    else:
+        source = _from_bench(steps[0], local_batch_size)
     if gbit_s:
         return replace(source, link=replace(source.link, gbit_s=gbit_s, source='--link-gbit-s'))
-    if not exchanges:
-        return source
-    link, note = (
-        _measured_link(source, *exchanges[0]),
-        (
-            f'{exchanges[0][0]}: only the rate is used, because gradients or images per rank '
-            'differ from a one-node SOURCE'
-        ),
-    )
-    return replace(source, link=link, notes=(*source.notes, *[note] * (link.extra_s is None)))
+    for path, exchange in exchanges:
+        source = replace(source, link=_measured_link(source, path, exchange))
+        if source.link.extra_s is None:
+            note = (
+                f'{path}: only the rate is used, because gradients or images per rank differ from '
+                'a one-node SOURCE'
+            )
+            source = replace(source, notes=(*source.notes, note))
+    return source
+
+
+def _choose_system(
+    folder: Path, bases: Mapping[RunSet, Base], name: str | None, per_node: int | None
+) -> RunSet:
+    """Return the named set or, without a name, the one with the fewest nodes and, of several, with
+    per_node accelerators or ranks on each."""
+
+    def distance(b: Base) -> tuple[int, bool]:
+        return b.num_nodes, b.num_units != b.num_nodes * (per_node or 0)
+
+    least, names = min(map(distance, bases.values())), [b.name for b in bases.values()]
+    chosen = {s: b for s, b in bases.items() if (b.name == name if name else distance(b) == least)}
+    if len(chosen) != 1:
+        alike = [
+            b.name if names.count(b.name) == 1 else f'{b.name} ({b.source})'
+            for b in chosen.values()
+        ]
+        hint = '' if chosen else nearest(name or '', names)
+        raise ConfigError(
+            f'--system: got {name or "no name"}, which matches {len(chosen)} systems, expected one '
+            f'of {printable(_names(alike or names, folder))}{hint}'
+        )
+    [run_set] = chosen
+    return run_set
 
 
 def _from_systems(folder: Path, name: str | None, per_node: int | None) -> Source:
     """Return the named system of a folder, or the one with the fewest nodes, and all comparable
     sets."""
-
-    def distance(b: Base) -> tuple[int, bool]:
-        return b.num_nodes, b.num_units != b.num_nodes * (per_node or 0)
-
     run_sets, others = load_logs([folder], Rules())
-    bases = [(s, base) for s in run_sets if (base := base_of(s))]
+    bases = {s: base for s in run_sets if (base := base_of(s))}
     if not bases:
         reasons = '; '.join(
             f'{s.name}: {"; ".join(s.reasons) or _INCOMPLETE}' for s in run_sets[:3]
         )
         raise UserError(f'no set to predict from: {printable(reasons)}')
-    least, names = min(distance(b) for _, b in bases), [b.name for _, b in bases]
-    chosen = [(s, b) for s, b in bases if (b.name == name if name else distance(b) == least)]
-    if len(chosen) != 1:
-        alike = [
-            b.name if names.count(b.name) == 1 else f'{b.name} ({b.source})' for _, b in chosen
-        ] or names
-        raise ConfigError(
-            f'--system: got {name or "no name"}, which matches {len(chosen)} systems, expected '
-            'one of '
-            f'{printable(_names(alike, str(folder)))}{"" if chosen else nearest(name or "", names)}'
-        )
-    [(run_set, base)] = chosen
-    comparable = [(s, b) for s, b in bases if _compared(s) == _compared(run_set)]
-    steps = {
-        b.local_batch_size: b.step_s
-        for _, b in comparable
-        if b.num_nodes == base.num_nodes == 1
-        and b.num_units == base.num_units
-        and not is_within(b.local_batch_size, base.local_batch_size, _ALIKE)
-    }
-    notes = (
-        []
-        if len(comparable) == 1 or name
-        else [
-            f'Predicted from {base.name}, the smallest of {len(comparable)} systems; --system '
-            'NAME selects another'
-        ]
+    run_set = _choose_system(folder, bases, name, per_node)
+    base = bases[run_set]
+    comparable = {s: b for s, b in bases.items() if _compared(s) == _compared(run_set)}
+    alike = (
+        (b.local_batch_size, b.step_s)
+        for b in comparable.values()
+        if (b.num_nodes, b.num_units) == (1, base.num_units) and base.num_nodes == 1
     )
+    notes = []
+    if len(comparable) > 1 and not name:
+        notes.append(
+            f'Predicted from {base.name}, the smallest of {len(comparable)} systems; --system NAME '
+            'selects another'
+        )
     if obstacles := run_set.judgement.obstacles:
         notes.append(f'{base.name} has no result for MLPerf: {"; ".join(obstacles)}')
+    if other := describe_others(others):
+        notes.append(other)
     return Source(
-        replace(base, steps=tuple(steps.items())),
+        replace(base, steps=_other_steps(base.local_batch_size, alike)),
         with_network(link_of(run_set), run_set),
-        tuple(s for s, _ in comparable),
-        (*notes, *filter(None, [describe_others(others)])),
+        tuple(comparable),
+        tuple(notes),
     )
 
 
@@ -408,8 +416,7 @@ def parse_what_if(text: str) -> WhatIf:
     except ValidationError as e:
         raise ConfigError(
             f'--what-if: {printable(str(e))}; expected any of link=GBIT_S, ports=N, '
-            'generation=NAME, '
-            'local=IMAGES, pixels=FRACTION, epochs=N, tcp and hierarchical'
+            'generation=NAME, local=IMAGES, pixels=FRACTION, epochs=N, tcp and hierarchical'
         ) from e
     if len(str(found).split()) != len(words) or not words:
         raise ConfigError(
@@ -431,31 +438,13 @@ def change(source: Source, what_if: WhatIf) -> Source:
     elif what_if.ports:
         raise ConfigError('--what-if: got ports, expected also link=GBIT_S, the rate of a port')
     if what_if.generation:
-        new = what_if.generation.upper()
-        speeds = [
-            s.images_per_s / s.num_units
-            for s in load_table()
-            if s.num_nodes == 1
-            and s.num_units
-            and s.images_per_s
-            and generation_of(s.accelerator).upper() == new
-            and not s.refusal
-        ]
-        if not speeds or not base.has_accelerators:
-            raise ConfigError(
-                f'--what-if: got generation {new} for {base.unit}s, expected one with published '
-                'one-node '
-                'sets, for accelerators'
-            )
-        base = replace(
-            base,
-            step_s=base.local_batch_size / statistics.median(speeds),
-            generation=new,
-            steps=(),
-            is_scaled=True,
-        )
+        generation = what_if.generation.upper()
+        step_s = base.local_batch_size / _published_speed(base, generation)
+        base = replace(base, step_s=step_s, generation=generation)
     if what_if.pixels:  # convolutions take time in proportion to them
-        base = replace(base, step_s=base.step_s * what_if.pixels, steps=(), is_scaled=True)
+        base = replace(base, step_s=base.step_s * what_if.pixels)
+    if what_if.generation or what_if.pixels:
+        base = replace(base, steps={}, is_scaled=True)
     # the measured overlap and latency do not apply
     if what_if.tcp or what_if.hierarchical or what_if.generation:
         link = replace(
@@ -466,3 +455,19 @@ def change(source: Source, what_if: WhatIf) -> Source:
             is_hierarchical=what_if.hierarchical,
         )
     return replace(source, base=base, link=link)
+
+
+def _published_speed(base: Base, generation: str) -> float:
+    """Return the median images/s of an accelerator of a generation in published one-node sets."""
+    speeds = [
+        s.images_per_s / s.num_units
+        for s in load_table()
+        if s.num_nodes == 1 and s.num_units and s.images_per_s and not s.refusal
+        if generation_of(s.accelerator).upper() == generation
+    ]
+    if not speeds or not base.has_accelerators:
+        raise ConfigError(
+            f'--what-if: got generation {generation} for {base.unit}s, expected one with published '
+            'one-node sets, for accelerators'
+        )
+    return statistics.median(speeds)

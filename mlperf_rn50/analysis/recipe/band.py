@@ -8,7 +8,7 @@ run. A run that is below its band at two consecutive evaluations is behind, whic
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlperf_rn50.analysis.recipe.choose import reached_epoch
 from mlperf_rn50.analysis.recipe.reference import MIN_RUNS, Reference, schedule_phase
@@ -39,11 +39,9 @@ def _value_at(curve: Curve, epoch: float, drops: Sequence[float]) -> float | Non
     learning-rate drop."""
     for (e0, a0), (e1, a1) in zip(curve, curve[1:]):
         if e0 < epoch < e1:
-            return (
-                None
-                if any(e0 <= d < e1 for d in drops)
-                else a0 + (a1 - a0) * (epoch - e0) / (e1 - e0)
-            )
+            if any(e0 <= d < e1 for d in drops):
+                return None
+            return a0 + (a1 - a0) * (epoch - e0) / (e1 - e0)
     return next((a for e, a in curve if math.isclose(e, epoch)), None)
 
 
@@ -54,23 +52,23 @@ def _point(reference: Reference, epoch: int) -> float | None:
 def band_at(reference: Reference, epoch: int) -> Band | None:
     """Return the band at an epoch, or None if no reference run has a value there."""
     drops = reference.recipe.step_epochs or ()
-    found = (_value_at(run.curve, epoch * scale, drops) for run, scale in reference.runs)
-    values = tuple(v for v in found if v is not None)
+    known = (_value_at(run.curve, epoch * scale, drops) for run, scale in reference.runs)
+    values = tuple(v for v in known if v is not None)
     if not values:
         return None
     mean = statistics.fmean(values)
-    low = high = None
-    if len(values) >= MIN_RUNS:
-        phase = schedule_phase(reference.recipe, epoch)
-        typical = reference.spreads.get(phase, 0.0) if phase is not None else 0.0
-        sampling = (
-            math.sqrt(mean * (1 - mean) / reference.eval_samples) if reference.eval_samples else 0.0
-        )
-        spread = max(statistics.stdev(values), typical, sampling)
-        # includes the uncertainty of the mean
-        reach = SIGMAS * spread * math.sqrt(1 + 1 / len(values))
-        low, high = max(0.0, mean - reach), min(1.0, mean + reach)
-    return Band(epoch, _point(reference, epoch), values, mean, low, high)
+    found = Band(epoch, _point(reference, epoch), values, mean, low=None, high=None)
+    if len(values) < MIN_RUNS:
+        return found
+    phase = schedule_phase(reference.recipe, epoch)
+    typical = reference.spreads.get(phase, 0.0) if phase is not None else 0.0
+    sampling = 0.0
+    if reference.eval_samples:
+        sampling = math.sqrt(mean * (1 - mean) / reference.eval_samples)
+    spread = max(statistics.stdev(values), typical, sampling)
+    # includes the uncertainty of the mean
+    reach = SIGMAS * spread * math.sqrt(1 + 1 / len(values))
+    return replace(found, low=max(0.0, mean - reach), high=min(1.0, mean + reach))
 
 
 def band(reference: Reference, epochs: Sequence[int]) -> dict[int, Band]:
@@ -108,30 +106,27 @@ def standing_of(
     run_start."""
     epoch, accuracy = curve[-1]
     found, epochs = bands.get(epoch), target_epochs(reference)
-    ends = (epochs[0], epochs[-1]) if epochs else None
-    first_s, last_s = (max(0.0, (e - epoch) * time_s / epoch) for e in ends or (0, 0))
-    left_s = (first_s, last_s) if last_s else None
+    ends, left_s = None, None
+    if epochs:
+        ends = epochs[0], epochs[-1]
+        first_s, last_s = (max(0.0, (e - epoch) * time_s / epoch) for e in ends)
+        if last_s:
+            left_s = first_s, last_s
     below, behind = _is_below(found, accuracy), is_behind(bands, curve)
-    text = (
-        f'{_place_text(reference, found, accuracy, below, behind)}; '
-        f'{_end_text(reference, epochs, left_s)}'
-    )
-    mean, low, high, num = (
-        (found.mean, found.low, found.high, len(found.values)) if found else (None, None, None, 0)
-    )
+    place = _place_text(reference, found, accuracy, below, behind)
     return CourseRecord(
-        epoch,
-        _point(reference, epoch),
-        accuracy,
-        mean,
-        low,
-        high,
-        num,
-        below,
-        behind,
-        ends,
-        left_s,
-        text,
+        epoch=epoch,
+        point=_point(reference, epoch),
+        accuracy=accuracy,
+        mean=found.mean if found else None,
+        low=found.low if found else None,
+        high=found.high if found else None,
+        num_reference=len(found.values) if found else 0,
+        below=below,
+        behind=behind,
+        reference_epochs=ends,
+        seconds_left=left_s,
+        text=f'{place}; {_end_text(reference, epochs, left_s)}',
     )
 
 
@@ -145,15 +140,12 @@ def _place_text(
     if found.low is None:
         return f'{distance} the only reference run; an alarm needs {MIN_RUNS} runs'
     if below:
-        times = (
-            f'at {IN_A_ROW} evaluations in a row'
-            if behind
-            else f'once; {IN_A_ROW} in a row raise the alarm'
-        )
+        word, times = 'outlier', f'once; {IN_A_ROW} in a row raise the alarm'
+        if behind:
+            word, times = 'behind', f'at {IN_A_ROW} evaluations in a row'
         return (
-            f'{"behind" if behind else "outlier"}: {distance} the mean of {num} reference runs, '
-            'more than '
-            f'{SIGMAS:g} sigma ({100 * (found.mean - found.low):.1f} points), {times}'
+            f'{word}: {distance} the mean of {num} reference runs, more than {SIGMAS:g} sigma '
+            f'({100 * (found.mean - found.low):.1f} points), {times}'
         )
     most = max(abs(accuracy - v) for v in found.values)
     return f'on course: {num} of {reference.num_runs} reference runs within {100 * most:.1f} points'
@@ -165,12 +157,11 @@ def _end_text(
     target = f'{100 * (reference.recipe.target_accuracy or 0):.2f} %'
     if not epochs:
         return f'none reached {target}'
-    runs = (
-        'all converged'
-        if len(epochs) == reference.num_runs
-        else f'{len(epochs)} of {reference.num_runs} reached {target}'
-    )
-    when = (
-        f'epoch {epochs[0]}' if epochs[0] == epochs[-1] else f'epochs {epochs[0]} to {epochs[-1]}'
-    )
-    return f'{runs} at {when}' + (f', {span(*left_s)} from now' if left_s else '')
+    runs = f'{len(epochs)} of {reference.num_runs} reached {target}'
+    if len(epochs) == reference.num_runs:
+        runs = 'all converged'
+    when = f'epochs {epochs[0]} to {epochs[-1]}'
+    if epochs[0] == epochs[-1]:
+        when = f'epoch {epochs[0]}'
+    left = f', {span(*left_s)} from now' if left_s else ''
+    return f'{runs} at {when}{left}'

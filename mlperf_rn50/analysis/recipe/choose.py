@@ -15,12 +15,15 @@ from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.settings import Recipe
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.text import grouped, plural, printable
 
 # Largest ratio of batches that count as equal. Published sets have the same learning rate, warm-up
 # and schedule at 1,632 and 1,664 images, and at 3,264 and 3,328.
 SAME_BATCH = 1.025
+# Fields without which a recipe cannot be trained.
+_NEEDED = """opt_name base_lr warmup_epochs decay weight_decay momentum eval_period
+    first_eval_epoch""".split()
 _RELIABLE = 0.9  # minimum fraction of a reliable recipe's runs that reach the target
 # Rounds with comparable recipes.
 _GENERATIONS = ('v0.7 and later', 'v0.6', 'v0.5')
@@ -78,19 +81,8 @@ class RecipeGroup:
     @property
     def is_whole(self) -> bool:
         """True if the recipe has all values that a run needs."""
-        r = self.recipe
-        ends = r.step_epochs if r.decay == 'step' else r.decay_epochs
-        return None not in (
-            r.opt_name,
-            r.base_lr,
-            r.warmup_epochs,
-            r.decay,
-            ends,
-            r.weight_decay,
-            r.momentum,
-            r.eval_period,
-            r.first_eval_epoch,
-        )
+        ends = 'step_epochs' if self.recipe.decay == 'step' else 'decay_epochs'
+        return None not in (getattr(self.recipe, name) for name in (*_NEEDED, ends))
 
     @property
     def rounds(self) -> str:
@@ -100,15 +92,12 @@ class RecipeGroup:
     def text(self) -> str:
         """Description with systems, rounds, batch and convergence."""
         first, others = self.sets[0], len(self.sets) - 1
-        name, more = (
-            printable(f'{first.org or "unnamed"} {first.name}'),
-            f' and {plural(others, "other")}',
-        )
+        name = printable(f'{first.org or "unnamed"} {first.name}')
+        if others:
+            name += f' and {plural(others, "other")}'
         return (
-            f'{name}{more if others else ""} ({self.rounds}, batch '
-            f'{self.recipe.global_batch_size:,}, '
-            f'{len(self.epochs)} of {len(self.runs)} runs converged after '
-            f'{range_text(self.epochs)} epochs)'
+            f'{name} ({self.rounds}, batch {self.batch:,}, {len(self.epochs)} of {len(self.runs)} '
+            f'runs converged after {range_text(self.epochs)} epochs)'
         )
 
 
@@ -120,16 +109,14 @@ def group(
     groups = defaultdict(list)
     for run_set in sets:
         recipe, declared = run_set.recipe, run_set.recipe.target_accuracy
-        if (
-            run_set.is_imagenet
-            and declared is not None
-            and opt_name in (None, recipe.opt_name)
-            and declared >= (target or 0)
-        ):
-            if recipe.decay_epochs is not None:  # lengths logged in steps are inexact
-                recipe = replace(recipe, decay_epochs=round(recipe.decay_epochs, 2))
-            generation = run_set.round if run_set.round in _GENERATIONS else _GENERATIONS[0]
-            groups[recipe, generation, target or declared].append(run_set)
+        if not run_set.is_imagenet or declared is None or declared < (target or 0):
+            continue
+        if opt_name not in (None, recipe.opt_name):
+            continue
+        if recipe.decay_epochs is not None:  # lengths logged in steps are inexact
+            recipe = replace(recipe, decay_epochs=round(recipe.decay_epochs, 2))
+        generation = run_set.round if run_set.round in _GENERATIONS else _GENERATIONS[0]
+        groups[recipe, generation, target or declared].append(run_set)
     found = [
         RecipeGroup(recipe, generation, tuple(members), goal)
         for (recipe, generation, goal), members in groups.items()
@@ -267,15 +254,12 @@ def choose_recipe(
     recipes = published_recipes(opt_name, target) if sets is None else group(sets, opt_name, target)
     if best := _best(_recipes_at(recipes, batch), batch):
         recipe = replace(best.recipe, global_batch_size=batch, target_accuracy=best.target)
-        return Choice(recipe, 'known', (best,), best.mean_epochs, best.target)
+        return Choice(recipe, 'known', (best,), epochs=best.mean_epochs, target=best.target)
     for family in families([p for p in recipes if p.is_whole]):
         below, above = adjacent(family, batch)
-        if (
-            below
-            and above
-            and below.recipe.decay == above.recipe.decay
-            and below.target == above.target
-        ):
+        if not below or not above or below.target != above.target:
+            continue
+        if below.recipe.decay == above.recipe.decay:
             return interpolate(below, above, batch)
     raise ConfigError(_refusal(recipes, batch, opt_name, target))
 
@@ -290,8 +274,8 @@ def _refusal(
     ]
     return (
         f'global batch: got {batch:,} ({wanted}), expected a batch in the range of converged '
-        'published '
-        f'sets: {"; ".join(texts) or "there are none; choose another optimizer or target"}'
+        'published sets: '
+        f'{"; ".join(texts) or "there are none; choose another optimizer or target"}'
     )
 
 
@@ -307,28 +291,24 @@ def interpolate(below: RecipeGroup, above: RecipeGroup, batch: int) -> Choice:
     batches.
     """
     low, high = below.recipe, above.recipe
-    size = low.global_batch_size, high.global_batch_size
-    power = math.log(batch / size[0]) / math.log(size[1] / size[0])
-    share = (batch - size[0]) / (size[1] - size[0])
-    assert (
-        low.base_lr
-        and high.base_lr
-        and low.warmup_epochs is not None
-        and high.warmup_epochs is not None
-    )
+    power = math.log(batch / below.batch) / math.log(above.batch / below.batch)
+    share = (batch - below.batch) / (above.batch - below.batch)
+    assert low.base_lr and high.base_lr
+    assert low.warmup_epochs is not None and high.warmup_epochs is not None
     lr = math.exp(_mix(math.log(low.base_lr), math.log(high.base_lr), power))
+    length = None
+    if low.decay_epochs is not None and high.decay_epochs is not None:
+        length = float(round(_mix(low.decay_epochs, high.decay_epochs, share)))
     recipe = replace(
         low if power < 0.5 else high,
         global_batch_size=batch,
         base_lr=float(f'{lr:.3g}'),
         warmup_epochs=round(_mix(low.warmup_epochs, high.warmup_epochs, share), 1),
-        decay_epochs=None
-        if low.decay_epochs is None or high.decay_epochs is None
-        else float(round(_mix(low.decay_epochs, high.decay_epochs, share))),
+        decay_epochs=length,
         target_accuracy=below.target,
     )
     epochs = _nearest_evaluation(_mix(below.mean_epochs, above.mean_epochs, share), recipe)
-    return Choice(recipe, 'between', (below, above), epochs, below.target)
+    return Choice(recipe, 'between', (below, above), epochs=epochs, target=below.target)
 
 
 def _nearest_evaluation(epochs: float, recipe: Recipe) -> float:
@@ -349,18 +329,13 @@ def make_config(
     choice: Choice, num_nodes: int | None = None, ranks_per_node: int | None = None
 ) -> cfg.Config:
     """Return the configuration of a recipe for GPUs, like the files in launch/configs."""
-    recipe, layout = (
-        choice.recipe,
-        f'_{num_nodes}x{ranks_per_node}' if num_nodes and ranks_per_node else '',
-    )
-    batch = recipe.global_batch_size
-    assert recipe.eval_period and recipe.first_eval_epoch is not None
+    recipe, batch, layout = choice.recipe, choice.recipe.global_batch_size, ''
+    if num_nodes and ranks_per_node:
+        layout = f'_{num_nodes}x{ranks_per_node}'
+    assert recipe.eval_period and recipe.eval_offset is not None
     assert recipe.momentum is not None and recipe.weight_decay is not None
-    filled = {
-        f.name: v
-        for f in dataclasses.fields(cfg.ScheduleConfig)
-        if (v := getattr(recipe, f.name, None)) is not None
-    }
+    names = {f.name for f in dataclasses.fields(cfg.ScheduleConfig)} & vars(recipe).keys()
+    schedule = {name: v for name in names if (v := getattr(recipe, name)) is not None}
     result = cfg.Config(
         run=cfg.RunConfig(
             dir=f'logs/recipe_{batch}{layout}',
@@ -376,7 +351,7 @@ def make_config(
             momentum=recipe.momentum,
             weight_decay=recipe.weight_decay,
         ),
-        schedule=cfg.ScheduleConfig(**{'decay_epochs': STEP_SCHEDULE_EPOCHS, **filled}),
+        schedule=cfg.ScheduleConfig(**{'decay_epochs': STEP_SCHEDULE_EPOCHS, **schedule}),
         train=cfg.TrainConfig(
             device='gpu',
             precision='float16',
@@ -386,7 +361,7 @@ def make_config(
             label_smoothing=recipe.label_smoothing or 0.0,
             target_accuracy=choice.target,
             eval_period=recipe.eval_period,
-            eval_offset=(recipe.first_eval_epoch - 1) % recipe.eval_period,
+            eval_offset=recipe.eval_offset,
         ),
     )
     cfg.check_values(result)

@@ -19,7 +19,7 @@ from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.analysis.sets.run_set import generation_of, ratio
 from mlperf_rn50.config import Config, render_value
 from mlperf_rn50.data.options import IMAGENET
-from mlperf_rn50.mllog.run import IMAGENET_TRAIN, IMAGENET_VAL
+from mlperf_rn50.mllog.logged_run import IMAGENET_TRAIN, IMAGENET_VAL
 from mlperf_rn50.text import grouped, plural, span
 
 # Largest ratio of similar batches, from the published recipe with the widest range (batches 1,632
@@ -29,25 +29,12 @@ SIMILAR_BATCH = 1.3
 _SCALED_BATCH = 2.5
 _SLACK = 0.01  # largest relative difference between values that count as equal
 # Keys whose values are logged or follow from optimizer and decay.
-_LOGGED = (
-    'optimizer.name',
-    'schedule.base_lr',
-    'schedule.warmup_epochs',
-    'schedule.decay',
-    'schedule.decay_epochs',
-    'schedule.end_lr',
-    'schedule.poly_power',
-    'schedule.step_epochs',
-    'schedule.step_factor',
-    'optimizer.weight_decay',
-    'optimizer.decay_bn_and_bias',
-    'optimizer.momentum',
-    'optimizer.lars_eta',
-    'optimizer.lars_epsilon',
-    'train.label_smoothing',
-    'train.target_accuracy',
-    'train.eval_period',
-    'train.eval_offset',
+_LOGGED = tuple(
+    """optimizer.name schedule.base_lr schedule.warmup_epochs schedule.decay schedule.decay_epochs
+    schedule.end_lr schedule.poly_power schedule.step_epochs schedule.step_factor
+    optimizer.weight_decay optimizer.decay_bn_and_bias optimizer.momentum optimizer.lars_eta
+    optimizer.lars_epsilon train.label_smoothing train.target_accuracy train.eval_period
+    train.eval_offset""".split()
 )
 # Values that the submissions do not log, from the code submitted with the logs, which
 # docs/recipes.md cites.
@@ -121,22 +108,32 @@ def _is_same(a: Any, b: Any) -> bool:
     return a == b
 
 
+def _name_of(key: str) -> str:
+    """Return the name of a key in a recipe, which has no sections."""
+    return key.partition('.')[2]
+
+
 def _unused(opt_name: str | None, decay: str | None) -> set[str]:
     """Return the keys that have no effect with this optimizer and decay; None means unknown."""
-    unused = {
-        'schedule.step_epochs': decay != 'step',
-        'schedule.step_factor': decay != 'step',
-        'schedule.end_lr': decay == 'step',
-        'schedule.poly_power': decay not in ('poly', None),
-        'optimizer.lars_eta': opt_name != 'lars',
-        'optimizer.lars_epsilon': opt_name != 'lars',
-    }
-    return {key for key, is_unused in unused.items() if is_unused}
+    unused = set()
+    if decay != 'step':
+        unused |= {'schedule.step_epochs', 'schedule.step_factor'}
+    if decay == 'step':
+        unused.add('schedule.end_lr')
+    if decay not in ('poly', None):
+        unused.add('schedule.poly_power')
+    if opt_name != 'lars':
+        unused |= {'optimizer.lars_eta', 'optimizer.lars_epsilon'}
+    return unused
 
 
 def _published_cells(published: RecipeGroup) -> dict[str, RecipeValue]:
     """Return the values of a recipe by configuration key."""
-    recipe, unused = published.recipe, _unused(published.recipe.opt_name, published.recipe.decay)
+    recipe = published.recipe
+    unused = _unused(recipe.opt_name, recipe.decay)
+    values = {key: getattr(recipe, _name_of(key), None) for key in _LOGGED}
+    values['optimizer.name'] = recipe.opt_name
+    values['train.eval_offset'] = recipe.eval_offset
     submitted = {
         **_SUBMITTED,
         'optimizer.decay_bn_and_bias': False if recipe.opt_name == 'lars' else None,
@@ -144,14 +141,10 @@ def _published_cells(published: RecipeGroup) -> dict[str, RecipeValue]:
     }
     if recipe.decay == 'step' and not recipe.decay_epochs:
         submitted['schedule.decay_epochs'] = STEP_SCHEDULE_EPOCHS
-    values = {key: getattr(recipe, key.partition('.')[2], None) for key in _LOGGED}
-    values['optimizer.name'] = recipe.opt_name
-    if recipe.first_eval_epoch is not None and recipe.eval_period is not None:
-        values['train.eval_offset'] = (recipe.first_eval_epoch - 1) % recipe.eval_period
     return {
         key: RecipeValue(
             None if key in unused else value,
-            key not in submitted and key.partition('.')[2] not in published.unlogged,
+            key not in submitted and _name_of(key) not in published.unlogged,
             key not in unused,
         )
         for key, value in (values | submitted).items()
@@ -161,11 +154,12 @@ def _published_cells(published: RecipeGroup) -> dict[str, RecipeValue]:
 def _config_cells(config: Config) -> dict[str, RecipeValue]:
     """Return the values of a configuration, with unused ones marked."""
     unused = _unused(config.optimizer.name, config.schedule.decay)
-    unused |= {'optimizer.nesterov'} if config.optimizer.name == 'lars' else set()
+    if config.optimizer.name == 'lars':
+        unused.add('optimizer.nesterov')
     return {
-        key: RecipeValue(None, is_used=False)
-        if key in unused
-        else RecipeValue(attrgetter(key)(config))
+        key: RecipeValue(
+            None if key in unused else attrgetter(key)(config), is_used=key not in unused
+        )
         for key in (*_LOGGED, 'train.precision', *_SUBMITTED)
     }
 
@@ -173,17 +167,18 @@ def _config_cells(config: Config) -> dict[str, RecipeValue]:
 def rows_of(recipes: Sequence[RecipeGroup], config: Config | None = None) -> list[Row]:
     """Compare the logged keys of recipes or, with a configuration, all of its keys."""
     cells = [_published_cells(p) for p in recipes]
-    values = _config_cells(config) if config else {}
-    comparable = [c for c in cells if config and c['optimizer.name'].value == config.optimizer.name]
+    if config is None:
+        return [
+            Row(key, None, tuple(c[key] for c in cells))
+            for key in _LOGGED
+            if any(c[key].is_used for c in cells)
+        ]
+    values = _config_cells(config)
+    alike = [c for c in cells if c['optimizer.name'].value == config.optimizer.name]
     return [
-        Row(
-            key,
-            values.get(key),
-            tuple(c[key] for c in cells),
-            bool(values) and _is_alone(key, values, comparable or cells),
-        )
-        for key in values or _LOGGED
-        if values and values[key].is_used or any(c[key].is_used for c in cells)
+        Row(key, own, tuple(c[key] for c in cells), _is_alone(key, values, alike or cells))
+        for key, own in values.items()
+        if own.is_used or any(c[key].is_used for c in cells)
     ]
 
 
@@ -192,74 +187,52 @@ def _is_alone(
 ) -> bool:
     """Return whether no recipe has this value. Schedules are compared only with those of the same
     kind."""
-    value, decay = values[key], values['schedule.decay'].value
+    own = values[key]
     is_of_kind = key in ('schedule.decay_epochs', 'schedule.end_lr', 'schedule.poly_power')
-    known = [
-        c[key].value
-        for c in published
-        if c[key].value is not None and (not is_of_kind or c['schedule.decay'].value == decay)
-    ]
-    return (
-        value.is_used
-        and (is_of_kind or bool(known))
-        and not any(_is_same(v, value.value) for v in known)
-    )
+    if is_of_kind:
+        decay = values['schedule.decay'].value
+        published = [c for c in published if c['schedule.decay'].value == decay]
+    known = [c[key].value for c in published if c[key].value is not None]
+    if not own.is_used or not (known or is_of_kind):
+        return False
+    return not any(_is_same(value, own.value) for value in known)
 
 
 def is_imagenet(config: Config) -> bool:
     """Return whether a configuration trains ResNet-50 on all of ImageNet, like the published
     sets."""
-    d = config.data
-    return (
-        d.dataset == IMAGENET
-        and not d.synthetic
-        and d.num_train == IMAGENET_TRAIN
-        and config.model.name == 'resnet50'
-    )
+    data = config.data
+    trained = (data.dataset, data.synthetic, data.num_train, config.model.name)
+    return trained == (IMAGENET, False, IMAGENET_TRAIN, 'resnet50')
 
 
-def global_batch_size(config: Config, num_ranks: int | None) -> int | None:
-    """Return a configuration's images per step, or None if they depend on an unknown number of
-    ranks."""
-    t = config.train
-    if t.global_batch_size is not None:
-        return t.global_batch_size
-    return (
-        t.local_batch_size * t.gradient_accumulation_steps * num_ranks
-        if t.local_batch_size and num_ranks
-        else None
-    )
-
-
-def _range(recipes: Sequence[RecipeGroup], key: str, batch: int) -> tuple[float, float] | None:
-    """Return the lowest and highest value of a key in recipes. A learning rate may also scale with
-    the batch."""
-    known = [
-        (v, p.batch) for p in recipes if (v := getattr(p.recipe, key.partition('.')[2])) is not None
-    ]
-    values = [v for v, _ in known] + [
-        v * batch / size for v, size in known if key == 'schedule.base_lr'
-    ]
-    return (min(values), max(values)) if values else None
+def _is_in_range(key: str, value: float, recipes: Sequence[RecipeGroup], batch: int) -> bool:
+    """Return whether the value of a key is between those of recipes, if these have any. A learning
+    rate may also scale with the batch."""
+    values = []
+    for p in recipes:
+        if (published := getattr(p.recipe, _name_of(key))) is not None:
+            values.append(published)
+            if key == 'schedule.base_lr':
+                values.append(published * batch / p.batch)
+    return not values or min(values) * (1 - _SLACK) <= value <= max(values) * (1 + _SLACK)
 
 
 def _differing(config: Config, recipes: Sequence[RecipeGroup], batch: int) -> Iterator[str]:
     """Yield the keys whose values are outside the range of the recipes of one generation."""
-    s = config.schedule
-    comparable = [p for p in recipes if p.recipe.decay == s.decay]
+    schedule = config.schedule
+    of_kind = [p for p in recipes if p.recipe.decay == schedule.decay]
     for key in _WARNED:
         is_length = key == 'schedule.decay_epochs'
-        ends = _range(comparable if is_length else recipes, key, batch)
-        if (
-            ends
-            and not (is_length and s.decay == 'step')
-            and not (ends[0] * (1 - _SLACK) <= attrgetter(key)(config) <= ends[1] * (1 + _SLACK))
-        ):
+        if is_length and schedule.decay == 'step':
+            continue
+        value = attrgetter(key)(config)
+        if not _is_in_range(key, value, of_kind if is_length else recipes, batch):
             yield key
-    if not comparable:
+    if not of_kind:
         yield 'schedule.decay'
-    elif s.decay == 'step' and not any(
-        _is_same(p.recipe.step_epochs, s.step_epochs) for p in comparable
+    elif schedule.decay == 'step' and not any(
+        _is_same(p.recipe.step_epochs, schedule.step_epochs) for p in of_kind
     ):
         yield 'schedule.step_epochs'
 
@@ -267,7 +240,7 @@ def _differing(config: Config, recipes: Sequence[RecipeGroup], batch: int) -> It
 def _comparable(config: Config, num_ranks: int | None) -> tuple[int, list[RecipeGroup]]:
     """Return the batch of an ImageNet configuration, otherwise 0, and the recipes with its
     optimizer and target."""
-    batch = global_batch_size(config, num_ranks)
+    batch = config.global_batch_size(num_ranks)
     if not is_imagenet(config) or batch is None:
         return 0, []
     return batch, group(load_published(), config.optimizer.name, config.train.target_accuracy)
@@ -282,7 +255,7 @@ def _near(recipes: Sequence[RecipeGroup], batch: int, factor: float) -> list[lis
 def _scaled(published: RecipeGroup, batch: int) -> RecipeGroup:
     """Return a recipe for another batch, with the learning rate in proportion."""
     r = published.recipe
-    lr = r.base_lr and r.base_lr * batch / r.global_batch_size
+    lr = r.base_lr and r.base_lr * batch / published.batch
     return replace(published, recipe=replace(r, base_lr=lr, global_batch_size=batch))
 
 
@@ -315,16 +288,16 @@ def find_deviations(config: Config, num_ranks: int | None) -> list[str]:
     batch, known = _comparable(config, num_ranks)
     if not batch or find_followed(config, num_ranks):
         return []
-    if not (similar := _near(known, batch, SIMILAR_BATCH)):
+    similar = _near(known, batch, SIMILAR_BATCH)
+    if not similar:
         return [
             f'train.global_batch_size: got {batch:,}; no published {config.optimizer.name} set '
-            'that reached '
-            f'{100 * config.train.target_accuracy:.4g} % has a batch within a factor of '
-            f'{SIMILAR_BATCH}, so the '
-            'recipe is not compared'
+            f'that reached {100 * config.train.target_accuracy:.4g} % has a batch within a factor '
+            f'of {SIMILAR_BATCH}, so the recipe is not compared'
         ]
-    nearest = min(similar, key=lambda alike: len([*_differing(config, alike, batch)]))
-    return [_deviation(config, key, nearest, batch) for key in _differing(config, nearest, batch)]
+    differing = [(p, [*_differing(config, p, batch)]) for p in similar]
+    nearest, keys = min(differing, key=lambda pair: len(pair[1]))
+    return [_deviation(config, key, nearest, batch) for key in keys]
 
 
 def _text(cells: dict[str, RecipeValue], key: str) -> str:
@@ -368,45 +341,41 @@ def expected_time(
         last_epochs: epochs after which the run may end, in ascending order.
         gpu: name of this machine's GPU; None selects the one that run.submission_platform names.
     """
-    batch, num_units = (
-        global_batch_size(config, num_ranks),
-        -(-num_ranks // config.run.ranks_per_device),
-    )
-    if (
-        not batch
-        or not is_imagenet(config)
-        or (config.train.device, config.train.precision) != ('gpu', 'float16')
-    ):
+    batch, train = config.global_batch_size(num_ranks), config.train
+    is_like_published = (train.device, train.precision) == ('gpu', 'float16')
+    if not batch or not is_imagenet(config) or not is_like_published:
         return ''
-    name, images = generation_of(gpu or config.run.submission_platform), IMAGENET_TRAIN / num_units
-    share = (
-        fmean(config.data.size_of(e) ** 2 for e in range(last_epochs[-1]))
-        / _SUBMITTED['data.image_size'] ** 2
-    )
-    speeds = [
-        IMAGENET_TRAIN * rate / share
-        for s in load_published()
-        if generation_of(s.accelerator) == name
-        and is_within(
-            ratio(s.global_batch_size, s.num_accelerators), batch / num_units, SIMILAR_BATCH
-        )
-        and (rate := ratio(ratio(s.scored_epochs_mean, s.time_s), s.num_accelerators))
-    ]
+
+    # Throughput of an accelerator in published systems, at the pixels of this run.
+    num_accelerators = -(-num_ranks // config.run.ranks_per_device)
+    generation = generation_of(gpu or config.run.submission_platform)
+    pixels = fmean(config.data.size_of(e) ** 2 for e in range(last_epochs[-1]))
+    share = pixels / _SUBMITTED['data.image_size'] ** 2
+    speeds = []
+    for s in load_published():
+        local = ratio(s.global_batch_size, s.num_accelerators)
+        rate = ratio(ratio(s.scored_epochs_mean, s.time_s), s.num_accelerators)
+        is_alike = is_within(local, batch / num_accelerators, SIMILAR_BATCH)
+        if generation_of(s.accelerator) == generation and is_alike and rate:
+            speeds.append(IMAGENET_TRAIN * rate / share)
     if not speeds:
         return ''
-    followed = find_followed(config, num_ranks)
-    published = sorted(e for p in followed for e in p.epochs)
-    epochs = [
-        next((end for end in last_epochs if end >= e), last_epochs[-1]) for e in published
-    ] or last_epochs[-1:]
-    source = followed and (
-        f'; published {followed[0].generation} sets at batch '
-        f'{range_text([p.batch for p in followed])} took {range_text(published)} epochs'
-    )
+
+    # Epochs of the followed recipe, at which this run evaluates.
+    followed, source = find_followed(config, num_ranks), ''
+    epochs = list(last_epochs[-1:])
+    if followed:
+        published = sorted(e for p in followed for e in p.epochs)
+        epochs = [next((end for end in last_epochs if end >= e), epochs[0]) for e in published]
+        source = (
+            f'; published {followed[0].generation} sets at batch '
+            f'{range_text([p.batch for p in followed])} took {range_text(published)} epochs'
+        )
+    images = IMAGENET_TRAIN / num_accelerators
+    time = span(epochs[0] * images / max(speeds), epochs[-1] * images / min(speeds))
     scaled = '' if share == 1 else f', scaled to {100 * share:.1f} % of their pixels'
     return (
-        f'about {span(epochs[0] * images / max(speeds), epochs[-1] * images / min(speeds))} for '
-        f'{range_text(epochs)} epoch{"" if epochs[-1] == 1 else "s"} on {num_units} {name} at '
-        f'{range_text([round(v) for v in speeds])} images/s each '
-        f'({plural(len(speeds), "published system")}{scaled}){source or ""}'
+        f'about {time} for {range_text(epochs)} epoch{"" if epochs[-1] == 1 else "s"} on '
+        f'{num_accelerators} {generation} at {range_text([round(v) for v in speeds])} images/s '
+        f'each ({plural(len(speeds), "published system")}{scaled}){source}'
     )

@@ -16,7 +16,7 @@ from mlperf_rn50.analysis.sets.settings import Recipe
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import IMAGENET
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.text import plural, printable, some
 
 MIN_RUNS = 2  # minimum number of runs to compute a spread
@@ -52,20 +52,12 @@ def _has_same_length(a: Recipe, b: Recipe) -> bool:
 def has_same_recipe(a: Recipe, b: Recipe) -> bool:
     """Return whether optimizer, batch and learning rate are known and equal, and all other known
     values are equal."""
-    names = (
-        'base_lr',
-        'warmup_epochs',
-        'poly_power',
-        'end_lr',
-        'weight_decay',
-        'momentum',
-        'nesterov',
-        'label_smoothing',
-    )
+    if a.opt_name is None or a.opt_name != b.opt_name or None in (a.base_lr, b.base_lr):
+        return False
+    names = """base_lr warmup_epochs poly_power end_lr weight_decay momentum nesterov
+        label_smoothing""".split()
     return (
-        None not in (a.opt_name, a.base_lr, b.base_lr)
-        and a.opt_name == b.opt_name
-        and is_within(a.global_batch_size, b.global_batch_size, SAME_BATCH)
+        is_within(a.global_batch_size, b.global_batch_size, SAME_BATCH)
         and _has_same_decay(a, b)
         and all(_is_equal(getattr(a, name), getattr(b, name)) for name in names)
     )
@@ -74,11 +66,9 @@ def has_same_recipe(a: Recipe, b: Recipe) -> bool:
 def has_similar_recipe(a: Recipe, b: Recipe) -> bool:
     """Return whether optimizer and decay match, and batch, learning rate per image and schedule
     length are similar."""
-    if (
-        (a.opt_name, a.decay, a.step_epochs) != (b.opt_name, b.decay, b.step_epochs)
-        or not a.base_lr
-        or not b.base_lr
-    ):
+    if (a.opt_name, a.decay, a.step_epochs) != (b.opt_name, b.decay, b.step_epochs):
+        return False
+    if not a.base_lr or not b.base_lr:
         return False
     rates = a.base_lr / a.global_batch_size, b.base_lr / b.global_batch_size
     return (
@@ -163,32 +153,31 @@ class Reference:
 def dataset_of(config: Config) -> str | None:
     """Return the data set of a configuration, or None for ImageNet, like other_dataset of a run
     set."""
-    return (
-        None
-        if config.data.dataset == IMAGENET and not config.data.synthetic
-        else config.data.dataset
-    )
+    if config.data.dataset == IMAGENET and not config.data.synthetic:
+        return None
+    return config.data.dataset
 
 
 def recipe_of(config: Config, global_batch_size: int) -> Recipe:
+    """Return the recipe of a configuration, without values that have no effect."""
     o, s, t = config.optimizer, config.schedule, config.train
     return Recipe(
-        o.name,
-        global_batch_size,
-        s.base_lr,
-        s.warmup_epochs,
-        s.decay,
-        s.decay_epochs,
-        s.end_lr if s.decay != 'step' else None,
-        s.poly_power if s.decay == 'poly' else None,
-        s.step_epochs if s.decay == 'step' else None,
-        o.weight_decay,
-        o.momentum,
-        t.label_smoothing,
-        t.target_accuracy,
-        t.eval_period,
-        t.eval_offset + 1,
-        o.nesterov if o.name == 'sgd' else None,
+        opt_name=o.name,
+        global_batch_size=global_batch_size,
+        base_lr=s.base_lr,
+        warmup_epochs=s.warmup_epochs,
+        decay=s.decay,
+        decay_epochs=s.decay_epochs,
+        end_lr=s.end_lr if s.decay != 'step' else None,
+        poly_power=s.poly_power if s.decay == 'poly' else None,
+        step_epochs=s.step_epochs if s.decay == 'step' else None,
+        weight_decay=o.weight_decay,
+        momentum=o.momentum,
+        label_smoothing=t.label_smoothing,
+        target_accuracy=t.target_accuracy,
+        eval_period=t.eval_period,
+        first_eval_epoch=t.eval_offset + 1,
+        nesterov=o.nesterov if o.name == 'sgd' else None,
     )
 
 
@@ -226,7 +215,7 @@ def find_named(
             f'run.reference: got {len(usable)} sets with different recipes, expected one recipe or '
             f'recipes similar to that of this run ({describe_recipe(recipe)})'
         )
-    return Reference('named', recipe, tuple(usable), spreads, samples)
+    return Reference('named', recipe, tuple(usable), spreads=spreads, eval_samples=samples)
 
 
 def _find(
@@ -238,46 +227,40 @@ def _find(
     )
     if not same and not similar:
         return None
-    return Reference('same' if same else 'like', recipe, same or similar, spreads, eval_samples)
+    how: Literal['same', 'like'] = 'same' if same else 'like'
+    return Reference(how, recipe, same or similar, spreads=spreads, eval_samples=eval_samples)
 
 
 def describe_recipe(recipe: Recipe) -> str:
     """Format optimizer, batch, learning rate, warm-up epochs and decay of a recipe, as far as they
     are known."""
-    length = (
-        ''
-        if recipe.decay == 'step' or recipe.decay_epochs is None
-        else f' over {recipe.decay_epochs:g} epochs'
-    )
-    rate = None if recipe.base_lr is None else f'learning rate {recipe.base_lr:g}'
-    warmup = None if recipe.warmup_epochs is None else f'warm-up {recipe.warmup_epochs:g}'
-    decay = recipe.decay and recipe.decay + length
-    return ', '.join(
-        filter(None, (recipe.opt_name, f'batch {recipe.global_batch_size}', rate, warmup, decay))
-    )
+    parts = [recipe.opt_name, f'batch {recipe.global_batch_size}']
+    if recipe.base_lr is not None:
+        parts.append(f'learning rate {recipe.base_lr:g}')
+    if recipe.warmup_epochs is not None:
+        parts.append(f'warm-up {recipe.warmup_epochs:g}')
+    if recipe.decay and recipe.decay != 'step' and recipe.decay_epochs is not None:
+        parts.append(f'{recipe.decay} over {recipe.decay_epochs:g} epochs')
+    else:
+        parts.append(recipe.decay)
+    return ', '.join(filter(None, parts))
 
 
 def set_name(run_set: RunSet) -> str:
     """Return the path of a set, or the name of a published one."""
-    name = (
-        f'{run_set.source} {run_set.org or ""} {run_set.name}'
-        if run_set.is_published
-        else run_set.source
-    )
+    name = run_set.source
+    if run_set.is_published:
+        name += f' {run_set.org or ""} {run_set.name}'
     return printable(name[-_MAX_NAME:])
 
 
 def introduce(reference: Reference) -> str:
-    sets = (
-        f'{plural(len(reference.sets), "set")} '
-        f'({some([set_name(s) for s in reference.sets], _SHOWN)})'
-    )
+    names = some([set_name(s) for s in reference.sets], _SHOWN)
     other = describe_recipe(reference.sets[0].recipe)
-    return (
-        f'reference: {plural(reference.num_runs, "run")} of {sets}, '
-        + {
-            'same': 'same recipe',
-            'like': f'similar recipes ({other}), compared at the same fraction of the schedule',
-            'named': f'a different recipe ({other}), named by run.reference',
-        }[reference.how]
-    )
+    how = {
+        'same': 'same recipe',
+        'like': f'similar recipes ({other}), compared at the same fraction of the schedule',
+        'named': f'a different recipe ({other}), named by run.reference',
+    }[reference.how]
+    runs, sets = plural(reference.num_runs, 'run'), plural(len(reference.sets), 'set')
+    return f'reference: {runs} of {sets} ({names}), {how}'

@@ -7,12 +7,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
-from mlperf_rn50.analysis.report.refs import labels_of, report_heading, study_heading
+from mlperf_rn50.analysis.report.headings import labels_of, report_heading, study_heading
 from mlperf_rn50.analysis.report.scene import MAX_NAME, Scene, by_mark, explain_marks
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Series, Study
 from mlperf_rn50.analysis.show import figure as drawing
-from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.text import cut_names, plural, printable, short
 
 _PARTS = (

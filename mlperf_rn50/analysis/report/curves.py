@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from mlperf_rn50.analysis.report.refs import study_heading
+from mlperf_rn50.analysis.report.headings import study_heading
 from mlperf_rn50.analysis.report.scene import (
     MAX_NAME,
     Scene,
@@ -29,9 +29,9 @@ from mlperf_rn50.analysis.show.figure import (
     legend,
     scale_up,
 )
-from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.sidecar.metrics import read_learning_rates
-from mlperf_rn50.mllog.sidecar.telemetry import NodeTelemetry, read_telemetry
+from mlperf_rn50.mllog.sidecar.node_telemetry import NodeTelemetry, read_telemetry
 from mlperf_rn50.runfolder.names import find_telemetry
 from mlperf_rn50.text import data_name, percent, printable, short, thin
 

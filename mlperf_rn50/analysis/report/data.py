@@ -12,8 +12,8 @@ from mlperf_rn50.analysis.sets.time_parts import Parts
 from mlperf_rn50.analysis.show.data import render_csv
 from mlperf_rn50.mllog.elapsed import render_parts
 from mlperf_rn50.mllog.findings import Finding
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.rulesets import ROUND_OF
-from mlperf_rn50.mllog.run import Run
 
 FORMAT = 'mlperf-rn50 report 1'
 # Keys whose value is an object or null.

@@ -1,23 +1,33 @@
 """Detail tables of a study: node splits, phases, energy, reads, reference convergence points,
 runs."""
 
-from mlperf_rn50.analysis.report.refs import (
+from mlperf_rn50.analysis.report.headings import unit_name
+from mlperf_rn50.analysis.sets import rcp
+from mlperf_rn50.analysis.sets.run_set import (
+    RunSet,
     clock_refs,
     evaluation_refs,
+    kwh,
     line_refs,
+    ratio,
     time_refs,
     training_refs,
-    unit_name,
 )
-from mlperf_rn50.analysis.sets import rcp
-from mlperf_rn50.analysis.sets.run_set import RunSet, kwh, ratio
 from mlperf_rn50.analysis.sets.scaling import Study
-from mlperf_rn50.answer import Cell, Table, figures_cell, number_cell, percent_cell, status_cell
+from mlperf_rn50.answer import (
+    Cell,
+    Table,
+    columns,
+    figures_cell,
+    number_cell,
+    percent_cell,
+    status_cell,
+)
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.events import RUN_RESUMED
 from mlperf_rn50.mllog.findings import Finding, make_finding
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.rulesets import ROUND_OF
-from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.mllog.sidecar.energy import KINDS, NO_COUNTERS, NO_TELEMETRY
 from mlperf_rn50.mllog.sidecar.metrics import read_node_reads
 from mlperf_rn50.text import data_name, duration, minutes, plural
@@ -103,15 +113,9 @@ def resumes_table(study: Study) -> Table:
     )
     return Table(
         'Resumed runs, seconds from run_start to run_stop',
-        (
-            'system',
-            'log',
-            'resumes',
-            'time to train',
-            'training preserved',
-            'training lost',
-            'paused by the user',
-            'between a fault and the resume',
+        columns(
+            'system | log | resumes | time to train | training preserved | training lost | '
+            'paused by the user | between a fault and the resume'
         ),
         rows,
         'The parts add up to the time to train, or to the time so far. A resumed run has no '
@@ -165,14 +169,9 @@ def parts_table(study: Study) -> Table:
     )
     return Table(
         'Time by phase, seconds per run',
-        (
-            'system',
-            'initialisation (before the clock)',
-            'first epoch',
-            'later epochs',
-            'evaluation',
-            'other',
-            'on the clock',
+        columns(
+            'system | initialisation (before the clock) | first epoch | later epochs | '
+            'evaluation | other | on the clock'
         ),
         rows,
     )
@@ -196,7 +195,7 @@ def energy_table(study: Study) -> Table:
     ]
     return Table(
         'Energy per run',
-        ('system', 'run, s', 'kWh', 'devices', 'mean W'),
+        columns('system | run, s | kWh | devices | mean W'),
         tuple(rows),
         'Energy is summed over all nodes, from run_start to run_stop.',
     )
@@ -246,7 +245,7 @@ def reads_table(study: Study) -> Table:
         )
     return Table(
         'Training records read by each node per epoch',
-        ('system', 'node', 'first epoch, MB', 'of them new', 'later epochs, MB', 'of them new'),
+        columns('system | node | first epoch, MB | of them new | later epochs, MB | of them new'),
         tuple(rows),
         'Values are from the first run with these metrics; later epochs are averaged. New bytes '
         'were read for the '
@@ -271,7 +270,7 @@ def rcp_table(study: Study) -> Table:
     )
     return Table(
         'Epochs against the reference convergence points',
-        ('system', 'global batch', 'epochs', 'reference', 'at least', 'round', 'official check'),
+        columns('system | global batch | epochs | reference | at least | round | official check'),
         rows,
         'Epochs are the mean as logged, without the runs with the fewest and the most.',
     )

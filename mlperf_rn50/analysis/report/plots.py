@@ -14,7 +14,7 @@ from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Study
 from mlperf_rn50.analysis.show import figure as drawing
 from mlperf_rn50.mllog import keys
-from mlperf_rn50.mllog.run import TARGET
+from mlperf_rn50.mllog.logged_run import TARGET
 
 CARDS = ('V100', 'A100', 'H100')  # published systems have one to thousands of each
 _COLOURS = {**dict(zip(CARDS, drawing.COLOURS)), 'other': drawing.GRID}

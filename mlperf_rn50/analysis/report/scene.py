@@ -7,11 +7,11 @@ from math import inf
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from mlperf_rn50.analysis.report.refs import labels_of, study_heading
+from mlperf_rn50.analysis.report.headings import labels_of, study_heading
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.scaling import Study
 from mlperf_rn50.analysis.show.figure import COLOURS, INK, Plot, key, make_plot, mark_of
-from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.text import cut_names, grouped, plural, printable, short, some, thin
 
 _MARKS = {'converged': 'o', 'running': '>'}  # plot marks by status; 'x' for any other status

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import mlperf_rn50
-from mlperf_rn50.analysis.report.refs import report_heading, study_command, study_heading
+from mlperf_rn50.analysis.report.headings import report_heading, study_command, study_heading
 from mlperf_rn50.analysis.report.summary import summarise
 from mlperf_rn50.analysis.report.tables import (
     finding_lines,

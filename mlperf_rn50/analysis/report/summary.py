@@ -4,15 +4,8 @@ refused. Pure."""
 from collections.abc import Iterator, Sequence
 from math import log2
 
-from mlperf_rn50.analysis.report.refs import (
-    evaluation_refs,
-    has_other_epochs,
-    labels_of,
-    mean_text,
-    time_refs,
-    training_refs,
-)
-from mlperf_rn50.analysis.sets.run_set import RunSet
+from mlperf_rn50.analysis.report.headings import has_other_epochs, labels_of, mean_text
+from mlperf_rn50.analysis.sets.run_set import RunSet, evaluation_refs, time_refs, training_refs
 from mlperf_rn50.analysis.sets.scaling import Comparison, Study
 from mlperf_rn50.answer import Cell, number_cell, percent_cell
 from mlperf_rn50.mllog import keys

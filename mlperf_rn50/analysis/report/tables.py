@@ -6,35 +6,39 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from mlperf_rn50.analysis.report import detail_tables as details
-from mlperf_rn50.analysis.report.refs import (
-    evaluation_refs,
-    fact_refs,
+from mlperf_rn50.analysis.report.headings import (
     has_other_epochs,
     labels_of,
     mean_text,
     mixes_divisions,
-    time_refs,
-    training_refs,
     unit_name,
 )
 from mlperf_rn50.analysis.sets import rcp
 from mlperf_rn50.analysis.sets.defects import render_finding, set_findings
-from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of, kwh
+from mlperf_rn50.analysis.sets.run_set import (
+    RunSet,
+    evaluation_refs,
+    fact_refs,
+    generation_of,
+    kwh,
+    time_refs,
+    training_refs,
+)
 from mlperf_rn50.analysis.sets.scaling import MAX_NAMES, Series, Study, has_other_units
-from mlperf_rn50.answer import Cell, Ref, Table, figures_cell, number_cell, percent_cell
+from mlperf_rn50.answer import Cell, Ref, Table, columns, figures_cell, number_cell, percent_cell
 from mlperf_rn50.mllog.findings import Finding, most_severe
 from mlperf_rn50.mllog.sidecar.metrics import read_stragglers
 from mlperf_rn50.text import data_name, minutes, money, percent, some
 
 MAX_SHOWN = 3  # maximum errors and warnings shown per system, unless all findings are requested
 MAX_FINDINGS = 200  # maximum findings shown per study
-_FACTORS = ('speed-up', 'efficiency', 'hardware', 'statistics', 'rest')
+_FACTORS = columns('speed-up | efficiency | hardware | statistics | rest')
 _ENERGY = ('CPU kWh', 'GPU kWh', 'images/J')
 # shown if not empty
 _OPTIONAL = (*_FACTORS, 'relative to', 'cost', 'node-hours', *_ENERGY, 'accelerator', 'framework')
 
 
-def _listed(values: Sequence[str]) -> str:
+def _epochs_text(values: Sequence[str]) -> str:
     """Join values with commas. Three or more equal values become, for example, '63 x5'."""
     if len(values) > 2 and len(set(values)) == 1:
         return f'{values[0]} x{len(values)}'
@@ -73,7 +77,7 @@ def _system_cells(run_set: RunSet, unit: str) -> dict[str, Cell]:
         'batch': number_cell(run_set.global_batch_size, refs=fact_refs(runs, 'global_batch_size')),
         'converged': Cell(f'{len(done)} / {counted}{still}', len(done) / max(1, counted)),
         'epochs to converge': Cell(
-            _listed([str(e) for e in run_set.epochs]), run_set.epochs_mean, epoch_refs
+            _epochs_text([str(e) for e in run_set.epochs]), run_set.epochs_mean, epoch_refs
         ),
         'mean epochs': number_cell(run_set.epochs_mean, ',.1f', epoch_refs),
         'time, min': Cell(minutes(run_set.time_s) + spread, run_set.time_s, time_refs(run_set)),
@@ -343,50 +347,19 @@ def overview_table(studies: Sequence[Study]) -> Table | None:
         'All systems',
         [s for _, _, s in shown],
         rows,
-        order=(
-            'system',
-            'nodes',
-            'accelerators',
-            'time, min',
-            'mean epochs',
-            'cost',
-            'efficiency',
-            'generation',
-            'round',
-            'division',
-            'organisation',
-            'batch',
-            'relative to',
-            'converged',
-            'time from',
-            'scaled score, min',
-            'accelerator',
-            'framework',
-            'target',
-            'data',
-            'study',
+        order=columns(
+            'system | nodes | accelerators | time, min | mean epochs | cost | efficiency | '
+            'generation | round | division | organisation | batch | relative to | converged | '
+            'time from | scaled score, min | accelerator | framework | target | data | study'
         ),
         left_out=(),
         note='Times to different targets or on different data are not comparable.',
-        minor=(
-            'relative to',
-            'accelerator',
-            'framework',
-            'converged',
-            'time from',
-            'scaled score, min',
-            'target',
-            'data',
-            'study',
+        minor=columns(
+            'relative to | accelerator | framework | converged | time from | scaled score, min | '
+            'target | data | study'
         ),
-        choices=(
-            'nodes',
-            'generation',
-            'round',
-            'division',
-            'organisation',
-            'batch',
-            'accelerator',
+        choices=columns(
+            'nodes | generation | round | division | organisation | batch | accelerator'
         ),
     )
 

@@ -7,8 +7,8 @@ from itertools import islice
 
 from mlperf_rn50.analysis.sets.run_set import MAX_PER_NODE, RUNS_OF_A_SCORE, RunSet
 from mlperf_rn50.mllog.findings import Finding, make_finding, most_severe
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.rulesets import ROUND_OF
-from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.runfolder.names import run_number
 from mlperf_rn50.text import plural
 

@@ -18,8 +18,8 @@ from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.check.judge import CheckedLog, Judgement
 from mlperf_rn50.mllog.check.official import NotInstalled, find_danger
 from mlperf_rn50.mllog.findings import Finding, make_finding
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.rulesets import ROUNDS, RULESETS
-from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.text import grouped, some
 
 # Facts that all runs of a set must share, and those that only converged and running ones must

@@ -26,8 +26,8 @@ from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.check.judge import CheckedLog, check_log
 from mlperf_rn50.mllog.duplicates import Duplicate, find_duplicates
 from mlperf_rn50.mllog.findings import Finding, make_finding, most_severe
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.read.reader import NOT_TRAINING, OtherBenchmark, find_logs, no_logs, read_run
-from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.runfolder.names import LOG, PACKED_LOG, run_number
 from mlperf_rn50.system.signals import end_with_parent
 from mlperf_rn50.text import grouped, plural, some

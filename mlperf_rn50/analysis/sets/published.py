@@ -15,8 +15,8 @@ from typing import Any
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.analysis.sets.time_parts import RunTimes
 from mlperf_rn50.errors import UserError, nearest
+from mlperf_rn50.mllog.logged_run import IMAGENET_TRAIN, Evaluation, Run
 from mlperf_rn50.mllog.rulesets import parse_round
-from mlperf_rn50.mllog.run import IMAGENET_TRAIN, Evaluation, Run
 
 NAME = 'published'  # selects the packaged table where a folder of logs is expected
 _FACTS = (

@@ -7,7 +7,7 @@ from typing import Any
 
 from mlperf_rn50.analysis.sets.run_set import RunSet, olympic_mean
 from mlperf_rn50.mllog import keys
-from mlperf_rn50.mllog.run import TARGET
+from mlperf_rn50.mllog.logged_run import TARGET
 
 _RULESETS = ('1.0.0', '1.1.0', '2.0.0', '2.1.0', '3.0.0', '3.1.0', '4.0.0')
 

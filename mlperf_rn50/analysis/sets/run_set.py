@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cache, cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,11 +20,12 @@ from mlperf_rn50.analysis.sets.time_parts import (
     seconds_per_epoch,
     speed_doubt,
 )
+from mlperf_rn50.answer import Ref
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.check.judge import CheckedLog, Judgement
 from mlperf_rn50.mllog.duplicates import Duplicate, find_duplicates
 from mlperf_rn50.mllog.findings import Finding
-from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.sidecar.energy import KINDS, Energy, read_energy
 from mlperf_rn50.runfolder.names import find_telemetry
 
@@ -351,17 +353,6 @@ class RunSet:
         return ratio(images, self.energy.joules if self.energy else None)
 
     @cached_property
-    def training_lines(self) -> tuple[tuple[Path, int], ...]:
-        """Source lines of the training times: first and last epoch and last evaluation of each
-        run."""
-        return tuple(
-            (r.path, rows[place].line)
-            for r in self.scored or self.runs
-            for rows, place in ((r.segments, 0), (r.segments, -1), (r.evaluations, -1))
-            if rows
-        )
-
-    @cached_property
     def eval_period(self) -> int | None:
         """Most frequent number of epochs between two evaluations."""
         return eval_grid([r.curve for r in self.runs])[0]
@@ -414,3 +405,42 @@ class RunSet:
         if not self.times or not self.global_batch_size or not self.train_samples:
             return None
         return self.times.epoch_s * self.global_batch_size / self.train_samples
+
+
+# Log lines from which numbers come.
+def line_refs(run: Run, *names: str) -> tuple[Ref, ...]:
+    return tuple((run.path, run.lines[n]) for n in names if n in run.lines)
+
+
+def fact_refs(runs: Sequence[Run], field: str) -> tuple[Ref, ...]:
+    """Return the source line of a fact in the first run that has one."""
+    refs = (
+        (s.path or r.path, s.line)
+        for r in runs
+        if (s := r.sources.get(field)) and s.line is not None
+    )
+    return tuple(islice(refs, 1))
+
+
+def evaluation_refs(run: Run) -> tuple[Ref, ...]:
+    return ((run.path, run.evaluations[-1].line),) if run.evaluations else ()
+
+
+def clock_refs(run: Run) -> tuple[Ref, ...]:
+    return line_refs(run, keys.RUN_START, keys.RUN_STOP)
+
+
+def time_refs(*run_sets: RunSet | None) -> tuple[Ref, ...]:
+    return tuple(ref for s in run_sets if s for r in s.scored for ref in clock_refs(r))
+
+
+def training_refs(*run_sets: RunSet | None) -> tuple[Ref, ...]:
+    """Return the first and last epoch and the last evaluation of each run."""
+    return tuple(
+        (r.path, rows[place].line)
+        for s in run_sets
+        if s
+        for r in s.scored or s.runs
+        for rows, place in ((r.segments, 0), (r.segments, -1), (r.evaluations, -1))
+        if rows
+    )

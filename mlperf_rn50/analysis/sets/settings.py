@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlperf_rn50.mllog import events
-from mlperf_rn50.mllog.run import IMAGENET_TRAIN
+from mlperf_rn50.mllog.logged_run import IMAGENET_TRAIN
 from mlperf_rn50.runfolder.jsonl import number
 
 _MAX_EPOCHS = 200  # an ImageNet schedule logged as longer than this is counted in steps
@@ -35,6 +35,13 @@ class Recipe:
     eval_period: int | None = None
     first_eval_epoch: int | None = None  # epochs trained before the first evaluation
     nesterov: bool | None = None
+
+    @property
+    def eval_offset(self) -> int | None:
+        """train.eval_offset of a configuration with these evaluations, or None if unknown."""
+        if self.first_eval_epoch is None or self.eval_period is None:
+            return None
+        return (self.first_eval_epoch - 1) % self.eval_period
 
     @property
     def last_eval_epoch(self) -> int | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mlperf_rn50.mllog.elapsed import gaps_of, outside_s, union_s
 from mlperf_rn50.mllog.findings import Finding, make_finding
-from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.mllog.logged_run import Run
 
 # tolerated relative difference between the speeds over the logged epochs and over all training
 MAX_DIFFERENCE = 0.05

@@ -7,7 +7,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any
 
 from mlperf_rn50.text import printable
@@ -20,23 +20,30 @@ def render_json(value: Any, depth: int = 0) -> Iterator[str]:
     Args:
         depth: number of objects and lists around the value.
     """
+    line = '\n' + ' ' * depth
+    plain: dict[str, Any] = {}  # the keys before the first iterator, which are written at once
     items: Iterable[tuple[str, Any]]
     if isinstance(value, Iterator):
         brackets = '[]'
         items = (('', item) for item in value)
     elif isinstance(value, Mapping) and any(isinstance(v, Iterator) for v in value.values()):
         brackets = '{}'
-        items = ((f'{json.dumps(key)}: ', item) for key, item in value.items())
+        plain = dict(takewhile(lambda item: not isinstance(item[1], Iterator), value.items()))
+        items = [(f'{json.dumps(k)}: ', v) for k, v in value.items() if k not in plain]
     else:
-        text = json.dumps(value, indent=1, allow_nan=False)
-        yield text.replace('\n', '\n' + ' ' * depth)
+        yield _dumps(value).replace('\n', line)
         return
-    line = '\n' + ' ' * depth
     yield brackets[0]
+    if plain:
+        yield _dumps(plain)[1:-2].replace('\n', line)
     for number, (name, item) in enumerate(items):
-        yield f'{"," if number else ""}{line} {name}'
+        yield f'{"," if number or plain else ""}{line} {name}'
         yield from render_json(item, depth + 1)
     yield f'{line}{brackets[1]}'
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, indent=1, allow_nan=False)
 
 
 def _spreadsheet(value: Any) -> Any:

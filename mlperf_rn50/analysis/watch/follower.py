@@ -15,8 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from mlperf_rn50.analysis.run_data import load_run, load_run_config
 from mlperf_rn50.analysis.sets.load import Rules, load_folder
 from mlperf_rn50.analysis.sets.run_set import kwh
 from mlperf_rn50.analysis.watch.history import MAX_ITEMS, MAX_TEXT, MetricsHistory, text
@@ -28,14 +27,13 @@ from mlperf_rn50.analysis.watch.run_state import (
     Node,
     UsedEnergy,
 )
-from mlperf_rn50.analysis.why.text import limit_sentence
-from mlperf_rn50.config_file import load_tree
-from mlperf_rn50.errors import ConfigError, UserError
+from mlperf_rn50.analysis.why.time_answer import bottleneck_sentence
+from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import regular_file
 from mlperf_rn50.mllog import keys
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.read.reader import OtherBenchmark, read_run
 from mlperf_rn50.mllog.read.resolve import QUIET_S, age_s
-from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.mllog.sidecar.energy import read_energy
 from mlperf_rn50.runfolder.jsonl import Tail, decode
 from mlperf_rn50.runfolder.locks import LAUNCHER_LOCK, is_locked
@@ -48,7 +46,6 @@ from mlperf_rn50.runfolder.names import (
     step_of,
 )
 from mlperf_rn50.runfolder.records import (
-    Epochs,
     MetricsRecord,
     ResumedRecord,
     TelemetryRecord,
@@ -56,7 +53,7 @@ from mlperf_rn50.runfolder.records import (
 )
 from mlperf_rn50.text import printable
 
-_MAX_CONFIG_BYTES, _MAX_NODES = 1 << 14, 256
+_MAX_NODES = 256
 _TAIL_BYTES = 1 << 16  # bytes read from the end of a node's telemetry; enough for the newest sample
 # nodes whose telemetry lags behind the newest by more than this get a warning
 _UNEXPECTEDLY_QUIET_S = 60.0
@@ -71,18 +68,17 @@ class Follower:
 
     def __init__(self, path: Path):
         """Raise UserError if path is a file that is not named result_<k>.txt."""
-        self.path, self.folder, self._fixed = path, path, run_number(path.name)
+        self.path = self.folder = path
+        self._fixed = run_number(path.name)
         if self._fixed is not None:
             self.folder = path.parent
         elif path.is_file():
             raise UserError(f'{path}: got a file, expected a run folder, or result_<k>.txt in one')
         # by number: (signature, time read, content)
         self._logs: dict[int, tuple[Any, float, Run | UserError]] = {}
-        self._tail, self._history, self._was_there = (
-            Tail(Path(), MetricsRecord),
-            MetricsHistory(),
-            False,
-        )
+        self._tail = Tail(Path(), MetricsRecord)
+        self._history = MetricsHistory()
+        self._was_there = False
         self._judged: tuple[Any, tuple[str, ...]] = None, ()  # (key, reasons)
         # (key, time of next reading, value)
         self._energy: tuple[Any, float, UsedEnergy | None] = None, 0.0, None
@@ -91,55 +87,48 @@ class Follower:
         """Return the run's state; now_s is the time in seconds since 1970, by default from the
         system clock."""
         now_s = time.time() if now_s is None else now_s
+        waiting = LiveRun(str(self.path))
         try:
-            with os.scandir(self.folder) as entries:
-                numbers = sorted(k for e in entries if (k := run_number(e.name)) is not None)
+            names = os.listdir(self.folder)
         except FileNotFoundError:
-            return LiveRun(
-                str(self.path),
-                note='the folder is gone; waiting for it'
-                if self._was_there
-                else 'not started yet: no such folder; waiting',
-            )
+            gone = 'the folder is gone; waiting for it'
+            absent = 'not started yet: no such folder; waiting'
+            return replace(waiting, note=gone if self._was_there else absent)
         except OSError as e:
-            return LiveRun(str(self.path), note=f'cannot be read: {e.strerror}; trying again')
+            return replace(waiting, note=f'cannot be read: {e.strerror}; trying again')
         self._was_there = True
+        numbers = sorted(k for name in names if (k := run_number(name)) is not None)
+        logs = {number: self._read(number, now_s) for number in numbers}
         number = max(numbers, default=None) if self._fixed is None else self._fixed
-        state = LiveRun(
-            str(self.path),
-            others=tuple(
-                (n, STARTING if isinstance(run := self._read(n, now_s), UserError) else run.status)
-                for n in numbers
-                if n != number
-            ),
+        others = (
+            (k, STARTING if isinstance(log, UserError) else log.status)
+            for k, log in logs.items()
+            if k != number
         )
-        if number is None or number not in numbers:
-            return replace(
-                state,
-                note='not started yet: no log in the folder; waiting',
-                attempts=_attempts(self.folder, None),
-            )
-        others = [log for n in numbers if isinstance(log := self._read(n, now_s), OtherBenchmark)]
-        if len(others) == len(numbers):
-            return replace(state, note=text(str(others[0])), other_benchmark=others[0].benchmark)
-        state = self._look_at(number, state, now_s)
+        state = replace(waiting, others=tuple(others))
+        if number not in logs:
+            note = 'not started yet: no log in the folder; waiting'
+            return replace(state, note=note, attempts=_attempts(self.folder, None))
+        foreign = [log for log in logs.values() if isinstance(log, OtherBenchmark)]
+        if len(foreign) == len(logs):
+            benchmark = foreign[0].benchmark
+            return replace(state, note=text(str(foreign[0])), other_benchmark=benchmark)
+        state = self._look_at(RunFolder(self.folder, number), logs[number], state, now_s)
         if state.status == STARTING and (state.quiet_s or 0.0) < QUIET_S:
             return state
         violations = self._judge(numbers if self._fixed is None else [number], now_s)
         refused = [f'refused: {text("; ".join(violations))}'] if violations else []
-        return replace(
-            state, violations=violations, warnings=(*refused, *state.warnings)[:MAX_ITEMS]
-        )
+        warnings = (*refused, *state.warnings)[:MAX_ITEMS]
+        return replace(state, violations=violations, warnings=warnings)
 
     def _judge(self, numbers: Sequence[int], now_s: float) -> tuple[str, ...]:
         """Return why logs are refused. They are judged again if a finished one changes, or another
         run begins."""
-        is_final = {
-            n: isinstance(run, Run) and run.status != 'running'
-            for n in numbers
-            for *_, run in [self._logs[n]]
-        }
-        key = tuple((n, self._logs[n][0] if is_final[n] else None) for n in numbers)
+        key = []
+        for n in numbers:
+            signature, _, run = self._logs[n]
+            is_final = isinstance(run, Run) and run.status != 'running'
+            key.append((n, signature if is_final else None))
         if key != self._judged[0]:
             paths = [RunFolder(self.folder, n).result for n in numbers]
             judged, foreign = load_folder(paths, Rules(now_s=now_s))
@@ -175,68 +164,68 @@ class Follower:
             return used
         energy = read_energy(run)
         used = UsedEnergy(
-            energy.seconds,
-            kwh(energy.cpu_joules),
-            kwh(energy.gpu_joules),
-            printable('; '.join(dict.fromkeys(energy.reasons.values())))[:MAX_TEXT],
+            seconds=energy.seconds,
+            cpu_kwh=kwh(energy.cpu_joules),
+            gpu_kwh=kwh(energy.gpu_joules),
+            reason=printable('; '.join(dict.fromkeys(energy.reasons.values())))[:MAX_TEXT],
         )
-        self._energy = (
-            key,
-            now + max(_ENERGY_PERIOD_S, (time.monotonic() - now) / _ENERGY_SHARE),
-            used,
-        )
+        pause_s = max(_ENERGY_PERIOD_S, (time.monotonic() - now) / _ENERGY_SHARE)
+        self._energy = key, now + pause_s, used
         return used
 
-    def _look_at(self, number: int, state: LiveRun, now_s: float) -> LiveRun:
-        paths, run = RunFolder(self.folder, number), self._read(number, now_s)
-        metrics = paths.metrics
-        if self._tail.path != metrics:
-            self._tail, self._history = Tail(metrics, MetricsRecord), MetricsHistory()
+    def _follow_metrics(self, paths: RunFolder) -> MetricsHistory:
+        """Return the history of a run with the records that were added since the last call."""
+        is_other = self._tail.path != paths.metrics
+        if is_other:
+            self._tail = Tail(paths.metrics, MetricsRecord)
         is_new, records = self._tail.read()
-        if is_new:
+        if is_other or is_new:
             self._history = MetricsHistory()
         ranks = self._history.ranks
         for record in records:
             self._history.add(record)
         if self._history.ranks is not ranks:
-            self._history.limit = limit_sentence(paths)[:MAX_TEXT]
+            self._history.limit = bottleneck_sentence(load_run(paths))[:MAX_TEXT]
+        return self._history
+
+    def _look_at(
+        self, paths: RunFolder, run: Run | UserError, state: LiveRun, now_s: float
+    ) -> LiveRun:
+        history = self._follow_metrics(paths)
         ages = {
-            path: age for path in (paths.result, metrics) if (age := age_s(path, now_s)) is not None
+            path: age
+            for path in (paths.result, paths.metrics)
+            if (age := age_s(path, now_s)) is not None
         }
+        telemetry = find_telemetry(self.folder).get(paths.index, ())[:_MAX_NODES]
         state = replace(
             state,
-            number=number,
+            number=paths.index,
             quiet_s=min(ages.values(), default=None),
-            attempts=_attempts(self.folder, number),
-            nodes=tuple(
-                _node(p, now_s) for p in find_telemetry(self.folder).get(number, ())[:_MAX_NODES]
-            ),
+            attempts=_attempts(self.folder, paths.index),
+            nodes=tuple(_node(path, now_s) for path in telemetry),
             checkpoints=_checkpoints(paths.checkpoints, now_s),
         )
         if isinstance(run, UserError):
-            return replace(
-                state, status=STARTING, note=f'starting: no readable log yet: {text(str(run))}'
-            )
+            note = f'starting: no readable log yet: {text(str(run))}'
+            return replace(state, status=STARTING, note=note)
         # the data set and the target may not be logged yet
         if run.status == 'running' and run.last_epoch is None:
             return replace(state, status=STARTING, note='starting')
-        state = replace(
-            state,
-            energy=self._used_energy(run),
-            max_epochs=_max_epochs(paths.config, self._history.max_epochs),
-        )
-        state = _live_run(state, run, self._history, ages.get(metrics))
-        locks = (path for path in (paths.lock, self.folder / LAUNCHER_LOCK) if is_locked(path))
+        config = load_run_config(paths, history.resumes)
+        max_epochs = config.num_epochs if config else None
+        state = replace(state, energy=self._used_energy(run), max_epochs=max_epochs)
+        state = _live_run(state, run, history, ages.get(paths.metrics))
         # Only a lock taken after the log's last line is of a new start. An older one is of this
         # run, or of a launcher that makes several runs.
-        if (
-            state.has_end
-            and run.status != 'converged'
-            and any((age_s(path, now_s) or 0.0) < ages.get(paths.result, 0.0) for path in locks)
-        ):
-            state = replace(
-                state, status=STARTING, note='starting: this run resumes, or another one begins'
-            )
+        is_locked_again = any(
+            (age_s(path, now_s) or 0.0) < ages.get(paths.result, 0.0)
+            for path in (paths.lock, self.folder / LAUNCHER_LOCK)
+            if is_locked(path)
+        )
+        if state.has_end and run.status != 'converged' and is_locked_again:
+            note = 'starting: this run resumes, or another one begins'
+            state = replace(state, status=STARTING, note=note)
         return state
 
 
@@ -244,11 +233,9 @@ def _live_run(
     state: LiveRun, run: Run, history: MetricsHistory, metrics_age_s: float | None
 ) -> LiveRun:
     """Add the contents of the log and the metrics to a state."""
-    last, resumed, is_running = (
-        history.last,
-        history.resumed or ResumedRecord(0),
-        run.status == 'running',
-    )
+    last = history.last
+    is_running = run.status == 'running'
+    resumed = history.resumes[-1] if history.resumes else ResumedRecord(0)
     evaluations = tuple(history.evaluations[e] for e in sorted(history.evaluations)) or tuple(
         LiveEvaluation(e.epoch, e.accuracy, e.time_s) for e in run.evaluations
     )
@@ -270,7 +257,7 @@ def _live_run(
         state,
         status=run.status,
         has_end=keys.RUN_STOP in run.lines,
-        num_resumes=max(run.num_resumes, history.num_resumes),
+        num_resumes=max(run.num_resumes, len(history.resumes)),
         elapsed_parts=run.elapsed,
         dataset=None if run.is_imagenet else text(run.dataset or '') or 'an unnamed data set',
         target=run.target_accuracy,
@@ -297,14 +284,10 @@ def _live_run(
         reference_epochs=ends,
         reference_left_s=None if first_s is None or last_s is None else (first_s, last_s),
         band=tuple(history.band[e] for e in sorted(history.band)),
+        standing=text(standing.text) if standing else '',
+        standing_epoch=standing.epoch if standing else None,
+        is_behind=bool(standing and standing.behind),
     )
-    if standing:
-        state = replace(
-            state,
-            standing=text(standing.text),
-            standing_epoch=standing.epoch,
-            is_behind=standing.behind,
-        )
     return replace(state, warnings=_warnings(state, run, history.stragglers))
 
 
@@ -321,23 +304,6 @@ def _warnings(state: LiveRun, run: Run, stragglers: Sequence[str]) -> tuple[str,
     return (*behind, *stragglers, *quiet, *log)[:MAX_ITEMS]
 
 
-def _max_epochs(path: Path, changed: Any) -> int | None:
-    """Return the last epoch of a run, computed as in train/plan.py from config.yaml; None if
-    unknown.
-
-    changed: train.max_epochs of a resume, or None.
-    """
-    with suppress(ConfigError, ValueError, KeyError, msgspec.MsgspecError):
-        config = msgspec.convert(load_tree(path, _MAX_CONFIG_BYTES), dict[str, dict[str, Any]])
-        epochs = (
-            changed
-            or config.get('train', {}).get('max_epochs')
-            or config['schedule']['decay_epochs']
-        )
-        return max(1, int(msgspec.convert(epochs, Epochs)))
-    return None
-
-
 def _checkpoints(folder: Path, now_s: float) -> Checkpoints:
     """Return the number of complete checkpoints in a folder, and the newest one's step and age."""
     with suppress(OSError):
@@ -349,13 +315,16 @@ def _checkpoints(folder: Path, now_s: float) -> Checkpoints:
 def _attempts(folder: Path, number: int | None) -> tuple[str, ...]:
     """Return how the launcher's attempts at a run ended; number is None for attempts that did not
     start a run."""
-    attempts = [a for a in read_attempts(folder) if a.run == number]
-    return tuple(
-        f'{end} (exit code {a.exit_code})'
-        + ('' if end == 'converged' else f', {"can" if a.can_resume else "cannot"} be resumed')
-        for a in attempts[-MAX_ITEMS:]
-        for end in [text(a.end or '') or 'cut short']
-    )
+    texts = []
+    for attempt in [a for a in read_attempts(folder) if a.run == number][-MAX_ITEMS:]:
+        end = text(attempt.end or '') or 'cut short'
+        can = (
+            ''
+            if end == 'converged'
+            else f', {"can" if attempt.can_resume else "cannot"} be resumed'
+        )
+        texts.append(f'{end} (exit code {attempt.exit_code}){can}')
+    return tuple(texts)
 
 
 def _node(path: Path, now_s: float) -> Node:
@@ -371,9 +340,9 @@ def _node(path: Path, now_s: float) -> Node:
     used = [g.utilization_percent for g in sample.gpus if g.utilization_percent is not None]
     power = [g.power_w for g in sample.gpus if g.power_w is not None]
     return Node(
-        printable(host_of(path)),
-        age_s(path, now_s),
-        sample.cpu_percent,
-        statistics.fmean(used) if used else None,
-        math.fsum(power) if power else None,
+        host=printable(host_of(path)),
+        age_s=age_s(path, now_s),
+        cpu_percent=sample.cpu_percent,
+        gpu_percent=statistics.fmean(used) if used else None,
+        gpu_power_w=math.fsum(power) if power else None,
     )

@@ -2,7 +2,6 @@
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
 
 from mlperf_rn50.analysis.watch.run_state import BandPoint, LiveEvaluation, RankTime
 from mlperf_rn50.runfolder import records
@@ -31,9 +30,7 @@ class MetricsHistory:
     reference: records.ReferenceRecord = records.ReferenceRecord()
     band: dict[int, BandPoint] = field(default_factory=dict)
     standings: dict[int, records.CourseRecord] = field(default_factory=dict)
-    resumed: records.ResumedRecord | None = None
-    num_resumes: int = 0
-    max_epochs: Any = None  # as a resume changed it
+    resumes: list[records.ResumedRecord] = field(default_factory=list)
 
     def add(self, record: records.MetricsRecord) -> None:
         match record:
@@ -50,12 +47,11 @@ class MetricsHistory:
             case records.RanksRecord():
                 self.ranks = tuple(
                     RankTime(
-                        r.rank,
-                        text(r.host),
-                        *(
-                            s / r.num_steps
-                            for s in (r.data_s + r.python_s, r.compute_s + r.update_s, r.wait_s)
-                        ),
+                        rank=r.rank,
+                        host=text(r.host),
+                        data_s=(r.data_s + r.python_s) / r.num_steps,
+                        compute_s=(r.compute_s + r.update_s) / r.num_steps,
+                        wait_s=r.wait_s / r.num_steps,
                     )
                     for r in record.ranks[:_MAX_RANKS]
                 )
@@ -90,15 +86,11 @@ class MetricsHistory:
     def _resume(self, record: records.ResumedRecord) -> None:
         """Drop all records after the checkpoint, because the resumed run trains these steps
         again."""
-        self.num_resumes += 1
-        self.resumed = record
-        _, self.max_epochs = record.changed.get('train.max_epochs', (None, self.max_epochs))
+        self.resumes.append(record)
         if self.last.step and self.last.epoch:
-            epoch = (
-                record.step * self.last.epoch / self.last.step
-                if record.epoch is None
-                else record.epoch
-            )
+            epoch = record.epoch
+            if epoch is None:
+                epoch = record.step * self.last.epoch / self.last.step
             self.evaluations = {e: v for e, v in self.evaluations.items() if e <= epoch + 1e-6}
             self.standings = {e: v for e, v in self.standings.items() if e <= epoch + 1e-6}
             self.last = records.TrainRecord(record.step, epoch, record.time_s)

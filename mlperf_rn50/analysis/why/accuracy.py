@@ -7,16 +7,17 @@ every recipe that converges is right.
 
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
 from mlperf_rn50.analysis.recipe.differences import find_deviations
-from mlperf_rn50.analysis.why.answer import Answer
-from mlperf_rn50.analysis.why.load import WhyRun, load_run
+from mlperf_rn50.analysis.run_data import RunData, load_run
+from mlperf_rn50.analysis.why.time_answer import make_explanation
+from mlperf_rn50.answer import Answer
 from mlperf_rn50.config import Config, render_value
-from mlperf_rn50.runfolder.names import RunFolder, find_run_folders, run_numbers
+from mlperf_rn50.runfolder.names import find_run_folders, list_runs
 from mlperf_rn50.runfolder.records import CourseRecord, LossScaleRecord, TrainRecord
 from mlperf_rn50.text import grouped, percent
 
@@ -83,10 +84,6 @@ def _plain(value: float) -> str:
     return f'{value:,.0f}' if value >= 100 else f'{value:.3g}'
 
 
-def _number(text: str) -> float:
-    return float(text.split()[0].replace(',', ''))
-
-
 def weigh(
     name: str,
     figure: str,
@@ -102,50 +99,28 @@ def weigh(
     limits = {word: v for word, v in (('at least', least), ('at most', most)) if abs(v) < math.inf}
     # a share is never above 100 %
     render = percent if max(value, *limits.values()) <= 1 else _plain
-    low, got, high = (_number(render(v)) for v in (least, value, most))
+    low, got, high = (float(render(v).split()[0].replace(',', '')) for v in (least, value, most))
+    is_usual = low <= got <= high
     ratio = max(value / most, least / max(value, 1e-9))
-    weight = min(1.0, ratio) if low <= got <= high else ratio if strength is None else strength
+    if is_usual:
+        strength = min(1.0, ratio)
     return Cause(
         name,
-        weight,
+        ratio if strength is None else strength,
         figure,
-        render(value),
-        ' and '.join(f'{word} {render(v)}' for word, v in limits.items()),
-        'usual' if low <= got <= high else 'possible',
+        measured=render(value),
+        expected=' and '.join(f'{word} {render(v)}' for word, v in limits.items()),
+        verdict='usual' if is_usual else 'possible',
     )
 
 
-def judge_course(run: WhyRun, config: Config, batch: int, num_ranks: int) -> Iterator[Cause]:
-    """Yield the figures of a run's recipe and course."""
-    d, o, s, t = config.data, config.optimizer, config.schedule, config.train
-    records = run.all(TrainRecord)
-    rates = [(r.epoch, r.learning_rate) for r in records if r.learning_rate is not None]
-    losses = [(r.epoch, r.loss) for r in records if r.loss is not None]
-    num_epochs, per_epoch = t.max_epochs or max(1, int(s.decay_epochs)), -(-d.num_train // batch)
-    # The reported steps may miss the peak.
-    num_steps, peak = num_epochs * per_epoch, max([s.base_lr, *(r for _, r in rates)])
-
-    if o.name == 'sgd':  # 3/8 of the lowest (digits), twice the highest (CIFAR-10) shipped rate
-        rate = peak * 256 / batch * 0.1 / (1 - o.momentum)
-        yield weigh('learning_rate', 'per 256 images at momentum 0.9', rate, 0.03, 1.6)
-        # Five times the largest shipped one, for CIFAR-10.
-        shrink = peak * o.weight_decay / (1 - o.momentum)
-        yield weigh('weight_decay', 'part of the weights that a step removes', shrink, most=0.01)
-    relative = [v / math.log(d.num_classes) for e, v in losses if e >= num_epochs / 10] or [0.0]
-    for name in ('learning_rate', 'gradient_scale'):
-        yield weigh(
-            name,
-            'largest loss after a tenth of the epochs, relative to equal logits',
-            max(relative),
-            most=2,
-        )
-    last = statistics.median(relative[-len(relative) // 4 :])
-    yield weigh(
-        'gradient_scale', 'loss in the last quarter, relative to equal logits', last, most=0.95
-    )
-    yield weigh(
-        'warmup', 'part of the epochs', s.warmup_epochs / max(num_epochs, s.decay_epochs), most=0.5
-    )
+def _judge_schedule(
+    run: RunData, config: Config, rates: Sequence[tuple[float, float]], peak: float
+) -> Iterator[Cause]:
+    """Yield the figures of warm-up and decay, given the epochs and learning rates of steps."""
+    s, num_epochs = config.schedule, config.num_epochs
+    warmup = s.warmup_epochs / max(num_epochs, s.decay_epochs)
+    yield weigh('warmup', 'part of the epochs', warmup, most=0.5)
     if rates and rates[-1][0] > num_epochs - 1:
         after = [r / peak for e, r in rates if e > s.warmup_epochs] or [1.0]
         # In the shipped schedules, up to a third of the steps are below 5 %, as with step decay at
@@ -156,62 +131,79 @@ def judge_course(run: WhyRun, config: Config, batch: int, num_ranks: int) -> Ite
             sum(r < 0.05 for r in after) / len(after),
             most=0.5,
         )
-        name, strength, sentence = 'decay', None, ''
-        if s.decay_epochs > num_epochs:
-            name, strength = 'epochs', 10.0
-            sentence = f'it trained {num_epochs} of the {s.decay_epochs:g} epochs of its schedule'
+        is_cut = s.decay_epochs > num_epochs
         found = weigh(
-            name,
+            'epochs' if is_cut else 'decay',
             'last learning rate relative to the largest',
             after[-1],
             most=0.25,
-            strength=strength,
+            strength=10.0 if is_cut else None,
         )
-        yield found._replace(sentence=sentence)
+        if is_cut:
+            text = f'it trained {num_epochs} of the {s.decay_epochs:g} epochs of its schedule'
+            found = found._replace(sentence=text)
+        yield found
     elif rates and run.log and run.log.status in ('aborted', 'failed'):
         yield weigh('epochs', 'part of the planned epochs', rates[-1][0] / num_epochs, least=0.9)
-    # Digits, the easiest data set, needs 70 steps. No shipped recipe needs 2 epochs.
-    is_large, local = per_epoch < num_epochs, batch // num_ranks // t.gradient_accumulation_steps
-    yield weigh(
-        'batch' if is_large else 'epochs', f'steps with batch {batch}', num_steps, least=100
-    )
+
+
+def judge_course(run: RunData, config: Config, batch: int, num_ranks: int) -> Iterator[Cause]:
+    """Yield the figures of a run's recipe and course."""
+    d, o, t = config.data, config.optimizer, config.train
+    records = run.all(TrainRecord)
+    num_epochs, per_epoch = config.num_epochs, -(-d.num_train // batch)
+    num_steps = num_epochs * per_epoch
+
+    # The learning rate of the run. The reported steps may miss its peak.
+    rates = [(r.epoch, r.learning_rate) for r in records if r.learning_rate is not None]
+    peak = max([config.schedule.base_lr, *(rate for _, rate in rates)])
+    if o.name == 'sgd':  # 3/8 of the lowest (digits), twice the highest (CIFAR-10) shipped rate
+        rate = peak * 256 / batch * 0.1 / (1 - o.momentum)
+        yield weigh('learning_rate', 'per 256 images at momentum 0.9', rate, 0.03, 1.6)
+        # Five times the largest shipped one, for CIFAR-10.
+        shrink = peak * o.weight_decay / (1 - o.momentum)
+        yield weigh('weight_decay', 'part of the weights that a step removes', shrink, most=0.01)
+
+    # Its losses.
+    losses = [(r.epoch, r.loss) for r in records if r.loss is not None]
+    relative = [v / math.log(d.num_classes) for e, v in losses if e >= num_epochs / 10] or [0.0]
+    figure = 'largest loss after a tenth of the epochs, relative to equal logits'
+    for name in ('learning_rate', 'gradient_scale'):
+        yield weigh(name, figure, max(relative), most=2)
+    last = statistics.median(relative[-len(relative) // 4 :])
+    figure = 'loss in the last quarter, relative to equal logits'
+    yield weigh('gradient_scale', figure, last, most=0.95)
+    yield from _judge_schedule(run, config, rates, peak)
+
+    # Numbers of steps, epochs and images. Digits, the easiest data set, needs 70 steps. No shipped
+    # recipe needs 2 epochs.
+    is_large = per_epoch < num_epochs
+    name = 'batch' if is_large else 'epochs'
+    yield weigh(name, f'steps with batch {batch}', num_steps, least=100)
     if not is_large:
         yield weigh('epochs', 'number', num_epochs, least=3)
+    local = batch // num_ranks // t.gradient_accumulation_steps
     yield weigh('batch', 'images per rank for statistics of BatchNorm', local, least=8)
-    yield weigh(
-        'batch',
-        'padding of an epoch relative to its images',
-        per_epoch * batch / d.num_train - 1,
-        most=0.25,
-    )
+    padding = per_epoch * batch / d.num_train - 1
+    yield weigh('batch', 'padding of an epoch relative to its images', padding, most=0.25)
+
+    # Averages, labels and crops.
     memory = 1 / (1 - config.model.bn_momentum) / num_steps
-    yield weigh(
-        'batch_norm', 'steps over which statistics are averaged, relative to all', memory, most=0.25
-    )
+    figure = 'steps over which {} are averaged, relative to all'
+    yield weigh('batch_norm', figure.format('statistics'), memory, most=0.25)
     averaged = 1 / (1 - (t.ema or 0)) / num_steps
-    yield weigh(
-        'averaging', 'steps over which weights are averaged, relative to all', averaged, most=1.0
-    )
-    yield weigh(
-        'label_smoothing', 'part of the probability for other classes', t.label_smoothing, most=0.4
-    )
+    yield weigh('averaging', figure.format('weights'), averaged, most=1.0)
+    figure = 'part of the probability for other classes'
+    yield weigh('label_smoothing', figure, t.label_smoothing, most=0.4)
     # 1.14 in recipes for ImageNet, 1 in those for small images
     zoom = d.resize_shorter / (d.eval_size or d.image_size)
     yield weigh('crop', 'side of an image relative to its evaluated part', zoom, most=1.3)
-    if config.data.crop == 'random_resized':
-        yield weigh(
-            'crop',
-            'area of the largest training crop relative to the image',
-            config.data.max_area,
-            0.5,
-        )
+    if d.crop == 'random_resized':
+        figure = 'area of the largest training crop relative to the image'
+        yield weigh('crop', figure, d.max_area, least=0.5)
     num_skipped = sum(r.now < r.before for r in run.all(LossScaleRecord))
-    yield weigh(
-        'loss_scale',
-        'steps that overflowed and were skipped',
-        num_skipped,
-        most=10 + num_steps // 100,
-    )
+    figure = 'steps that overflowed and were skipped'
+    yield weigh('loss_scale', figure, num_skipped, most=10 + num_steps // 100)
 
 
 def judge_recipe(config: Config, num_ranks: int, others: list[Config]) -> Iterator[Cause]:
@@ -222,10 +214,9 @@ def judge_recipe(config: Config, num_ranks: int, others: list[Config]) -> Iterat
         measured, _, published = text.partition('; ')
         yield Cause(_KEYS.get(key, 'batch'), 3.0, key, measured, published.rpartition(' have ')[2])
     for key, name in _KEYS.items() if others else ():
-        got, values = (
-            attrgetter(key)(config),
-            [v for v in map(attrgetter(key), others) if v is not None],
-        )
+        value_of = attrgetter(key)
+        got = value_of(config)
+        values = [v for v in map(value_of, others) if v is not None]
         if got in (None, *values) or not values:
             continue  # null: other keys determine it
         # Numbers may differ by a quarter, also the weight of a new value in an average. Unequal
@@ -236,13 +227,12 @@ def judge_recipe(config: Config, num_ranks: int, others: list[Config]) -> Iterat
             for b in rest
         )
         expected = ' or '.join(dict.fromkeys(map(render_value, values)))
-        near = ' within a factor of 1.25,' * isinstance(got, float)
-        yield Cause(
-            name, ratio / 1.25, key, render_value(got), f'{expected}{near} as in reference runs'
-        )
+        near = ' within a factor of 1.25,' if isinstance(got, float) else ''
+        text = f'{expected}{near} as in reference runs'
+        yield Cause(name, ratio / 1.25, key, render_value(got), text)
 
 
-def find_better(run: WhyRun, config: Config) -> tuple[list[Config], str]:
+def find_better(run: RunData, config: Config) -> tuple[list[Config], str]:
     """Return the configurations of the reference runs if this run is below their accuracy,
     otherwise a sentence.
 
@@ -250,31 +240,27 @@ def find_better(run: WhyRun, config: Config) -> tuple[list[Config], str]:
     images.
     """
     folders = [f for path in config.run.reference for f in find_run_folders(Path(path))[:20]]
-    others = [load_run(RunFolder(f, k)) for f in folders for k in run_numbers(f)[:1]]
+    others = [load_run(run) for f in folders for run in list_runs(f)[:1]]
     tops = [o.log.best_accuracy for o in others if o.log and o.log.best_accuracy is not None]
-    own, standing = (run.log and run.log.best_accuracy) or 0.0, run.last(CourseRecord)
+    own = (run.log and run.log.best_accuracy) or 0.0
+    standing = run.last(CourseRecord)
     mean = statistics.fmean(tops or [1.0])
     least = mean - 3 * (2 * mean * (1 - mean) / config.data.num_val) ** 0.5
     if tops and own >= least and not (standing and standing.behind):
-        return (
-            [],
-            f'Not below its reference runs: Top-1 {percent(own)}, at least {percent(least)} '
-            'expected.',
-        )
+        expected = f'at least {percent(least)} expected'
+        return [], f'Not below its reference runs: Top-1 {percent(own)}, {expected}.'
     return [o.config for o in others if o.config], ''
 
 
 def _next_step(cause: str) -> str:
-    key = next((key for key, name in _KEYS.items() if name == cause), None)
-    return (
-        f'change {key}'
-        if key
-        else _COMMANDS.get(cause, 'pack corrected images with mlperf-rn50 prepare')
-    )
+    for key, name in _KEYS.items():
+        if name == cause:
+            return f'change {key}'
+    return _COMMANDS.get(cause, 'pack corrected images with mlperf-rn50 prepare')
 
 
 def explain_accuracy(
-    run: WhyRun, probed: list[Cause] | None = None, weights: str = ''
+    run: RunData, probed: list[Cause] | None = None, weights: str = ''
 ) -> Answer | None:
     """Explain a run that ended below its target or is behind its references, or any run with the
     figures of a probe.
@@ -289,47 +275,57 @@ def explain_accuracy(
     config, log, standing = run.config, run.log, run.last(CourseRecord)
     if not config or not log or not log.global_batch_size:
         return None
-    has_missed = log.status in ('aborted', 'failed') or bool(
-        standing and standing.behind and log.status != 'converged'
-    )
+    is_below = log.status != 'converged'
+    is_behind = bool(standing and standing.behind)
+    has_missed = log.status in ('aborted', 'failed') or is_behind and is_below
     if probed is None and not (has_missed and log.evaluations):
         return None
-    found, notes = list(probed or ()), [standing.text if standing else '', weights]
+
+    # All figures, the strongest first.
+    found = list(probed or ())
+    notes = [standing.text if standing else '', weights]
     if has_missed:
         better, not_below = find_better(run, config)
         notes.append(not_below)
         found += judge_recipe(config, log.num_ranks or 1, better)
         found += judge_course(run, config, log.global_batch_size, log.num_ranks or 1)
-    ordered = sorted(
-        found,
-        key=lambda c: (-c.strength if c.strength > 1 else 0, c.verdict == 'usual', -c.strength),
+    found.sort(
+        key=lambda c: (-c.strength if c.strength > 1 else 0, c.verdict == 'usual', -c.strength)
     )
-    is_below = log.status != 'converged'
-    accused = {
-        c.name: c for c in reversed(ordered) if c.strength > 1 and (is_below or c.name in _TOO_EASY)
-    }
-    named = [c for c in ordered if accused.get(c.name) is c][:2]  # the strongest of two names
-    verdicts = [
-        'cause' if c in named else 'possible' if c.strength > 1 else c.verdict for c in ordered
-    ]
-    where = 'log and configuration' if probed is None else 'weights and images'
-    nothing = f'{where} show no cause{", some because it is too early" * ("too early" in verdicts)}'
+
+    # The strongest figures of two names are causes.
+    accused: dict[str, Cause] = {}
+    for cause in found:
+        if cause.strength > 1 and (is_below or cause.name in _TOO_EASY):
+            accused.setdefault(cause.name, cause)
+    named = list(accused.values())[:2]
+    rows = []
+    for cause in found:
+        verdict = 'possible' if cause.strength > 1 else cause.verdict
+        verdict = 'cause' if cause in named else verdict
+        rows.append((cause.name, cause.figure, cause.measured, cause.expected, verdict))
+
     # A figure that shows two causes is printed once.
     texts = [
         first._replace(name='_or_'.join(c.name for c in (first, *rest))).text
         for first, *rest in grouped(named, lambda c: c[2:5]).values()
     ]
-    return Answer(
-        f'Top-1 {percent(log.best_accuracy or 0.0)}, target {percent(log.target_accuracy or 0.0)}: '
-        f'{" or ".join(texts) or nothing}.',
+    if not texts:
+        texts = [
+            f'{"log and configuration" if probed is None else "weights and images"} show no cause'
+        ]
+        if any(verdict == 'too early' for *_, verdict in rows):
+            texts[0] += ', some because it is too early'
+    if named:
+        next_step = ', or '.join(dict.fromkeys(_next_step(c.name) for c in named))
+    else:
+        next_step = f'mlperf-rn50 why {run.folder.dir} --probe' if probed is None else ''
+    top1 = percent(log.best_accuracy or 0.0)
+    return make_explanation(
+        f'Top-1 {top1}, target {percent(log.target_accuracy or 0.0)}: {" or ".join(texts)}.',
         ('cause', 'figure', 'measured', 'expected', 'verdict'),
-        tuple(
-            (c.name, c.figure, c.measured, c.expected, v)
-            for c, v in zip(ordered[:_NUM_ROWS], verdicts)
-        ),
-        ', or '.join(dict.fromkeys(_next_step(c.name) for c in named))
-        if named
-        else f'mlperf-rn50 why {run.folder.dir} --probe' * (probed is None),
-        tuple(filter(None, notes)),
-        {'causes': [{'cause': c.name, 'text': c.text} for c in named]},
+        rows[:_NUM_ROWS],
+        next_step=next_step,
+        notes=[note for note in notes if note],
+        causes=[{'cause': c.name, 'text': c.text} for c in named],
     )

@@ -6,7 +6,7 @@ the more certain.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 import numpy as np
@@ -32,7 +32,7 @@ _SPLITS = {'blur_or_noise', 'colour', 'classes_missing'}
 _CHANGES = {'channel_order', 'orientation', 'normalisation', 'value_range'}
 
 
-def when_trained(is_early: bool, causes: Iterator[Cause]) -> Iterator[Cause]:
+def when_trained(is_early: bool, causes: Iterable[Cause]) -> Iterator[Cause]:
     """Yield causes; if it is too early for them, accuse none."""
     for cause in causes:
         yield cause._replace(strength=0.0, verdict='too early') if is_early else cause
@@ -44,42 +44,46 @@ def judge_records(
     """Compare the splits, given as the (hash, label) of each image; single copies are usual in data
     sets."""
     ours, theirs = (
-        np.bincount([label for _, label in part], minlength=num) for part in (train, validation)
+        np.bincount([k for _, k in part], minlength=num) for part in (train, validation)
     )
     for split, own, other in (('training', ours, theirs), ('validation', theirs, ours)):
         # A tenth of the mean, and a quarter of the other split's share, because classes may be rare
         # in both.
-        few = np.flatnonzero(
-            (10 * num * own < own.sum()) & (4 * own * other.sum() < other * own.sum())
-        )
+        is_rare = (10 * num * own < own.sum()) & (4 * own * other.sum() < other * own.sum())
+        few = np.flatnonzero(is_rare)
         is_accused = len(few) > 0 and own.sum() > 20 * num  # otherwise by chance
         yield Cause(
             'classes_missing',
-            6.0 * is_accused,
+            6.0 if is_accused else 0.0,
             f'classes that are rare or missing in {split} images',
             f'{len(few)} of {num}, such as {few[0]}' if is_accused else 'none',
             'none',
         )
     known = dict(train)
-    yield weigh(
-        'leak',
-        'validation images that are also training images',
-        sum(key in known for key, _ in validation),
-        most=max(3, len(validation) // 100),
-    )
+    num_leaked = sum(key in known for key, _ in validation)
     num_labels = Counter(key for key, _ in {*train})
-    yield weigh(
-        'label_noise',
-        'training images that recur with another label',
-        sum(num_labels[key] > 1 for key, _ in train),
-        most=max(3, len(train) // 100),
-    )
-    yield weigh(
-        'repeated_images',
-        'training images that are copies of others',
-        len(train) - len(known),
-        most=max(3, len(train) // 4),
-    )
+    num_contrary = sum(num_labels[key] > 1 for key, _ in train)
+    for name, figure, count, most in (
+        (
+            'leak',
+            'validation images that are also training images',
+            num_leaked,
+            len(validation) // 100,
+        ),
+        (
+            'label_noise',
+            'training images that recur with another label',
+            num_contrary,
+            len(train) // 100,
+        ),
+        (
+            'repeated_images',
+            'training images that are copies of others',
+            len(train) - len(known),
+            len(train) // 4,
+        ),
+    ):
+        yield weigh(name, figure, count, most=max(3, most))
 
 
 def judge_changes(
@@ -103,38 +107,25 @@ def judge_changes(
     error = SIGMAS * 0.5 / num**0.5
     logged = top1 if logged is None else logged
     is_logged = abs(logged - top1) <= error
+    low, high = percent(max(0.0, top1 - error)), percent(min(1.0, top1 + error))
     yield Cause(
         'evaluation',
-        4.5 * (not is_logged),
+        0.0 if is_logged else 4.5,
         'Top-1 that the run measured',
         percent(logged),
-        f'{percent(max(0.0, top1 - error))} to {percent(min(1.0, top1 + error))}, that of its '
-        'weights',
+        f'{low} to {high}, that of its weights',
     )
     for (name, text), logits in after.items():
         other = logits.argmax(1) == validation.labels
-        gained, lost, now = (
-            int((other & ~right).sum()),
-            int((right & ~other).sum()),
-            float(other.mean()),
-        )
-        most = max(
-            fair,
-            validation.least_top1,
-            top1 + max(0.05, _CHANGE_SIGMAS * (gained + lost) ** 0.5 / num),
-        )
+        now, num_changed = float(other.mean()), int((other != right).sum())
+        by_chance = max(0.05, _CHANGE_SIGMAS * num_changed**0.5 / num)
+        most = min(1.0, max(fair, validation.least_top1, top1 + by_chance))
         is_certain = train_top1 - top1 > max(error, 0.05) and name != 'batch_norm'
-        found = weigh(
-            name, f'Top-1 with {text}', now, most=min(1.0, most), strength=now + 2 + 2 * is_certain
-        )
+        strength = now + (4 if is_certain else 2)
+        found = weigh(name, f'Top-1 with {text}', now, most=most, strength=strength)
         if not is_logged and abs(logged - now) < error and found.strength <= 1:
-            found = Cause(
-                name,
-                4 - abs(logged - now),
-                found.figure,
-                found.measured,
-                'not that which the run measured',
-            )
+            expected = 'not that which the run measured'
+            found = Cause(name, 4 - abs(logged - now), found.figure, found.measured, expected)
         yield found
 
 
@@ -148,22 +139,20 @@ def judge_weights(
         if first.ndim > 1 and first.shape == last[name].shape:
             directions = [a / np.linalg.norm(a.astype(float)) for a in (first, last[name])]
             moved[name] = float(np.linalg.norm(directions[0] - directions[1]))
-    kept, second = (
-        [n for n, distance in moved.items() if distance < _ROUNDING],
-        sorted(moved.values())[-2],
-    )
+    kept = [name for name, distance in moved.items() if distance < _ROUNDING]
+    second = sorted(moved.values())[-2]
     is_slight = _ROUNDING < second < _SLIGHT
     frozen = Cause(
         'frozen',
-        5.0 * bool(kept),
+        5.0 if kept else 0.0,
         f'weight arrays that turned by less than {_ROUNDING:g} of their length',
         f'{len(kept)} of {len(moved)}, such as {kept[0]}' if kept else 'none',
         'none',
     )
-    yield from when_trained(is_slight, iter([frozen]))
+    yield from when_trained(is_slight, [frozen])
     yield Cause(
         'gradient_scale',
-        2.5 * is_slight,
+        2.5 if is_slight else 0.0,
         'turn of all weight arrays but one, relative to their length',
         percent(second),
         f'at least {percent(_SLIGHT)}',
@@ -173,24 +162,25 @@ def judge_weights(
 def judge_gaps(train: Images, augmented: Images, validation: Images) -> Iterator[Cause]:
     """Compare the accuracies on training images, with and without augmentation, and on validation
     images."""
-    a, b, c = (part.top1 for part in (train, augmented, validation))
-    error = SIGMAS * (0.5 / min(len(part.labels) for part in (train, augmented, validation))) ** 0.5
+    parts = (train, augmented, validation)
+    plain, changed, held = (part.top1 for part in parts)
+    error = SIGMAS * (0.5 / min(len(part.labels) for part in parts)) ** 0.5
     gap, fall = max(0.25, error), max(0.15, error)
-    least = max(0.0, a - fall) if a >= _FITTED else 0.0
     yield weigh(
         'augmentation',
-        f'Top-1 on augmented training images, {percent(a)} on others',
-        b,
-        max(0.0, a - gap),
-        min(1.0, a + gap),
-        strength=min(2.5, abs(a - b) / gap),
+        f'Top-1 on augmented training images, {percent(plain)} on others',
+        changed,
+        least=max(0.0, plain - gap),
+        most=min(1.0, plain + gap),
+        strength=min(2.5, abs(plain - changed) / gap),
     )
+    knows_enough = held > validation.least_top1
     yield weigh(
         'overfitting',
-        f'Top-1 on validation images, {percent(a)} on training images',
-        c,
-        least,
-        strength=min(2.0, (a - c) / fall) * (c > validation.least_top1),
+        f'Top-1 on validation images, {percent(plain)} on training images',
+        held,
+        least=max(0.0, plain - fall) if plain >= _FITTED else 0.0,
+        strength=min(2.0, (plain - held) / fall) if knows_enough else 0.0,
     )
 
 
@@ -206,33 +196,26 @@ def measure_detail(images: np.ndarray, mean: Sequence[float], std: Sequence[floa
     grey[:, 0, 0] = 0.0
     # relative to the highest one that the pixels can show
     frequency = np.hypot(*np.mgrid[:side, :side]) / side
-    shapes, coarse, fine, hue = (
+    bands = ((grey**2, 0, 0.25), (grey**2, 0.25, 0.5), (grey**2, 0.5, 2), (colour, 0, 0.25))
+    shapes, *details = (
         (power * ((low <= frequency) & (frequency < high))).sum((1, 2))
-        for power, low, high in (
-            (grey**2, 0, 0.25),
-            (grey**2, 0.25, 0.5),
-            (grey**2, 0.5, 2),
-            (colour, 0, 0.25),
-        )
+        for power, low, high in bands
     )
-    return np.array([coarse, fine, hue]) / (shapes + side**2)
+    return np.array(details) / (shapes + side**2)
 
 
 def judge_detail(train: np.ndarray, validation: np.ndarray) -> Iterator[Cause]:
     """Compare the splits by what measure_detail() returns for them."""
-    for (name, what, factor), ours, theirs in zip(
-        _DETAILS, *(np.log(part + 1e-4) for part in (train, validation))
-    ):
-        difference = ours.mean() - theirs.mean()
-        margin = max(
-            np.log(factor), SIGMAS * (ours.var() / len(ours) + theirs.var() / len(theirs)) ** 0.5
-        )
+    splits = (np.log(part + 1e-4) for part in (train, validation))
+    for (name, what, factor), ours, theirs in zip(_DETAILS, *splits):
+        error = (ours.var() / len(ours) + theirs.var() / len(theirs)) ** 0.5
+        margin = max(np.log(factor), SIGMAS * error)
         yield weigh(
             name,
             f'{what} of training images, relative to that of validation images',
-            np.exp(difference),
-            np.exp(-margin),
-            np.exp(margin),
+            np.exp(ours.mean() - theirs.mean()),
+            least=np.exp(-margin),
+            most=np.exp(margin),
             strength=4.8,
         )
 
@@ -252,15 +235,14 @@ def judge_classes(train: Images, validation: Images) -> Iterator[Cause]:
     """Compare the classes for which images of both splits are taken, which depend on the images but
     not on labels."""
     num = validation.logits.shape[1]
-    seen, *others = (
+    seen, trained, labelled = (
         np.bincount(classes, minlength=num) / len(classes)
         for classes in (validation.taken, train.taken, validation.labels)
     )
     # classes may be rarer in one split
-    moved = min(abs(seen - other).sum() / 2 for other in others)
-    by_chance = (
-        ((seen + others[0]) * (1 / len(train.labels) + 1 / len(validation.labels))) ** 0.5
-    ).sum() / 2
+    moved = min(abs(seen - other).sum() / 2 for other in (trained, labelled))
+    noise = 1 / len(train.labels) + 1 / len(validation.labels)
+    by_chance = (((seen + trained) * noise) ** 0.5).sum() / 2
     yield weigh(
         'images_differ',
         'part of the validation images that is taken for other classes than training images',
@@ -277,22 +259,14 @@ def judge_neighbours(train: Images, validation: Images) -> tuple[list[Cause], se
     Return also the splits whose labels fit their images, as far as the share of the other split is
     far above chance.
     """
-    num, causes, fitting = min(len(train.labels), len(validation.labels), 1000), [], set()
-    shares = {
-        split: _nearest(part.images, part.labels, num)
-        for split, part in (('training', train), ('validation', validation))
-    }
-    for (split, own), other in zip(shares.items(), [*shares.values()][::-1]):
+    num = min(len(train.labels), len(validation.labels), 1000)
+    shares = [_nearest(part.images, part.labels, num) for part in (train, validation)]
+    causes, fitting = [], set()
+    for split, own, other in zip(('training', 'validation'), shares, reversed(shares)):
         error = (2 * other * (1 - other) / num) ** 0.5
-        causes.append(
-            weigh(
-                'label_noise',
-                f'{split} images whose most similar one has the same label',
-                own,
-                max(0.0, other - max(0.2 * other, SIGMAS * error)),
-                strength=4.2,
-            )
-        )
+        least = max(0.0, other - max(0.2 * other, SIGMAS * error))
+        figure = f'{split} images whose most similar one has the same label'
+        causes.append(weigh('label_noise', figure, own, least, strength=4.2))
         if other > train.least_top1 and own >= other - 1.5 * error:
             fitting.add(split)
     return causes, fitting
@@ -321,23 +295,22 @@ def judge_predictions(
     evaluation, *changes = judge_changes(
         validation, after, fair=fair, train_top1=train.top1, logged=logged
     )
-    better = {
-        cause: part
-        for cause, logits in zip(changes, after.values())
-        if cause.strength > 1
-        and (part := validation._replace(logits=logits)).top1 > validation.top1
-    }
+    better = {}
+    for change, logits in zip(changes, after.values()):
+        part = validation._replace(logits=logits)
+        if change.strength > 1 and part.top1 > validation.top1:
+            better[change] = part
     if better:
-        best = max(better, key=lambda cause: better[cause].top1)
-        changes = [cause._replace(strength=cause.strength * (cause == best)) for cause in changes]
+        best = max(better, key=lambda change: better[change].top1)
+        changes = [c if c == best else c._replace(strength=0.0) for c in changes]
         sound = validation = better[best]
         causes, labels = judge_labels(sound.labels, sound.logits)
     yield evaluation
     for change in changes:  # the statistics of BatchNorm lag behind the weights early in any run
-        yield from when_trained(is_early and change.name == 'batch_norm', iter([change]))
+        yield from when_trained(is_early and change.name == 'batch_norm', [change])
     least = sound_train.least_top1
     is_weak = is_early or sound_train.top1 <= min(1.5 * least, (1 + least) / 2)
-    yield from when_trained(is_weak and not any(c.strength > 1 for c in causes), iter(causes))
+    yield from when_trained(is_weak and not any(c.strength > 1 for c in causes), causes)
     similar, fitting = judge_neighbours(train, validation)
     yield from similar
     parts = (

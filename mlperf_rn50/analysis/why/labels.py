@@ -61,16 +61,15 @@ def find_exchange(labels: np.ndarray, chances: np.ndarray) -> np.ndarray:
     another one, so no exchange explains its predictions better. Each half of the images tests the
     exchange that the other half suggests.
     """
-    num, half = chances.shape[1], np.random.default_rng(0).permutation(len(labels)) % 2
+    num = chances.shape[1]
+    half = np.random.default_rng(0).permutation(len(labels)) % 2
     other = np.empty_like(labels)
     for k in (0, 1):
         other[half == k] = _assign(labels[half != k], chances[half != k])[labels[half == k]]
     images = np.arange(len(labels))
-    gain, found, cycle = (
-        chances[images, other] - chances[images, labels],
-        _assign(labels, chances),
-        np.arange(num),
-    )
+    gain = chances[images, other] - chances[images, labels]
+    found = _assign(labels, chances)
+    cycle = np.arange(num)
     for _ in range(num):
         cycle = np.minimum(cycle, cycle[found])  # the lowest label of each cycle of the exchange
     gains, squares = (np.bincount(cycle[labels], g, num)[cycle] for g in (gain, gain**2))
@@ -91,25 +90,24 @@ def judge_labels(labels: np.ndarray, logits: np.ndarray) -> tuple[list[Cause], n
     # The largest of several shifts is compared, so that its bound grows with their number.
     most = at[0].mean() + ((SIGMAS**2 + 2 * np.log(num)) * (gain**2).sum()) ** 0.5 / len(labels)
     is_shifted = at[k].mean() > max(most, 0.75 * fair)
-    shift = f'mean probability of the label {k if 2 * k <= num else k - num:+d}'
-    moved = (
-        []
-        if is_shifted
-        else [f'{a} for {taken[a]}' for a in np.flatnonzero(taken != np.arange(num))]
+    moved = []
+    if not is_shifted:
+        moved = [f'{a} for {taken[a]}' for a in np.flatnonzero(taken != np.arange(num))]
+    shifted = weigh(
+        'labels_shifted',
+        f'mean probability of the label {k if 2 * k <= num else k - num:+d}',
+        at[k].mean(),
+        most=min(1.0, most),
+        strength=8.0 if is_shifted else 0.0,
     )
-    causes = [
-        weigh(
-            'labels_shifted', shift, at[k].mean(), most=min(1.0, most), strength=8.0 * is_shifted
-        ),
-        Cause(
-            'labels_swapped',
-            8.0 * bool(moved),
-            'classes taken for another',
-            some(moved, 6) or 'none',
-            'none',
-        ),
-    ]
-    return causes, (labels + k) % num if is_shifted else taken[labels]
+    swapped = Cause(
+        'labels_swapped',
+        8.0 if moved else 0.0,
+        'classes taken for another',
+        some(moved, 6) or 'none',
+        'none',
+    )
+    return [shifted, swapped], (labels + k) % num if is_shifted else taken[labels]
 
 
 def judge_noise(split: str, images: Images, is_fitting: bool = False) -> Iterator[Cause]:
@@ -123,12 +121,13 @@ def judge_noise(split: str, images: Images, is_fitting: bool = False) -> Iterato
     ordered = np.sort(images.logits, 1)
     sure = np.argsort(ordered[:, -2] - ordered[:, -1])[: len(ordered) // 4]
     ranks = (ordered[sure] > images.logits[sure, images.labels[sure]][:, None]).sum(1)
-    num, wrong, far = len(sure), int((ranks > 0).sum()), int((2 * ranks >= ordered.shape[1]).sum())
+    num = max(1, len(sure))
+    wrong, far = int((ranks > 0).sum()), int((2 * ranks >= ordered.shape[1]).sum())
     most = max(8, 0.025 * num, 0.01 * num + SIGMAS * (0.01 * num) ** 0.5, wrong / 3)
     yield weigh(
         'label_noise',
         f'{split} labels that surely are another class',
-        min(1.0, 2 * far / max(1, num)),
-        most=min(1.0, 2 * most / max(1, num)),
-        strength=4.0 * (not is_fitting),
+        min(1.0, 2 * far / num),
+        most=min(1.0, 2 * most / num),
+        strength=0.0 if is_fitting else 4.0,
     )

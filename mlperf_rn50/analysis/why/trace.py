@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from msgspec.structs import astuple
 
-from mlperf_rn50.analysis.why.load import WhyRun
+from mlperf_rn50.analysis.run_data import RunData
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import replacing, writing_folder
 from mlperf_rn50.runfolder.jsonl import read_lines
@@ -29,7 +29,7 @@ PHASES = (
     'update',
 )
 HOW_TO_TRACE = 'train with --run.trace 20@100 to trace the steps of each rank'
-_MAX_BUCKETS, _MAX_BLOCKS = 999, 1_000_000  # of a step; of all ranks
+_MAX_BUCKETS, MAX_BLOCKS = 999, 1_000_000  # of a step; of all ranks
 Steps = Mapping[int, Sequence['TracedStep']]  # by rank
 
 
@@ -56,7 +56,8 @@ def align(traces: Mapping[int, Sequence[StepSpans]]) -> tuple[Steps, float]:
     constant delay does not show.
     """
     base = {s.step: s.exchanged_s for s in next(iter(traces.values()), ())}
-    moved, error_s, last = dict[int, list[Any]](), 0.0, dict[int, list[float]]()
+    error_s = 0.0
+    moved = dict[int, list[Any]]()  # by rank, the step, its times and buckets on the first clock
     for rank, spans in traces.items():
         if ahead := [s.exchanged_s - base[s.step] for s in spans if s.step in base]:
             by = float(np.median(ahead))
@@ -66,11 +67,11 @@ def align(traces: Mapping[int, Sequence[StepSpans]]) -> tuple[Steps, float]:
                 for s in spans
             ]
     # when the last rank had computed all, and each bucket
+    last = dict[int, list[float]]()
     for step, times, buckets in chain(*moved.values()):
-        ready = zip_longest(
-            [times[3], *(a for a, _ in buckets)], last.get(step, ()), fillvalue=-np.inf
-        )
-        last[step] = [max(pair) for pair in ready]
+        computed = [times[3], *(ready for ready, _ in buckets)]
+        pairs = zip_longest(computed, last.get(step, ()), fillvalue=-np.inf)
+        last[step] = [max(pair) for pair in pairs]
     return {
         rank: [
             TracedStep(
@@ -91,34 +92,31 @@ def _times(span: StepSpans) -> tuple[float, ...]:
 def _read_steps(path: Path) -> Iterator[StepSpans]:
     """Yield the steps of a trace whose times are in order."""
     for _, s in read_lines(path, StepSpans):
-        if len(s.buckets) <= _MAX_BUCKETS and all(
-            a <= b
-            for times in (_times(s), *((s.start_s, *b, s.updated_s) for b in s.buckets))
-            for a, b in pairwise(times)
-        ):
+        orders = (_times(s), *((s.start_s, *bucket, s.updated_s) for bucket in s.buckets))
+        is_ordered = all(a <= b for times in orders for a, b in pairwise(times))
+        if len(s.buckets) <= _MAX_BUCKETS and is_ordered:
             yield s
 
 
 def read_traces(run: RunFolder) -> Traces:
-    """Return the steps of the newest traced attempt as align does, at most _MAX_BLOCKS blocks.
+    """Return the steps of the newest traced attempt as align does, at most MAX_BLOCKS blocks.
 
     A block is a phase, or the wait or exchange of a bucket. Each rank has an equal share of these
     for its first steps, and at least one step.
     """
-    found = [
-        int(m[1])
-        for p in run.dir.glob(f'trace_{run.index}_*.jsonl')
-        if (m := re.fullmatch(r'trace_\d+_(0|[1-9]\d{0,5})\.jsonl', p.name))
-    ]
-    attempts = {
-        rank: first.attempt_s
-        for rank in sorted(found)
-        if (first := next(_read_steps(run.trace(rank)), None))
-    }
-    ranks = [rank for rank, start_s in attempts.items() if start_s == max(attempts.values())]
-    traces, num_left, is_cut = dict[int, list[StepSpans]](), _MAX_BLOCKS, False
+    attempts = {}  # start of the traced attempt by rank
+    for path in run.dir.glob(f'trace_{run.index}_*.jsonl'):
+        match = re.fullmatch(r'trace_\d+_(0|[1-9]\d{0,5})\.jsonl', path.name)
+        if match and (first := next(_read_steps(path), None)):
+            attempts[int(match[1])] = first.attempt_s
+    newest = max(attempts.values(), default=0.0)
+    ranks = sorted(rank for rank, start_s in attempts.items() if start_s == newest)
+    earlier = sorted(attempts.keys() - {*ranks})
+
+    # The first steps of each rank, as far as there is room.
+    traces, num_left, is_cut = dict[int, list[StepSpans]](), MAX_BLOCKS, False
     for rank in ranks:
-        share = _MAX_BLOCKS // len(ranks)
+        share = MAX_BLOCKS // len(ranks)
         for s in _read_steps(run.trace(rank)):
             num_blocks = len(PHASES) + 2 * len(s.buckets)
             share -= num_blocks
@@ -127,14 +125,15 @@ def read_traces(run: RunFolder) -> Traces:
                 break
             num_left -= num_blocks
             traces.setdefault(rank, []).append(s)
-    earlier = [rank for rank in attempts if rank not in ranks]
-    notes = [
-        f'; later steps of {plural(len(ranks), "traced rank")} are left out, because at most '
-        f'{_MAX_BLOCKS:,} phases and exchanges of buckets are read'
-    ] * is_cut
+    note = ''
+    if is_cut:
+        note = (
+            f'; later steps of {plural(len(ranks), "traced rank")} are left out, because at most '
+            f'{MAX_BLOCKS:,} phases and exchanges of buckets are read'
+        )
     if earlier:
-        notes.append(f'; traces of an earlier attempt are left out (rank {some(earlier, 10)})')
-    return Traces(*align(traces), ''.join(notes))
+        note += f'; traces of an earlier attempt are left out (rank {some(earlier, 10)})'
+    return Traces(*align(traces), note)
 
 
 def host_names(records: Sequence[RanksRecord]) -> dict[int, str]:
@@ -148,47 +147,26 @@ def _events(steps: Steps, hosts: Mapping[int, str]) -> Iterator[dict[str, Any]]:
     # 0 is Perfetto's idle task
     pids = {host: pid for pid, host in enumerate(dict.fromkeys(names.values()), 1)}
     for rank, spans in steps.items():
-        pid, first = pids[names[rank]], rank * (_MAX_BUCKETS + 1) + 1
-        yield {
-            'ph': 'M',
-            'name': 'process_name',
-            'pid': pid,
-            'tid': first,
-            'args': {'name': names[rank]},
-        }
-        for k in range(1 + max(len(s.buckets) for s in spans)):
-            name = f'rank {rank}' + f' bucket {k - 1}' * bool(k)
-            yield {
-                'ph': 'M',
-                'name': 'thread_name',
-                'pid': pid,
-                'tid': first + k,
-                'args': {'name': name},
-            }
+        first = rank * (_MAX_BUCKETS + 1) + 1
+        own = {'pid': pids[names[rank]]}
+        threads = [f'rank {rank}']
+        threads += [f'rank {rank} bucket {k}' for k in range(max(len(s.buckets) for s in spans))]
+        for kind, texts in (('process_name', [names[rank]]), ('thread_name', threads)):
+            for tid, text in enumerate(texts, first):
+                yield {'ph': 'M', 'name': kind, **own, 'tid': tid, 'args': {'name': text}}
         for s in spans:
-            blocks = [
-                (0, f'step {s.step}', (s.times[0], s.times[-1])),
-                *zip([0] * 6, PHASES, pairwise(s.times)),
-                *(
-                    (k, *b)
-                    for k, bucket in enumerate(s.buckets, 1)
-                    for b in zip(PHASES[3:5], pairwise(bucket))
-                ),
-            ]
+            blocks = [(0, f'step {s.step}', (s.times[0], s.times[-1]))]
+            blocks += [(0, *block) for block in zip(PHASES, pairwise(s.times))]
+            for k, bucket in enumerate(s.buckets, 1):
+                blocks += [(k, *block) for block in zip(PHASES[3:5], pairwise(bucket))]
             for k, name, ends in blocks:
                 # before the difference, so that no blocks overlap
                 start, end = (round(1e6 * t, 3) for t in ends)
-                yield {
-                    'ph': 'X',
-                    'name': name,
-                    'pid': pid,
-                    'tid': first + k,
-                    'ts': start,
-                    'dur': round(end - start, 3),
-                }
+                times = {'ts': start, 'dur': round(end - start, 3)}
+                yield {'ph': 'X', 'name': name, **own, 'tid': first + k, **times}
 
 
-def write_perfetto(run: WhyRun, path: Path) -> str:
+def write_perfetto(run: RunData, path: Path) -> str:
     """Write the traced steps and return a sentence about them. Raise ConfigError if there are none,
     or on failure."""
     steps, error_s, note = read_traces(run.folder)

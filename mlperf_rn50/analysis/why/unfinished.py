@@ -1,14 +1,14 @@
 """First sentence about a run that has not trained to the end of its schedule."""
 
-from mlperf_rn50.analysis.why.load import WhyRun
+from mlperf_rn50.analysis.run_data import RunData
 from mlperf_rn50.config import Config
-from mlperf_rn50.mllog.run import Run
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.runfolder.names import newest_step
 from mlperf_rn50.runfolder.records import CourseRecord, EndRecord, TrainRecord
 from mlperf_rn50.text import duration
 
 
-def unfinished_sentence(run: WhyRun) -> str:
+def unfinished_sentence(run: RunData) -> str:
     """Return how far a run is that has not trained to the end of its schedule; '' for others."""
     log, config, last = run.log, run.config, run.last(TrainRecord)
     if not log or not config or log.status == 'converged':
@@ -17,7 +17,7 @@ def unfinished_sentence(run: WhyRun) -> str:
     # A resumed run repeats epochs. The last steps of a run that has ended may not be recorded.
     epoch = last.epoch if last and log.status != 'aborted' else evaluated
     schedule = max(1, int(config.schedule.decay_epochs))
-    planned = config.train.max_epochs or schedule
+    planned = config.num_epochs
     done = f'after {epoch:.3g} of {planned} epochs'
     if log.status == 'running':
         first = _first_evaluation(log, config, last)
@@ -47,7 +47,7 @@ def _first_evaluation(log: Run, config: Config, last: TrainRecord | None) -> str
     )
 
 
-def _resume(run: WhyRun, log: Run) -> str:
+def _resume(run: RunData, log: Run) -> str:
     if newest_step(run.folder.checkpoints) < 0:
         return '; it has no checkpoint to resume'
     nodes, ranks = log.num_nodes or 1, log.num_ranks or 1

@@ -109,17 +109,13 @@ def cifar10(source: Path | None) -> Dataset:
                     'other'
                 )
     try:
-        batches = {
-            name.partition('.')[0]: _batch(name, files)
-            for name in files
-            if not name.endswith('.json')
-        }
+        sources = [name for name in files if not name.endswith('.json')]
+        batches = {name.partition('.')[0]: _batch(name, files) for name in sources}
         names = [*(f'data_batch_{i}' for i in range(1, 6)), 'test_batch']
         # refuses batches of different sizes
         pixels, labels = map(np.stack, zip(*(batches[name] for name in names)))
-        if labels.shape != pixels.shape[:2] or not {*labels.ravel().tolist()} <= {
-            *range(len(CLASSES))
-        }:
+        known = {*range(len(CLASSES))}
+        if labels.shape != pixels.shape[:2] or not {*labels.ravel().tolist()} <= known:
             raise ValueError(
                 f'got {labels.shape} labels of {pixels.shape[:2]} images, expected one each, from '
                 '0 to 9'
@@ -128,9 +124,12 @@ def cifar10(source: Path | None) -> Dataset:
         reason = ' '.join(str(e).split())[:200]
         raise DataError(
             f'cifar10: {path}: {type(e).__name__}: {reason}; expected data_batch_1 to 5 and '
-            'test_batch '
-            'as .bin or .png; use cifar-10-binary.tar.gz, not the Python version'
+            'test_batch as .bin or .png; use cifar-10-binary.tar.gz, not the Python version'
         ) from e
-    name = str(source) if source else f'npm {_NPM}, sha256 {_NPM_SHA256}'
-    train = from_pixels(pixels[:5].reshape(-1, 32, 32, 3), labels[:5].ravel(), 'train')
-    return Dataset('cifar10', name, CLASSES, train, from_pixels(pixels[5], labels[5], 'validation'))
+    return Dataset(
+        'cifar10',
+        str(source) if source else f'npm {_NPM}, sha256 {_NPM_SHA256}',
+        classes=CLASSES,
+        train=from_pixels(pixels[:5].reshape(-1, 32, 32, 3), labels[:5].ravel(), 'train'),
+        validation=from_pixels(pixels[5], labels[5], 'validation'),
+    )

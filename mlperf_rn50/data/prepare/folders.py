@@ -16,23 +16,8 @@ from mlperf_rn50.errors import DataError
 from mlperf_rn50.files import open_regular, read_text
 from mlperf_rn50.text import apart, plural, some
 
-ENDINGS = (
-    '.jpg',
-    '.jpeg',
-    '.jpe',
-    '.jfif',
-    '.png',
-    '.bmp',
-    '.webp',
-    '.gif',
-    '.tif',
-    '.tiff',
-    '.ppm',
-    '.pgm',
-    '.pbm',
-    '.pnm',
-    '.jp2',
-    '.avif',
+ENDINGS = tuple(
+    '.jpg .jpeg .jpe .jfif .png .bmp .webp .gif .tif .tiff .ppm .pgm .pbm .pnm .jp2 .avif'.split()
 )
 _MAX_LIST_BYTES = 1 << 32
 _JOIN = (
@@ -41,15 +26,7 @@ _JOIN = (
 )
 # Folders of storage systems and programs; hidden ones begin with a dot.
 _SYSTEM = {
-    '@eadir',
-    '@recycle',
-    '@tmp',
-    '#recycle',
-    '#snapshot',
-    '$recycle.bin',
-    '__macosx',
-    '__pycache__',
-    'lost+found',
+    *'@eadir @recycle @tmp #recycle #snapshot $recycle.bin __macosx __pycache__ lost+found'.split(),
     'system volume information',
 }
 _ROLES = {
@@ -85,7 +62,8 @@ def scan(folder: Path) -> tuple[list[str], list[Sample], Counter[str]]:
         if not (stat.S_ISREG(status.st_mode) and os.access(entry.path, os.R_OK)):
             open_regular(entry.path).close()  # raises the reason
         if ending in ENDINGS:
-            images.append(Sample(-1, f'{prefix}/{entry.name}', None, entry.path, 0, status.st_size))
+            name = f'{prefix}/{entry.name}'
+            images.append(Sample(-1, name, path=entry.path, size=status.st_size))
         else:
             others[ending or 'without ending'] += 1
     return folders, images, others
@@ -106,8 +84,7 @@ def by_role(paths: list[Path]) -> dict[str, Path]:
         if len({*map(os.path.realpath, named)}) > 1:
             raise DataError(
                 f'--source: got {" and ".join(apart(named))}, expected one for {role}; {_JOIN}, '
-                'or move '
-                'those of other data sets'
+                'or move those of other data sets'
             )
     return {role: min(named, key=Path.is_symlink) for role, named in found.items() if named}
 
@@ -155,14 +132,14 @@ def read_classes(root: Path) -> tuple[dict[str, list[Sample]], list[str]]:
             )
         others += more
     if not names:
-        raise DataError(
-            f'--source: {root}: got {contents(root)}, expected a folder per class; '
-            + (
-                'unpack each archive of a synset: mkdir n01440764 && tar -xf n01440764.tar -C '
-                'n01440764'
-                if [*root.glob('n[0-9]*.tar')]
-                else 'put the images of each class into a folder'
+        advice = 'put the images of each class into a folder'
+        if [*root.glob('n[0-9]*.tar')]:
+            advice = (
+                'unpack each archive of a synset: '
+                'mkdir n01440764 && tar -xf n01440764.tar -C n01440764'
             )
+        raise DataError(
+            f'--source: {root}: got {contents(root)}, expected a folder per class; {advice}'
         )
     return images, [
         f'{root}: {sum(map(len, images.values())):,} images of {len(images)} classes: '
@@ -190,23 +167,18 @@ def _split(images: dict[str, list[Sample]], fraction: float) -> list[dict[str, l
         name = os.fsencode('/'.join(image.name.split('/')[-2:]))
         return int.from_bytes(hashlib.sha256(name).digest()[:8], 'big') / 2**64
 
-    held = set()
+    parts: list[dict[str, list[Sample]]] = [{}, {}]
     for name, of_class in images.items():
         if len(of_class) == 1:
             raise DataError(
                 f'--validation: got 1 image in {name}/, expected 2 or more in each class'
             )
-        num_held = max(
-            1, min(sum(place(image) < fraction for image in of_class), len(of_class) - 1)
-        )
-        held.update(sorted(of_class, key=place)[:num_held])
-    return [
-        {
-            name: [image for image in of_class if (image in held) == is_held]
-            for name, of_class in images.items()
-        }
-        for is_held in (False, True)
-    ]
+        num_below = sum(place(image) < fraction for image in of_class)
+        num_held = max(1, min(num_below, len(of_class) - 1))
+        held = {*sorted(of_class, key=place)[:num_held]}
+        for part, is_held in zip(parts, (False, True)):
+            part[name] = [image for image in of_class if (image in held) == is_held]
+    return parts
 
 
 def folder(source: Path, name: str, fraction: float | None = None) -> Dataset:
@@ -234,20 +206,18 @@ def folder(source: Path, name: str, fraction: float | None = None) -> Dataset:
     else:
         val = val or parts.get('test')
         if not (train and val):
+            hint = '; for .rec files, use prepare im2rec' if '.rec' in others else ''
             raise DataError(
                 f'--source: {source}: got {contents(source)}, expected train/ and val/ with a '
-                'folder per '
-                'class; to split class folders, add --validation 0.1'
-                + ('; for .rec files, use prepare im2rec' if '.rec' in others else '')
+                f'folder per class; to split class folders, add --validation 0.1{hint}'
             )
         (train_images, notes), (val_images, more) = read_classes(train), read_classes(val)
         notes += more
         if single := sorted({*train_images} ^ {*val_images}):
+            place = train if single[0] in train_images else val
             raise DataError(
-                f'--source: class {apart(single)[0]} is only in '
-                f'{train if single[0] in train_images else val}, expected it in both splits; add, '
-                'rename '
-                'or remove it'
+                f'--source: class {apart(single)[0]} is only in {place}, expected it in both '
+                'splits; add, rename or remove it'
             )
     if train:
         rest = Counter(f'{f}/' for f in folders if source / f not in (train, val))
@@ -255,10 +225,10 @@ def folder(source: Path, name: str, fraction: float | None = None) -> Dataset:
     return Dataset(
         name,
         str(source),
-        [*train_images],
-        label(train_images, train_images),
-        label(val_images, train_images),
-        tuple(notes),
+        classes=[*train_images],
+        train=label(train_images, train_images),
+        validation=label(val_images, train_images),
+        notes=tuple(notes),
     )
 
 
@@ -291,20 +261,17 @@ def _record_samples(rec: Path) -> tuple[list[Sample], list[str]]:
             where = f'{rec.name}, record {position}'
             record = parse_record(os.pread(f.fileno(), length, start), f'{rec.parent}/{where}')
             name = names.get(record.sample_id, where)
-            samples.append(
-                Sample(record.label, name, None, str(rec), start, length, is_record=True)
-            )
+            place = {'path': str(rec), 'offset': start, 'size': length}
+            samples.append(Sample(record.label, name, **place, is_record=True))
             found.add(record.sample_id)
     if lst.exists() and (unlisted := found - names.keys()):
         raise DataError(
             f'--source: {lst}: got no line for number {min(unlisted)}, which is in {rec.name}, '
-            'expected '
-            'one per image; restore the lines, or remove this file'
+            'expected one per image; restore the lines, or remove this file'
         )
     lost = len(names.keys() - found)
-    return samples, [f'{lst}: {lost:,} of its {len(names):,} images are not in {rec.name}'] * bool(
-        lost
-    )
+    notes = [f'{lst}: {lost:,} of its {len(names):,} images are not in {rec.name}'] if lost else []
+    return samples, notes
 
 
 def im2rec(source: Path, name: str) -> Dataset:
@@ -316,31 +283,30 @@ def im2rec(source: Path, name: str) -> Dataset:
     if not (train and val):
         raise DataError(
             f'--source: {source}: got {some([p.name for p in files], 5) or contents(source)}, '
-            'expected '
-            f'train.rec and val.rec, each with its .idx; {_JOIN}'
+            f'expected train.rec and val.rec, each with its .idx; {_JOIN}'
         )
     recs = {'train': train, 'validation': val}
-    read = {split: _record_samples(rec) for split, rec in recs.items()}
-    samples = {split: images for split, (images, _) in read.items()}
+    samples, lines = {}, list[str]()
+    for split, rec in recs.items():
+        samples[split], more = _record_samples(rec)
+        lines += more
     known = {*range(len({s.label for s in samples['train']}))}
     for split, rec in recs.items():
         if strange := {s.label for s in samples[split]} - known:
             raise DataError(
                 f'--source: {rec}: got label {min(strange)}, expected 0 to {len(known) - 1} for '
-                'the '
-                f'{len(known)} labels of the training images; correct the .lst and run im2rec again'
+                f'the {len(known)} labels of the training images; correct the .lst and run im2rec '
+                'again'
             )
     notes = [
         f'{rec}: {len(samples[split]):,} images, labels 0 to {len(known) - 1}'
         for split, rec in recs.items()
     ]
-    notes += [line for _, lines in read.values() for line in lines]
     return Dataset(
         name,
         str(source),
-        [*map(str, known)],
-        samples['train'],
-        samples['validation'],
-        tuple(notes),
-        recs,
+        classes=[*map(str, known)],
+        **samples,
+        notes=(*notes, *lines),
+        recs=recs,
     )

@@ -42,10 +42,8 @@ def _members(
             for member in tar:
                 if member.size < 0:
                     raise tarfile.TarError(f'{member.name} has {member.size} bytes')
-                parts, ending = (
-                    PurePosixPath(member.name).parts,
-                    os.path.splitext(member.name)[1].lower(),
-                )
+                parts = PurePosixPath(member.name).parts
+                ending = os.path.splitext(member.name)[1].lower()
                 if any(map(is_hidden, parts)):
                     others['hidden'] += 1
                 elif member.isdir():
@@ -56,9 +54,9 @@ def _members(
                     raise tarfile.TarError(f'{member.name} is a link, has holes, or is there twice')
                 else:
                     name = check_name(f'{Path(file.name).name}/{parts[-1]}')
-                    samples[parts[-1]] = Sample(
-                        -1, name, None, file.name, member.offset_data, member.size
-                    )
+                    start = member.offset_data
+                    sample = Sample(-1, name, path=file.name, offset=start, size=member.size)
+                    samples[parts[-1]] = sample
         # Readers of tars take a block of zeros, a damaged header and the end of the file as the end
         # of the archive. It has two blocks of zeros, and more up to a multiple of 20 blocks or of
         # another number (tar -b 128).
@@ -71,8 +69,7 @@ def _members(
     except TAR_ERRORS as e:
         raise DataError(
             f'imagenet: {place}: not a readable, uncompressed tar ({" ".join(str(e).split())}); '
-            'decompress '
-            'it, pack it again or download it again'
+            'decompress it, pack it again or download it again'
         ) from e
     if not samples:
         raise DataError(
@@ -86,14 +83,16 @@ def _read_tar(path: Path, is_nested: bool) -> tuple[dict[str, list[Sample]], lis
     """Return the images of each nested tar by its stem, the synset, and lines on them. A flat tar
     has the key ''."""
     with open_regular(path) as file:
-        outer, others = _members(
-            file, str(path), (0, path.stat().st_size), ('.tar',) if is_nested else ENDINGS
-        )
-        images = {} if is_nested else {'': outer}
-        for tar in outer if is_nested else []:
-            name = PurePosixPath(tar.name).name
+        whole = (0, path.stat().st_size)
+        if not is_nested:
+            samples, others = _members(file, str(path), whole, ENDINGS)
+            return {'': samples}, unused(path, others)
+        images = {}
+        tars, others = _members(file, str(path), whole, ('.tar',))
+        for tar in tars:
+            name = PurePosixPath(tar.name)
             part = tar.offset, tar.offset + tar.size
-            images[name[: -len('.tar')]], more = _members(file, f'{path}: {name}', part, ENDINGS)
+            images[name.stem], more = _members(file, f'{path}: {name.name}', part, ENDINGS)
             others += more
     return dict(sorted(images.items())), unused(path, others)
 
@@ -106,15 +105,13 @@ def _read_ground_truth(path: Path, names: list[str], classes: list[str]) -> list
     different.
     """
     try:
-        rows = [
-            line.split() for line in read_text(path, _MAX_TEXT_BYTES).splitlines() if line.strip()
-        ]
+        lines = read_text(path, _MAX_TEXT_BYTES).splitlines()
     except (OSError, ValueError) as e:
+        reason = getattr(e, 'strerror', 'not UTF-8')
         raise DataError(
-            f'--ground-truth: {path}: cannot be read ({getattr(e, "strerror", "not UTF-8")}); '
-            'expected a '
-            'text file'
+            f'--ground-truth: {path}: cannot be read ({reason}); expected a text file'
         ) from e
+    rows = [line.split() for line in lines if line.strip()]
     if len(rows) != len(names):
         raise DataError(
             f'--ground-truth: {path}: got {len(rows)} lines, expected {len(names)}, one per image'
@@ -122,21 +119,19 @@ def _read_ground_truth(path: Path, names: list[str], classes: list[str]) -> list
     if wrong := [row for row in rows if len(row) != len(rows[0]) or len(row) > 2]:
         raise DataError(
             f'--ground-truth: {path}: got the line {" ".join(wrong[0])[:60]!r}, expected "synset" '
-            'on each '
-            'line, or "name synset" on each'
+            'on each line, or "name synset" on each'
         )
+    synsets = [row[-1] for row in rows]
     if rows and len(rows[0]) == 2:
         by_name = {Path(row[0]).stem: row[-1] for row in rows}
         synsets = [by_name.get(Path(name).stem, '') for name in names]
-    else:
-        synsets = [row[-1] for row in rows]
     number = {synset: label for label, synset in enumerate(classes)}
     for name, synset in zip(names, synsets):
         if synset not in number:
             raise DataError(
                 f'--ground-truth: {path}: {name}: got {synset or "no line"!r}, expected a synset '
-                'such as '
-                f'{classes[0]} (the class numbers of the development kit are in a different order)'
+                f'such as {classes[0]} (the class numbers of the development kit are in a '
+                'different order)'
             )
     return [number[s] for s in synsets]
 
@@ -157,22 +152,25 @@ def imagenet(source: Path, ground_truth: Path | None, allow_partial: bool) -> Da
     else:
         raise DataError(
             f'--source: {source}: got {contents(source)}, expected {train_tar.name} or '
-            'train/<synset>/; '
-            'for .rec files, use prepare im2rec --name imagenet'
+            'train/<synset>/; for .rec files, use prepare im2rec --name imagenet'
         )
     validation, more = _validation(parts.get('validation'), val_tar, ground_truth, [*images])
-    result = Dataset(
-        'imagenet', str(source), [*images], label(images, images), validation, (*notes, *more)
-    )
-    counts = (len(result.train), len(validation), len(images))
+    train = label(images, images)
+    counts = (len(train), len(validation), len(images))
     if counts != COUNTS and not allow_partial:
         raise DataError(
             f'imagenet: got {counts[0]:,} training and {counts[1]:,} validation images of '
-            f'{counts[2]} '
-            'classes, expected 1,281,167 and 50,000 of 1000; complete the data or use '
+            f'{counts[2]} classes, expected 1,281,167 and 50,000 of 1000; complete the data or use '
             '--allow-partial'
         )
-    return result
+    return Dataset(
+        'imagenet',
+        str(source),
+        classes=[*images],
+        train=train,
+        validation=validation,
+        notes=(*notes, *more),
+    )
 
 
 def _validation(

@@ -15,15 +15,8 @@ from mlperf_rn50.errors import DataError
 from mlperf_rn50.files import open_regular
 
 # A damaged archive raises these; a compressed one also the errors of its format.
-TAR_ERRORS = (
-    OSError,
-    EOFError,
-    tarfile.TarError,
-    zlib.error,
-    lzma.LZMAError,
-    ValueError,
-    RecursionError,
-)
+_OF_ZLIB = zlib.error, lzma.LZMAError
+TAR_ERRORS = (OSError, EOFError, tarfile.TarError, *_OF_ZLIB, ValueError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -50,6 +43,10 @@ class Sample:
             raise DataError(
                 f'--source: {self.path}: {e.strerror}; repair it, and run prepare again'
             ) from e
+
+    def checksum(self) -> int:
+        """Return the CRC-32 of the image as read."""
+        return zlib.crc32(self.read())
 
 
 @dataclass(frozen=True)
@@ -105,7 +102,7 @@ def digits() -> Dataset:
     return Dataset(
         'digits',
         f'sklearn.datasets.load_digits, scikit-learn {sklearn.__version__}',
-        list('0123456789'),
-        from_pixels(train, train_labels, 'train'),
-        from_pixels(validation, validation_labels, 'validation'),
+        classes=list('0123456789'),
+        train=from_pixels(train, train_labels, 'train'),
+        validation=from_pixels(validation, validation_labels, 'validation'),
     )

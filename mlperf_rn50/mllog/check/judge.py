@@ -9,33 +9,20 @@ from typing import Any
 from mlperf_rn50.mllog import events, keys
 from mlperf_rn50.mllog.check.official import check_official, find_long_lines
 from mlperf_rn50.mllog.events import LogEvent
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.read import reader
 from mlperf_rn50.mllog.rulesets import DIVISIONS, RULESETS, V05
-from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.runfolder.jsonl import number
 
 _BY_FORMAT = {'MLPv0.5.0': RULESETS[:1], 'MLL': RULESETS[1:2], 'MLLOG': RULESETS[2:]}
 _MAX_NAMED = 20  # maximum number of torn lines, and of long lines, listed for each log
 # Keys that level 2 of the v0.5 rules requires.
 _LEVEL2 = (
-    'run_clear_caches',
-    'train_loop',
-    'train_epoch',
-    'opt_learning_rate',
-    'eval_start',
-    'eval_size',
-    'eval_target',
-    'eval_accuracy',
-    'eval_stop',
-    'eval_offset',
-    'model_hp_initial_max_pool',
-    'model_hp_begin_block',
-    'model_hp_end_block',
-    'model_hp_block_type',
-    'model_hp_projection_shortcut',
-    'model_hp_shorcut_add',
-    'model_hp_resnet_topology',
-)
+    'run_clear_caches train_loop train_epoch opt_learning_rate '
+    'eval_start eval_size eval_target eval_accuracy eval_stop eval_offset '
+    'model_hp_initial_max_pool model_hp_begin_block model_hp_end_block model_hp_block_type '
+    'model_hp_projection_shortcut model_hp_shorcut_add model_hp_resnet_topology'
+).split()
 
 
 @dataclass(frozen=True)
@@ -72,18 +59,14 @@ class CheckedLog:
         """Return the violations of a ruleset. Raise NotInstalled if its official checker is
         missing."""
         if ruleset not in self.results and self.run:
+            if ruleset == V05:
+                found = self.v05
+            elif self.has_long_lines:
+                found = ()
+            else:
+                found = check_official(self.path, ruleset, self.division)
             division = self.logged_division if self.logged_division in DIVISIONS else 'open'
-            violations = (
-                self.damage
-                + (
-                    self.v05
-                    if ruleset == V05
-                    else ()
-                    if self.has_long_lines
-                    else check_official(self.path, ruleset, self.division)
-                )
-                + self.run.errors
-            )
+            violations = self.damage + found + self.run.errors
             self.results[ruleset] = RulesetResult(ruleset, self.division or division, violations)
         return self.results[ruleset]
 
@@ -129,28 +112,21 @@ def check_v05(found: Sequence[LogEvent]) -> tuple[str, ...]:
         violations.append(f'level 1: the order is {", ".join(order)}, expected {", ".join(once)}')
     if not counts['eval_start'] and not counts['eval_stop']:
         violations.append('level 1: eval_start and eval_stop are missing')
-    evaluations = [
-        (
-            e.value,
-            number(e.value.get('value') if isinstance(e.value, dict) else e.value, -1e300, 1e300),
-        )
-        for e in logged
-        if e.key == 'eval_accuracy'
-    ]
-    for value, accuracy in evaluations:
-        if not (isinstance(value, dict) and {'epoch', 'value'} <= set(value)) or accuracy is None:
+    accuracies = []
+    for value in (e.value for e in logged if e.key == 'eval_accuracy'):
+        is_whole = isinstance(value, dict) and {'epoch', 'value'} <= set(value)
+        accuracy = number(value.get('value') if isinstance(value, dict) else value, -1e300, 1e300)
+        if not is_whole or accuracy is None:
             violations.append(
                 f'level 1: eval_accuracy is {value!r}, expected {{"epoch": e, "value": v}}'
             )
+        accuracies += [accuracy] if accuracy is not None else []
     violations += [f'level 2: {key} is missing' for key in _LEVEL2 if not counts[key]]
-    best = max([a for _, a in evaluations if a is not None], default=None)
-    target = next(
-        (e.value for e in logged if e.key == 'eval_target' and isinstance(e.value, (int, float))),
-        None,
-    )
-    if best is None:
+    if not accuracies:
         violations.append('level 1: eval_accuracy is missing')
-    elif target is not None and best < target:
+    targets = [e.value for e in logged if e.key == 'eval_target']
+    target = next((t for t in targets if isinstance(t, (int, float))), None)
+    if accuracies and target is not None and (best := max(accuracies)) < target:
         violations.append(
             f'the target was missed: best accuracy {best:.5f}, expected at least {target}'
         )
@@ -160,10 +136,8 @@ def check_v05(found: Sequence[LogEvent]) -> tuple[str, ...]:
 def _limited(texts: Sequence[str], name: str) -> tuple[str, ...]:
     """Return the first messages and, if there are more, a message with the number of omitted
     messages."""
-    return (
-        *texts[:_MAX_NAMED],
-        *([f'{name}: {len(texts) - _MAX_NAMED} more'] if len(texts) > _MAX_NAMED else []),
-    )
+    rest = [f'{name}: {len(texts) - _MAX_NAMED} more'] if len(texts) > _MAX_NAMED else []
+    return (*texts[:_MAX_NAMED], *rest)
 
 
 def check_log(
@@ -179,41 +153,34 @@ def check_log(
     """
     run, lines = reader.read_run(path, now_s), list(reader.read_events(path))
     found = [e for _, e in lines if isinstance(e, LogEvent)]
-    long = _limited(find_long_lines(path), 'long lines')
-    torn = _limited(
-        [f'torn line {n}: {e.args[0]}' for n, e in lines if isinstance(e, ValueError)], 'torn lines'
-    )
-    formats = {e.line_format for e in found}
     last = {e.key: e.value for e in found}
-    logged_division = last.get(keys.SUBMISSION_DIVISION)
     if rulesets is None:
+        formats = {e.line_format for e in found}
         rulesets = [r for name in _BY_FORMAT if name in formats for r in _BY_FORMAT[name]]
-    is_closed = (division or logged_division) == keys.CLOSED
-    # of each resume too
-    options = {
-        k: v
-        for e in found
-        if e.key == events.OPEN_OPTIONS and isinstance(e.value, dict)
-        for k, v in e.value.items()
-    }
-    open_only = _limited(
-        [
-            f'{key} is {value!r:.80}, which only the open division permits'
-            for key, value in (options.items() if is_closed else ())
-        ],
-        events.OPEN_OPTIONS,
-    )
+    long = _limited(find_long_lines(path), 'long lines')
+    torn = [f'torn line {n}: {e.args[0]}' for n, e in lines if isinstance(e, ValueError)]
+
+    # Options of the open division, which each resume logs again.
+    logged_division = last.get(keys.SUBMISSION_DIVISION)
+    options: dict[str, Any] = {}
+    for e in found:
+        if e.key == events.OPEN_OPTIONS and isinstance(e.value, dict):
+            options |= e.value
+    open_only = [
+        f'{key} is {value!r:.80}, which only the open division permits'
+        for key, value in options.items()
+        if (division or logged_division) == keys.CLOSED
+    ]
     return CheckedLog(
         path,
         run,
-        None,
-        tuple(rulesets),
-        division,
-        logged_division,
-        long + torn + open_only,
-        bool(long),
-        check_v05(found) if V05 in rulesets else (),
-        number(last.get(events.LAST_STEP_LR_FACTOR), 0, 1),
+        rulesets=tuple(rulesets),
+        division=division,
+        logged_division=logged_division,
+        damage=long + _limited(torn, 'torn lines') + _limited(open_only, events.OPEN_OPTIONS),
+        has_long_lines=bool(long),
+        v05=check_v05(found) if V05 in rulesets else (),
+        last_step_lr_factor=number(last.get(events.LAST_STEP_LR_FACTOR), 0, 1),
     )
 
 

@@ -68,8 +68,7 @@ def find_long_lines(path: Path) -> list[str]:
     """Return a message for each log line that is too long."""
     return [
         f'line {number} is longer than {MAX_LINE} characters, the limit for a log line; the '
-        'official checker was '
-        'not run'
+        'official checker was not run'
         for number, line in marked_lines(path)
         if len(line) > MAX_LINE
     ]
@@ -172,17 +171,15 @@ def _explain(message: str, lines: list) -> str:
         return f'{m[1]}: got {got}, expected {m[3].strip()}'
     if m := re.match(r'Failed checks for (\w+) : (.+)', message):
         best = [a for line in lines if line.key == m[1] and (a := line.value['value']) is not None]
-        hint = (
-            f'the best value is {max(best)}, '
-            if best and all(isinstance(a, (int, float)) for a in best)
-            else ''
-        )
+        hint = ''
+        if best and all(isinstance(a, (int, float)) for a in best):
+            hint = f'the best value is {max(best)}, '
         return f'{m[1]}: {hint}expected {m[2].strip()} in at least one line'
     if "s['sgd_decay']" in message:
         return (
             'optimizer keys: expected opt_learning_rate_decay_boundary_epochs for sgd, or the '
-            'decay steps, decay '
-            'power, weight decay and epsilon of lars, and no key of the other optimizer'
+            'decay steps, decay power, weight decay and epsilon of lars, and no key of the other '
+            'optimizer'
         )
     if 'initialized_tensors' in message:
         return (
@@ -202,8 +199,8 @@ class TreeVerdict:
 
 
 def _official(tool: str, *arguments: str, place: Path) -> tuple[str, str | None]:
-    """Run the command of an official tool; return its output, and the last line of a crash or
-    None."""
+    """Run the command of an official tool. Return its output, and the last line of the error if it
+    crashed, otherwise None."""
     with tempfile.TemporaryDirectory(dir=place) as folder:
         try:
             done = subprocess.run(
@@ -217,15 +214,12 @@ def _official(tool: str, *arguments: str, place: Path) -> tuple[str, str | None]
             )
         except subprocess.TimeoutExpired:
             return '', f'no answer after {_MAX_S} s'
-    last = ' '.join(
-        (done.stderr.strip().splitlines() or [f'exit code {done.returncode}'])[-1].split()
-    )[-300:]
+    lines = done.stderr.strip().splitlines() or [f'exit code {done.returncode}']
+    last = ' '.join(lines[-1].split())[-300:]
     if last.startswith('ModuleNotFoundError'):
         raise NotInstalled(NEEDED)
-    return (
-        done.stdout + done.stderr,
-        last if 'Traceback (most recent' in done.stderr or done.returncode < 0 else None,
-    )
+    has_crashed = 'Traceback (most recent' in done.stderr or done.returncode < 0
+    return done.stdout + done.stderr, last if has_crashed else None
 
 
 def _copy(home: Path, place: Path) -> Path:
@@ -256,54 +250,35 @@ def judge_tree(home: Path, ruleset: str) -> TreeVerdict:
         # written by package_checker
         for path in sorted(tree.glob('results/*/resnet/scaling.json')):
             factor = json.loads(path.read_text())['scaling_factor']
-            results.append(
-                (
-                    'scaling',
-                    f'{factor:.4f} for {path.parent.parent.name}: faster than the reference, '
-                    'within '
-                    'its bounds',
-                )
-            )
+            system = path.parent.parent.name
+            text = f'{factor:.4f} for {system}: faster than the reference, within its bounds'
+            results.append(('scaling', text))
         return TreeVerdict((), results, scores, crash)
 
 
 def _check_package(tree: Path, ruleset: str, log: Path) -> tuple[list[str], list[CheckResult]]:
     """Return the problems and the passed checks of package_checker."""
-    text, crash = _official(
-        'package_checker',
-        str(tree),
-        'training',
-        ruleset,
-        '--log_output',
-        str(log),
-        place=log.parent,
-    )
+    arguments = [str(tree), 'training', ruleset, '--log_output', str(log)]
+    text, crash = _official('package_checker', *arguments, place=log.parent)
     lines = [' '.join(line.replace(f'{tree}/', '').split()) for line in text.splitlines()]
     if crash:
         return [f'package_checker crashed: {crash}'], []
     if 'PACKAGE CHECKER FOUND NO ERRORS' not in text:
         errors = [line.removeprefix('ERROR - ') for line in lines if line.startswith('ERROR - ')]
         return [f'package_checker: {e}' for e in errors] or [f'package_checker: {text[-500:]}'], []
-    described = [
-        ('system description', 'passed')
-        for line in lines
-        if 'System description checker passed' in line
-    ]
-    converged = [
-        ('convergence', m[1]) for line in lines if (m := re.search(r'RCP Test Passed: (.*)', line))
-    ]
+    described = sum('System description checker passed' in line for line in lines)
+    converged = re.findall(r'RCP Test Passed: (.*)', '\n'.join(lines))
     return [], [
-        *described,
-        *converged,
+        *[('system description', 'passed')] * described,
+        *(('convergence', text) for text in converged),
         ('package_checker', f'found no errors ({ROUND_OF[ruleset]})'),
     ]
 
 
 def _summarize(tree: Path, ruleset: str, path: Path) -> tuple[dict[str, float], str | None]:
     """Return the scores of result_summarizer in minutes, and a message if it crashed."""
-    _, crash = _official(
-        'result_summarizer', str(tree), 'training', ruleset, '--csv', str(path), place=path.parent
-    )
+    arguments = [str(tree), 'training', ruleset, '--csv', str(path)]
+    _, crash = _official('result_summarizer', *arguments, place=path.parent)
     rows = csv.DictReader(path.read_text().splitlines()) if path.is_file() else []
     scores = {row['system']: float(row['resnet']) for row in rows if row.get('resnet')}
     return scores, f'crashed: {crash}' if crash else None

@@ -14,9 +14,9 @@ from mlperf_rn50.config_file import load_tree
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import dump_json
 from mlperf_rn50.git import git
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.package.system_desc import data_note
 from mlperf_rn50.mllog.read.description import load_env, system_path, value_at
-from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.runfolder.names import run_of
 from mlperf_rn50.text import printable
 
@@ -41,11 +41,14 @@ _CALLED = (
     'launch/mpirun.sh',
 )
 _PREPARE = """#!/usr/bin/env bash
-# Prepares the data set of the runs. Usage: preproc_dataset.sh [OPTIONS of mlperf-rn50 prepare], such as --source DIR
+# Prepares the data set of the runs.
+# Usage: preproc_dataset.sh [OPTIONS of mlperf-rn50 prepare], such as --source DIR
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/code"
 configs=(../runs_*/config_*.yaml)
-mapfile -t data < <(.venv/bin/mlperf-rn50 train --config "${configs[0]}" --print data.dataset --print data.dir)
+mapfile -t data < <(
+    .venv/bin/mlperf-rn50 train --config "${configs[0]}" --print data.dataset --print data.dir
+)
 exec .venv/bin/mlperf-rn50 prepare "${data[0]}" --out "${data[1]}" "$@"
 """
 _SETUP = """#!/usr/bin/env bash
@@ -58,8 +61,8 @@ _RUN = """#!/usr/bin/env bash
 # Runs the benchmark five times. Takes the options of code/launch/LAUNCHER.sh, such as --hosts h1,h2
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/code"
-exec launch/LAUNCHER.sh --config ../runs_SYSTEM/config_0.yaml --run-dir logs/SYSTEM --run.seed null --seeds 5 \\
-    --ranks-per-node RANKS --clear-caches "$@"
+exec launch/LAUNCHER.sh --config ../runs_SYSTEM/config_0.yaml --run-dir logs/SYSTEM \\
+    --run.seed null --seeds 5 --ranks-per-node RANKS --clear-caches "$@"
 """
 
 
@@ -67,9 +70,8 @@ def write_scripts(folder: Path, runs: Sequence[Run], system: str) -> None:
     """Write the scripts and the README that the rules require."""
     nodes = next((r.num_nodes for r in runs if r.num_nodes), 1)
     ranks = next((r.num_ranks for r in runs if r.num_ranks), nodes)
-    run = _RUN.replace('LAUNCHER', 'mpirun' if nodes > 1 else 'local').replace(
-        'RANKS', str(max(ranks // nodes, 1))
-    )
+    run = _RUN.replace('LAUNCHER', 'mpirun' if nodes > 1 else 'local')
+    run = run.replace('RANKS', str(max(ranks // nodes, 1)))
     for name, text in {
         'preproc_dataset.sh': _PREPARE,
         f'setup_{system}.sh': _SETUP,
@@ -81,9 +83,9 @@ def write_scripts(folder: Path, runs: Sequence[Run], system: str) -> None:
     (folder / 'README.md').write_text(
         '# ResNet-50 v1.5 on MXNet Gluon: mlperf_rn50\n\n'
         + (f'**{printable(note)}**\n\n' if note else '')
-        + f'1. `setup_{system}.sh`\n2. `preproc_dataset.sh`\n3. `run_and_time_{system}.sh`\n\n'
-        '`code/` contains the program, `runs_<system>/` the configuration and environment of each '
-        'run.\n'
+        + f'1. `setup_{system}.sh`\n2. `preproc_dataset.sh`\n3. '
+        f'`run_and_time_{system}.sh`\n\n`code/` contains the program, `runs_<system>/` the '
+        'configuration and environment of each run.\n'
     )
 
 
@@ -98,37 +100,23 @@ def copy_code(folder: Path, env: dict[str, Any], home: Path) -> str:
     commit = value_at(env, 'git_commit')
     with suppress(ValueError, subprocess.TimeoutExpired):  # such as for an unknown commit
         if isinstance(commit, str) and re.fullmatch(r'[0-9a-f]{40}', commit):
-            names = (
-                git(home, 'ls-tree', '-r', '--name-only', commit)
-                .decode('utf-8', 'replace')
-                .splitlines()
-            )
+            listed = git(home, 'ls-tree', '-r', '--name-only', commit).decode('utf-8', 'replace')
+            names = listed.splitlines()
             if set(_CALLED) <= set(names):
                 tops = {name.partition('/')[0] for name in names}
-                tar = git(
-                    home,
-                    'archive',
-                    '--format=tar',
-                    commit,
-                    '--',
-                    *(name for name in _CODE if name in tops),
-                )
+                code = [name for name in _CODE if name in tops]
+                tar = git(home, 'archive', '--format=tar', commit, '--', *code)
                 folder.mkdir(parents=True, exist_ok=True)
-                subprocess.run(
-                    ['tar', '--extract', '--directory', str(folder)],
-                    input=tar,
-                    check=True,
-                    timeout=60,
-                )
+                extract = ['tar', '--extract', '--directory', str(folder)]
+                subprocess.run(extract, input=tar, check=True, timeout=60)
                 return ''
     for name in _CODE:
-        source = home / name
+        source, target = home / name, folder / name
         if source.is_dir():
-            shutil.copytree(
-                source, folder / name, symlinks=True, ignore=shutil.ignore_patterns('__pycache__')
-            )
+            ignored = shutil.ignore_patterns('__pycache__')
+            shutil.copytree(source, target, symlinks=True, ignore=ignored)
         elif source.is_file():
-            shutil.copy2(source, folder / name, follow_symlinks=False)
+            shutil.copy2(source, target, follow_symlinks=False)
     return (
         'the code is the current checkout, but the runs used commit '
         f'{str(commit)[:50] or "unknown"}'
@@ -140,13 +128,11 @@ def find_flaws(run: Run) -> list[str]:
     valid configuration."""
     config = run_of(run.path).config
     files = (run.path, config, run_of(run.path).env, system_path(run.path))
-    flaws = [
-        f'{p.name}: got {"a symbolic link" if p.is_symlink() else "no regular file"}, expected a '
-        'file; replace '
-        'it with a copy'
-        for p in files
-        if p.is_symlink() or p.exists() and not p.is_file()
-    ]
+    flaws = []
+    for p in files:
+        if p.is_symlink() or p.exists() and not p.is_file():
+            got = 'a symbolic link' if p.is_symlink() else 'no regular file'
+            flaws.append(f'{p.name}: got {got}, expected a file; replace it with a copy')
     try:
         tree = load_tree(config) if config.is_file() and not flaws else {}
     except ConfigError as e:

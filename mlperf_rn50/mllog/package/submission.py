@@ -11,19 +11,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import mlperf_rn50
-from mlperf_rn50.errors import UserError
+from mlperf_rn50.answer import Answer, Cell, Table
+from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, UserError
 from mlperf_rn50.files import dump_json, refuse_existing, writing_folder
 from mlperf_rn50.mllog.check.judge import Judgement
 from mlperf_rn50.mllog.check.official import (
     NEEDED,
     CheckResult,
     NotInstalled,
-    TreeVerdict,
     judge_tree,
 )
+from mlperf_rn50.mllog.findings import Finding
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.package import system_desc
 from mlperf_rn50.mllog.package.code import (
     copy_code,
@@ -34,9 +35,7 @@ from mlperf_rn50.mllog.package.code import (
 )
 from mlperf_rn50.mllog.read.description import load_env
 from mlperf_rn50.mllog.rulesets import ROUND_OF, ROUNDS, V05
-from mlperf_rn50.mllog.run import Run
 from mlperf_rn50.runfolder.locks import OUTPUT_LOCK, folder_lock
-from mlperf_rn50.text import printable
 
 _MAX_WARNINGS = 3  # maximum number of warnings shown per log; `report` shows all
 _SAME_SCORE_MINUTES = 0.005  # a smaller difference disappears in rounding
@@ -85,8 +84,8 @@ def _check_order(order: Order) -> None:
     for option, name in (('--org', order.org), ('--system', order.system)):
         if not _NAME.fullmatch(name):
             raise UserError(
-                f'{option}: got {name!r:.100}, expected a letter or digit, then letters, digits, '
-                '. _ -'
+                f'{option}: got {name!r:.100}, expected a letter or digit, then letters, digits, . '
+                '_ -'
             )
     taken = order.home / 'results' / order.system
     if taken.exists():
@@ -122,8 +121,7 @@ def _write_tree(home: Path, runs: Sequence[Run], order: Order) -> list[str]:
     if gaps := system_desc.find_gaps(description):
         notes.append(
             f'the system description lacks {", ".join(gaps)}; complete it, then run mlperf-rn50 '
-            'package '
-            f'--check {order.home} --round {order.round}'
+            f'package --check {order.home} --round {order.round}'
         )
     if orgs := sorted({str(r.org) for r in runs if r.org} - {order.org}):
         notes.append(
@@ -149,9 +147,8 @@ def make_package(runs: Sequence[Run], judgement: Judgement, order: Order) -> Pac
     """Build and check a tree. Discard it if it breaks a rule. Raise UserError for invalid names or
     folders."""
     _check_order(order)
-    if refusals := refusals_of(judgement, runs) or [
-        flaw for run in runs for flaw in find_flaws(run)
-    ]:
+    refusals = refusals_of(judgement, runs) or [f for run in runs for f in find_flaws(run)]
+    if refusals:
         return Package(None, list(dict.fromkeys(refusals)))
     remarks = find_remarks(runs, judgement)
     with (
@@ -161,9 +158,9 @@ def make_package(runs: Sequence[Run], judgement: Judgement, order: Order) -> Pac
     ):
         new = Path(place) / order.org
         notes = _write_tree(new, runs, order)
-        verdict = judge_tree(new, ROUNDS[order.round])
-        if verdict.problems:
-            return Package(None, verdict.problems, remarks, notes=notes)
+        checked = judge_tree(new, ROUNDS[order.round])
+        if checked.problems:
+            return Package(None, checked.problems, remarks, notes=notes)
         refuse_existing(
             path
             for p in Path(place).rglob('*')
@@ -172,13 +169,23 @@ def make_package(runs: Sequence[Run], judgement: Judgement, order: Order) -> Pac
         if (order.home / CODE_FOLDER / 'code').exists():
             notes.append(f'{CODE_FOLDER}/code exists and is not changed')
         _merge(new, order.home)
-    score = verdict.scores.get(order.system)
-    summary = verdict.crash or ('no score' if score is None else f'{score:.2f} min')
-    findings = [_summary(runs, judgement), *verdict.results, ('result_summarizer', summary)]
-    flaws, _ = system_desc.check_description(
-        order.home, order.system, {r.division for r in runs} - {None}
+    score = checked.scores.get(order.system)
+    summary = 'no score' if score is None else f'{score:.2f} min'
+    summarizer = 'result_summarizer', checked.crash or summary
+    findings = [_summary(runs, judgement), *checked.results, summarizer]
+    flaws, _ = _check_description(order.home, order.system, runs)
+    return Package(
+        home=order.home,
+        remarks=remarks,
+        findings=findings,
+        notes=notes,
+        official_score_minutes=score,
+        flaws=flaws,
     )
-    return Package(order.home, (), remarks, findings, notes, score, flaws)
+
+
+def _check_description(home: Path, system: str, runs: Sequence[Run]) -> tuple[list[str], list[str]]:
+    return system_desc.check_description(home, system, {r.division for r in runs})
 
 
 def refusals_of(judgement: Judgement, runs: Sequence[Run]) -> list[str]:
@@ -191,17 +198,20 @@ def refusals_of(judgement: Judgement, runs: Sequence[Run]) -> list[str]:
 
 
 def _summary(runs: Sequence[Run], judgement: Judgement) -> CheckResult:
-    num_passed, name = len(runs) - len(judgement.misses), ROUND_OF[judgement.ruleset or V05]
-    return (
-        'logs',
-        f'{num_passed} of {len(runs)} pass the rules of '
-        f'{name}{"; one may fail" * bool(judgement.misses)}',
+    text = (
+        f'{len(runs) - len(judgement.misses)} of {len(runs)} pass the rules of '
+        f'{ROUND_OF[judgement.ruleset or V05]}'
     )
+    return 'logs', f'{text}; one may fail' if judgement.misses else text
 
 
 def find_remarks(runs: Sequence[Run], judgement: Judgement) -> list[Remark]:
     """Return remarks about an accepted set: a failed run, and the findings of any grade about its
     logs."""
+
+    def remark(finding: Finding, text: str) -> Remark:
+        return 'note' if finding.grade == 'note' else 'warning', text
+
     result = [
         (
             'warning',
@@ -210,25 +220,21 @@ def find_remarks(runs: Sequence[Run], judgement: Judgement) -> list[Remark]:
         )
         for path, reason in judgement.misses.items()
     ]
-    grades = {w.text: 'note' if w.grade == 'note' else 'warning' for r in runs for w in r.findings}
-    counts = Counter(text for r in runs for text in dict.fromkeys(w.text for w in r.findings))
-    shared = [text for text, count in counts.items() if count == len(runs) > 1]
-    result += [(grades[text], f'all {len(runs)} logs: {text}') for text in shared]
+    findings = {w.text: w for r in runs for w in r.findings}
+    counts = Counter(text for r in runs for text in {w.text for w in r.findings})
+    shared = [text for text in findings if counts[text] == len(runs) > 1]
+    result += [remark(findings[text], f'all {len(runs)} logs: {text}') for text in shared]
     for run in runs:
         rest = [w for w in run.findings if w.text not in shared]
-        result += [
-            (grades[w.text], f'{run.path.name}{"" if w.line is None else f":{w.line}"}: {w.text}')
-            for w in rest[:_MAX_WARNINGS]
-        ]
+        for w in rest[:_MAX_WARNINGS]:
+            place = run.path.name if w.line is None else f'{run.path.name}:{w.line}'
+            result.append(remark(findings[w.text], f'{place}: {w.text}'))
         if len(rest) > _MAX_WARNINGS:
-            result.append(
-                (
-                    'note',
-                    f'{run.path.name}: {len(rest) - _MAX_WARNINGS} more findings; mlperf-rn50 '
-                    'report '
-                    '--findings shows them',
-                )
+            text = (
+                f'{run.path.name}: {len(rest) - _MAX_WARNINGS} more findings; mlperf-rn50 report '
+                '--findings shows them'
             )
+            result.append(('note', text))
     return sorted(result, reverse=True, key=lambda remark: remark[0])  # warnings first
 
 
@@ -242,71 +248,76 @@ def check_finished(
     notes: list[str] = []
     findings: list[CheckResult] = []
     for system, (runs, judgement) in sets.items():
-        refusals, (checker, text) = refusals_of(judgement, runs), _summary(runs, judgement)
-        flaws, gaps = system_desc.check_description(
-            home, system, {r.division for r in runs} - {None}
-        )
+        refusals = refusals_of(judgement, runs)
+        flaws, gaps = _check_description(home, system, runs)
         problems += [*(f'{system}: {refusal}' for refusal in refusals), *flaws]
         remarks += [(grade, f'{system}: {text}') for grade, text in find_remarks(runs, judgement)]
+        checker, text = _summary(runs, judgement)
         findings.append((checker, f'{system}: {text}'))
         notes += gaps
     code = home / CODE_FOLDER / 'code'  # written by copy_code; other code is not checked
-    if missing := missing_code(code) if code.is_dir() else []:
+    if code.is_dir() and (missing := missing_code(code)):
         problems.append(f'{CODE_FOLDER}/code lacks {", ".join(missing)}, which its scripts call')
-    verdict = TreeVerdict() if problems else judge_tree(home, ROUNDS[round_name])
-    findings += [
-        *verdict.results,
-        *([('result_summarizer', verdict.crash)] if verdict.crash else []),
-        *(
-            ('result_summarizer', f'{name}: {minutes:.2f} min')
-            for name, minutes in verdict.scores.items()
-        ),
-    ]
-    score = next(iter(verdict.scores.values())) if len(verdict.scores) == 1 else None
-    return Package(home, [*problems, *verdict.problems], remarks, findings, notes, score)
+    score = None
+    if not problems:
+        checked = judge_tree(home, ROUNDS[round_name])
+        problems += checked.problems
+        findings += checked.results
+        summaries = [f'{name}: {minutes:.2f} min' for name, minutes in checked.scores.items()]
+        if checked.crash:
+            summaries = [checked.crash, *summaries]
+        findings += [('result_summarizer', text) for text in summaries]
+        if len(summaries) == len(checked.scores) == 1:
+            [score] = checked.scores.values()
+    return Package(
+        home=home,
+        refusals=problems,
+        remarks=remarks,
+        findings=findings,
+        notes=notes,
+        official_score_minutes=score,
+    )
 
 
-def render_package(package: Package, heading: str, score_minutes: float | None = None) -> str:
-    """Return a package as text. score_minutes is the score that `report` computes."""
-    lines = [heading, *(f'  {grade}: {text}' for grade, text in package.remarks)]
-    lines += [f'  - {text}' for text in (*package.refusals, *package.flaws)]
-    lines += [f'  {name:19s} {text}' for name, text in package.findings]
+def package_answer(package: Package, heading: str, score_minutes: float | None) -> Answer:
+    """Return a package as an answer. score_minutes is the score that `report` computes."""
+    rows: list[tuple[str, str]] = [*package.remarks]
+    rows += [('error', text) for text in (*package.refusals, *package.flaws)]
+    rows += package.findings
     if not package.refusals and score_minutes is not None:
-        lines.append(f'  {"report score":19s} {score_minutes:.2f} min')
-    lines += [f'  warning: {text}' for text in _compare(package, score_minutes)]
-    lines += [f'  note: {text}' for text in package.notes]
-    return '\n'.join(map(printable, lines))
+        rows.append(('report score', f'{score_minutes:.2f} min'))
+    doubts = _compare(package, score_minutes)
+    rows += [('warning', text) for text in doubts]
+    rows += [('note', text) for text in package.notes]
+    return Answer(
+        sentences=[heading],
+        tables=[Table('', (), tuple((Cell(name), Cell(text)) for name, text in rows))],
+        data={
+            'passed': not package.refusals,
+            'tree': str(package.home) if package.home else None,
+            'refusals': package.refusals,
+            'flaws': package.flaws,
+            'oddities': [text for _, text in package.remarks],
+            'findings': [{'checker': name, 'text': text} for name, text in package.findings],
+            'notes': (*doubts, *package.notes),
+            'score_minutes': score_minutes,
+            'official_score_minutes': package.official_score_minutes,
+        },
+        exit_code=EXIT_FAILED if package.refusals else EXIT_OK,
+    )
 
 
 def _compare(package: Package, score_minutes: float | None) -> list[str]:
     """Return a warning if the scores of result_summarizer and report differ although no score was
     scaled."""
     official = package.official_score_minutes
-    if (
-        official is None
-        or score_minutes is None
-        or abs(official - score_minutes) < _SAME_SCORE_MINUTES
-        or any(name == 'scaling' for name, _ in package.findings)
-    ):
+    is_scaled = any(name == 'scaling' for name, _ in package.findings)
+    if official is None or score_minutes is None or is_scaled:
+        return []
+    if abs(official - score_minutes) < _SAME_SCORE_MINUTES:
         return []
     hint = '; see the warnings above' if package.remarks else ''
     return [
         f'the scores differ: {official:.2f} min from result_summarizer, {score_minutes:.2f} min '
-        'from report; the '
-        f'former is official{hint}'
+        f'from report; the former is official{hint}'
     ]
-
-
-def package_as_json(package: Package, score_minutes: float | None) -> dict[str, Any]:
-    """Return a package as JSON with the keys of docs/results.md."""
-    return {
-        'passed': not package.refusals,
-        'tree': str(package.home) if package.home else None,
-        'refusals': package.refusals,
-        'flaws': package.flaws,
-        'oddities': [text for _, text in package.remarks],
-        'findings': [{'checker': name, 'text': text} for name, text in package.findings],
-        'notes': (*_compare(package, score_minutes), *package.notes),
-        'score_minutes': score_minutes,
-        'official_score_minutes': package.official_score_minutes,
-    }

@@ -3,14 +3,15 @@ times."""
 
 import bisect
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import replace
 
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.elapsed import SKEW_S, gaps_of, outside_s
+from mlperf_rn50.mllog.events import LogEvent
 from mlperf_rn50.mllog.findings import Finding, make_finding
-from mlperf_rn50.mllog.read.raw_log import RUN_FINAL, LinePosition, RawLog
-from mlperf_rn50.mllog.run import Evaluation, TrainSegment
+from mlperf_rn50.mllog.logged_run import Evaluation, TrainSegment
+from mlperf_rn50.mllog.read.raw_log import RUN_FINAL, ByEpoch, RawLog
 from mlperf_rn50.runfolder.jsonl import number
 
 STEP_S = 1.0  # tolerated difference between the wall clock and the monotonic clock over a run
@@ -30,26 +31,22 @@ def renumber(log: RawLog) -> bool:
     # 0 in logs of TensorFlow (v0.7 to v1.0) and MosaicML (v2.0)
     if min([*log.epochs, *log.blocks], default=1) != 0:
         return False
-    marks = {epoch: log.eval_starts.get(epoch, mark) for epoch, (mark, _) in log.accuracies.items()}
-    is_from_0 = all(epoch <= _last_begun(log, mark) for epoch, mark in marks.items())
-    if not any(
-        k in log.epochs and stop.line < log.epochs[k][0].line for k, stop in log.epoch_stops.items()
-    ):
-        # MosaicML counts starts from 0, but stops from 1
-        log.epoch_stops = _shifted(log.epoch_stops)
-    log.epochs, log.blocks, log.stats = (
-        _shifted(log.epochs),
-        _shifted(log.blocks),
-        _shifted(log.stats),
+    is_from_0 = all(
+        epoch <= _last_begun(log, log.eval_starts.get(epoch, event))
+        for epoch, event in log.accuracies.items()
     )
+    from_0 = [log.epochs, log.blocks, log.stats]
+    # MosaicML counts starts from 0, but stops from 1
+    stops = log.epoch_stops.items()
+    if not any(k in log.epochs and stop.line < log.epochs[k].line for k, stop in stops):
+        from_0.append(log.epoch_stops)
     if is_from_0:
-        log.accuracies = _shifted(log.accuracies)
-        log.eval_starts, log.eval_stops = _shifted(log.eval_starts), _shifted(log.eval_stops)
+        from_0 += [log.accuracies, log.eval_starts, log.eval_stops]
+    for by_epoch in from_0:
+        shifted = {epoch + 1: event for epoch, event in by_epoch.items()}
+        by_epoch.clear()
+        by_epoch.update(shifted)
     return is_from_0
-
-
-def _shifted(by_epoch: dict[int, Any]) -> dict[int, Any]:
-    return {epoch + 1: value for epoch, value in by_epoch.items()}
 
 
 def join_blocks(log: RawLog) -> None:
@@ -57,23 +54,18 @@ def join_blocks(log: RawLog) -> None:
     last evaluation."""
     firsts = [*sorted(log.blocks), max(log.accuracies, default=0) + 1]
     for first, repeats in (+log.block_repeats).items():
-        mark, count = log.blocks[first]
+        start = log.blocks[first]
         following = firsts[bisect.bisect_right(firsts, first, hi=len(firsts) - 1)]
-        if first + count * ((1 + repeats) // log.num_loggers) == following:
-            log.blocks[first] = mark, following - first
+        if first + start.value * ((1 + repeats) // log.num_loggers) == following:
+            log.blocks[first] = replace(start, value=following - first)
 
 
-def _last_begun(log: RawLog, mark: LinePosition) -> int:
-    """Return the number, as logged, of the last epoch that begins before a position in the log; 0
-    if there is none."""
-    return max(
-        (
-            first + count - 1
-            for first, (start, count) in (log.epochs or log.blocks).items()
-            if start.line < mark.line
-        ),
-        default=0,
-    )
+def _last_begun(log: RawLog, event: LogEvent) -> int:
+    """Return the number, as logged, of the last epoch that begins before an event in the log; 0 if
+    there is none."""
+    starts = (log.epochs or log.blocks).items()
+    begun = (first + start.value - 1 for first, start in starts if start.line < event.line)
+    return max(begun, default=0)
 
 
 def evaluations(log: RawLog) -> tuple[Evaluation, ...]:
@@ -81,13 +73,13 @@ def evaluations(log: RawLog) -> tuple[Evaluation, ...]:
     return tuple(
         Evaluation(
             epoch,
-            accuracy,
-            mark.line,
-            log.clock_s(mark),
-            log.clock_s(log.eval_starts.get(epoch)),
-            log.clock_s(log.eval_stops.get(epoch, mark)),
+            accuracy=event.value,
+            line=event.line,
+            time_s=log.clock_s(event),
+            start_s=log.clock_s(log.eval_starts.get(epoch)),
+            stop_s=log.clock_s(log.eval_stops.get(epoch, event)),
         )
-        for epoch, (mark, accuracy) in sorted(log.accuracies.items())
+        for epoch, event in sorted(log.accuracies.items())
     )
 
 
@@ -95,106 +87,109 @@ def train_segments(log: RawLog, end_s: float | None) -> tuple[TrainSegment, ...]
     """Return epochs or, without any, blocks. One without a logged end ends at the next start,
     evaluation or end_s."""
     starts = log.epochs or log.blocks
-    borders = sorted(
-        t
-        for t in [
-            end_s,
-            *(log.clock_s(mark) for mark, _ in starts.values()),
-            *map(log.clock_s, log.eval_starts.values()),
-        ]
-        if t is not None
-    )
-    segments, gaps = [], gaps_of(log.resumes)
-    for epoch, (mark, num_epochs) in sorted(starts.items()):
-        start_s, stop_s = (
-            log.clock_s(mark),
-            log.clock_s(log.epoch_stops.get(epoch + num_epochs - 1)),
-        )
+    times = [end_s, *map(log.clock_s, [*starts.values(), *log.eval_starts.values()])]
+    borders = sorted(t for t in times if t is not None)
+    segments = []
+    for epoch, start in sorted(starts.items()):
+        start_s = log.clock_s(start)
         if start_s is None:
             continue
+        stop_s = log.clock_s(log.epoch_stops.get(epoch + start.value - 1))
         following = bisect.bisect_right(borders, start_s)
         if stop_s is None and following < len(borders):
             stop_s = borders[following]
-        stats = log.stats[epoch][1] if epoch in log.stats else {}
-        rate = stats.get('throughput', stats.get('imgs_sec'))
         if stop_s is not None and stop_s >= max(start_s, 0.0) and start_s >= -SKEW_S:
-            rate = number(rate, 0, 1e12)
+            stats = log.stats[epoch].value if epoch in log.stats else {}
             segments.append(
-                TrainSegment(epoch, num_epochs, max(start_s, 0.0), stop_s, rate, mark.line)
+                TrainSegment(
+                    epoch,
+                    num_epochs=start.value,
+                    start_s=max(start_s, 0.0),
+                    stop_s=stop_s,
+                    images_per_s=number(stats.get('throughput', stats.get('imgs_sec')), 0, 1e12),
+                    line=start.line,
+                )
             )
+
     # Some logs record epoch ends when the steps are queued, not done. Their training continues up
     # to the evaluation.
-    borders, evals = [*borders, math.inf], {log.clock_s(mark) for mark in log.eval_starts.values()}
-    ends = [
-        end if (end := borders[bisect.bisect_left(borders, s.stop_s)]) in evals else s.stop_s
-        for s in segments
-    ]
+    evals, borders = {*map(log.clock_s, log.eval_starts.values())}, [*borders, math.inf]
+    following_s = [borders[bisect.bisect_left(borders, s.stop_s)] for s in segments]
+    ends = [end if end in evals else s.stop_s for s, end in zip(segments, following_s)]
     queued_s = sum(end - s.stop_s for s, end in zip(segments, ends))
-    is_queued = queued_s > _MAX_QUEUED * sum(outside_s(gaps, s.start_s, s.stop_s) for s in segments)
-    return tuple(s._replace(stop_s=end) if is_queued else s for s, end in zip(segments, ends))
+    gaps = gaps_of(log.resumes)
+    trained_s = sum(outside_s(gaps, s.start_s, s.stop_s) for s in segments)
+    if queued_s <= _MAX_QUEUED * trained_s:
+        return tuple(segments)
+    return tuple(s._replace(stop_s=end) for s, end in zip(segments, ends))
 
 
-Moment = tuple[LinePosition, str]  # position of an event in the log, and name of the event
+Moment = tuple[LogEvent, str]  # an event, and its name
+
+
+def _moments(**by_name: ByEpoch) -> list[Moment]:
+    return [
+        (event, f'{name} {epoch}')
+        for name, by_epoch in by_name.items()
+        for epoch, event in by_epoch.items()
+    ]
 
 
 def _train_moments(log: RawLog) -> list[Moment]:
-    return [
-        (mark, f'{name} {k}')
-        for name, starts in (('epoch', log.epochs), ('block', log.blocks))
-        for k, (mark, _) in starts.items()
-    ]
+    return _moments(epoch=log.epochs, block=log.blocks)
 
 
 def _eval_moments(log: RawLog) -> list[Moment]:
-    return [
-        *((mark, f'evaluation {k}') for k, mark in log.eval_starts.items()),
-        *((mark, f'accuracy {k}') for k, (mark, _) in log.accuracies.items()),
-    ]
+    return _moments(evaluation=log.eval_starts, accuracy=log.accuracies)
 
 
-def contradictions(log: RawLog) -> list[Finding]:
-    """Return the findings that make the time to train unusable."""
-    if keys.RUN_START not in log.single:
-        return []
-    return [
-        *log.early_resumes,
-        *_check_start(log),
-        *_check_stop(log),
-        *_check_order('epoch_back', log.epochs),
-    ]
+def check_times(log: RawLog, duration_s: float | None) -> bool:
+    """Add findings about inconsistent times. Return whether the time to train is valid.
+
+    duration_s: as the run itself measured it; None if unknown.
+    """
+    contradictions, others = list[Finding](), list[Finding]()
+    if keys.RUN_START in log.single:
+        start = log.single[keys.RUN_START]
+        contradictions = [
+            *log.early_resumes,
+            *_check_start(log, start),
+            *_check_stop(log),
+            *_check_order('epoch_back', log.epochs),
+        ]
+        others = [*_misplaced(log, start)]
+    contradictions += _check_duration(log, duration_s)
+    for finding in contradictions + others:
+        log.findings.add(finding)
+    return not contradictions
 
 
-def misplaced(log: RawLog) -> Iterator[Finding]:
+def _misplaced(log: RawLog, start: LogEvent) -> Iterator[Finding]:
     """Yield findings about misplaced init_stop, evaluations and ends of epochs; the time to train
     stays usable."""
-    if keys.RUN_START not in log.single:
-        return
-    start, init = log.single[keys.RUN_START][0], log.single.get(keys.INIT_STOP)
-    if init and (early_s := init[0].time_s - start.time_s) > SKEW_S:
-        yield make_finding('init_stop_late', start.line, early_s, init[0].line)
-    for mark, name in _eval_moments(log) if log.epochs or log.blocks else []:
-        if (early_s := start.time_s - mark.time_s) > SKEW_S:
-            yield make_finding('evaluation_before_start', mark.line, name, early_s, start.line)
+    init = log.single.get(keys.INIT_STOP)
+    if init and (early_s := init.time_s - start.time_s) > SKEW_S:
+        yield make_finding('init_stop_late', start.line, early_s, init.line)
+    for event, name in _eval_moments(log) if log.epochs or log.blocks else []:
+        if (early_s := start.time_s - event.time_s) > SKEW_S:
+            yield make_finding('evaluation_before_start', event.line, name, early_s, start.line)
     yield from _check_order('accuracy_back', log.accuracies)
-    epochs, accuracies = (
-        {k: mark for k, (mark, _) in marks.items()} for marks in (log.epochs, log.accuracies)
-    )
     for name, starts, ends in (
-        ('epoch', epochs, log.epoch_stops),
-        ('evaluation', log.eval_starts, accuracies),
+        ('epoch', log.epochs, log.epoch_stops),
+        ('evaluation', log.eval_starts, log.accuracies),
     ):
         for epoch in sorted(starts.keys() & ends.keys()):
-            if (back_s := starts[epoch].time_s - ends[epoch].time_s) > SKEW_S:
-                yield make_finding(
-                    'end_before_start', ends[epoch].line, name, epoch, back_s, starts[epoch].line
-                )
+            begin, end = starts[epoch], ends[epoch]
+            if (back_s := begin.time_s - end.time_s) > SKEW_S:
+                yield make_finding('end_before_start', end.line, name, epoch, back_s, begin.line)
 
 
-def _check_start(log: RawLog) -> Iterator[Finding]:
-    start = log.single[keys.RUN_START][0]
-    first, name = min(
-        _train_moments(log) or _eval_moments(log), key=lambda m: m[0].time_s, default=(start, '')
-    )
+def _time(moment: Moment) -> float:
+    return moment[0].time_s
+
+
+def _check_start(log: RawLog, start: LogEvent) -> Iterator[Finding]:
+    first, name = min(_train_moments(log) or _eval_moments(log) or [(start, '')], key=_time)
     if (late_s := start.time_s - first.time_s) > SKEW_S:
         yield make_finding('start_late', start.line, late_s, name, first.line)
     if start.time_s < _OLDEST_S:
@@ -204,40 +199,29 @@ def _check_start(log: RawLog) -> Iterator[Finding]:
 def _check_stop(log: RawLog) -> Iterator[Finding]:
     if keys.RUN_STOP not in log.single:
         return
-    stop, final = log.single[keys.RUN_STOP][0], log.single.get(RUN_FINAL)
-    ends = [
-        *((mark, f'the end of evaluation {k}') for k, mark in log.eval_stops.items()),
-        *((mark, f'the end of epoch {k}') for k, mark in log.epoch_stops.items()),
-    ]
+    stop, final = log.single[keys.RUN_STOP], log.single.get(RUN_FINAL)
+    ends = {'the end of evaluation': log.eval_stops, 'the end of epoch': log.epoch_stops}
+    moments = [*_train_moments(log), *_eval_moments(log), *_moments(**ends)]
     if log.last_block_stop:
-        ends.append((log.last_block_stop, 'the end of a block'))
-    last, name = max(
-        [*_train_moments(log), *_eval_moments(log), *ends],
-        key=lambda m: m[0].time_s,
-        default=(stop, ''),
-    )
+        moments.append((log.last_block_stop, 'the end of a block'))
+    last, name = max(moments or [(stop, '')], key=_time)
     if (early_s := last.time_s - stop.time_s) > SKEW_S:
         yield make_finding('stop_early', stop.line, early_s, name, last.line)
-    if final and (late_s := stop.time_s - final[0].time_s) > SKEW_S:
-        yield make_finding('stop_after_final', stop.line, late_s, final[0].line)
+    if final and (late_s := stop.time_s - final.time_s) > SKEW_S:
+        yield make_finding('stop_after_final', stop.line, late_s, final.line)
 
 
-def check_duration(log: RawLog, duration_s: float | None) -> Iterator[Finding]:
-    """Yield a finding if the log's wall clock contradicts the duration that the run itself measured
-    (None: unknown)."""
-    mark = log.single[keys.RUN_STOP][0] if keys.RUN_STOP in log.single else None
-    logged_s = log.clock_s(mark)
-    if (
-        mark
-        and logged_s is not None
-        and duration_s is not None
-        and abs(logged_s - duration_s) > STEP_S
-    ):
-        yield make_finding('clock_changed', mark.line, logged_s, duration_s)
+def _check_duration(log: RawLog, duration_s: float | None) -> Iterator[Finding]:
+    stop = log.single.get(keys.RUN_STOP)
+    logged_s = log.clock_s(stop)
+    if stop is None or logged_s is None or duration_s is None:
+        return
+    if abs(logged_s - duration_s) > STEP_S:
+        yield make_finding('clock_changed', stop.line, logged_s, duration_s)
 
 
-def _check_order(kind: str, starts: Mapping[int, tuple[LinePosition, float]]) -> Iterator[Finding]:
-    pairs = sorted((epoch, mark) for epoch, (mark, _) in starts.items())
+def _check_order(kind: str, starts: ByEpoch) -> Iterator[Finding]:
+    pairs = sorted(starts.items())
     for (before, earlier), (epoch, later) in zip(pairs, pairs[1:]):
         if (back_s := earlier.time_s - later.time_s) > SKEW_S:
             yield make_finding(kind, later.line, epoch, back_s, before, earlier.line)
@@ -250,12 +234,12 @@ def check_gap(
     ends = [t for e in done for t in (e.time_s, e.stop_s) if t is not None]
     if log.resumes or not ends or not log.single.keys() >= {keys.RUN_START, keys.RUN_STOP}:
         return
-    stop, event = log.single[keys.RUN_STOP]
+    stop = log.single[keys.RUN_STOP]
     usual_s = max(
         [e.stop_s - e.start_s for e in done if e.start_s is not None and e.stop_s is not None],
         default=0.0,
     )
-    if not log.is_success(event):  # a successful run trains nothing after it reaches the target
+    if not log.is_success(stop):  # a successful run trains nothing after it reaches the target
         usual_s += max([(s.stop_s - s.start_s) / s.num_epochs for s in segments], default=0.0)
     limit_s = max(_GAP_S, usual_s)
     if (gap_s := (log.clock_s(stop) or 0.0) - max(ends)) > limit_s:

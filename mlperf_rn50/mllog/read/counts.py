@@ -6,10 +6,10 @@ from dataclasses import replace
 from itertools import zip_longest
 
 from mlperf_rn50.mllog import events, keys
+from mlperf_rn50.mllog.logged_run import FactSource
 from mlperf_rn50.mllog.read.description import Count, SystemDescription, describe_entry, make_count
 from mlperf_rn50.mllog.read.raw_log import INPUT_BATCH_SIZE, RawLog
 from mlperf_rn50.mllog.read.values import integer
-from mlperf_rn50.mllog.run import FactSource
 
 # In v0.5 logs, input_batch_size is per accelerator or, in some, global. No accelerator can hold
 # this many images.
@@ -71,17 +71,14 @@ class CountReader:
         return make_count(integer(self._log.value(key), 1), self._log.source(key))
 
     def _count_lines(self, key: str) -> Count | None:
-        lines, line, loggers = (
-            self._log.counts[key],
-            self._log.first_lines.get(key),
-            self._log.num_loggers,
-        )
-        count = -(-lines // loggers)
+        log = self._log
+        lines, line = log.counts[key], log.first_lines.get(key)
+        count = -(-lines // log.num_loggers)
         if lines > count:
-            self._log.flag('lines_copied', line, lines, key, count, loggers)
-        return (
-            Count(count, FactSource('implied', f'{count} {key} lines', line)) if count > 1 else None
-        )
+            log.flag('lines_copied', line, lines, key, count, log.num_loggers)
+        if count <= 1:
+            return None
+        return Count(count, FactSource('implied', f'{count} {key} lines', line))
 
     def _order(self, lines: Count | None) -> tuple[list[Count | None], list[Count | None]]:
         """Return numbers of nodes and of accelerators from the description and from lines, the
@@ -102,7 +99,7 @@ class CountReader:
         if _MIN_KEPT * whole < lines.number <= whole != total.number:
             lines = Count(whole, lines.source)
         elif (
-            self._log.format == 'MLPv0.5.0'
+            self._log.is_v05
             or _MIN_KEPT * total.number < lines.number < total.number
             or lines.number % total.number == 0
             or lines.number in (nodes.number, cleared and cleared.number)
@@ -116,41 +113,30 @@ class CountReader:
         log, known = self._log, [v for v in values if v]
         if log.resumed:
             key = {'num_nodes': events.NUM_NODES, 'num_ranks': events.NUM_RANKS}.get(name, name)
-            mark, event = log.resumed[-1]
-            source = FactSource('logged', events.RUN_RESUMED, mark.line)
+            event = log.resumed[-1]
+            source = FactSource('logged', events.RUN_RESUMED, event.line)
             last = make_count(integer(event.metadata.get(key), 1), source)
             known = [last] if last else known[:1]
         if not known:
             return None
         used = known[0]
         self._sources[name] = replace(used.source, numbers=tuple(v.number for v in known))
-        for v in known[1:]:
-            if v.number != used.number:
-                log.flag(
-                    'counts_differ',
-                    None if v.source.path else v.source.line,
-                    v.number,
-                    unit,
-                    v.source.text,
-                    used.number,
-                    used.source.text,
-                )
+        for number, source in known[1:]:
+            if number != used.number:
+                line = None if source.path else source.line
+                given, expected = (number, unit, source.text), (used.number, used.source.text)
+                log.flag('counts_differ', line, *given, *expected)
         return used.number
 
     def _nodes(self, counts: list[Count | None]) -> int | None:
-        platform = self._log.value(keys.SUBMISSION_PLATFORM)
-        factor = (
-            re.match(r'(\d{1,6})x(?=\D)', platform[:1000]) if isinstance(platform, str) else None
-        )
+        key = keys.SUBMISSION_PLATFORM
+        factor = re.match(r'(\d{1,6})x(?=\D)', str(self._log.value(key))[:1000])
         # in a platform such as 8xA100, the factor counts accelerators
         total = self._described.accelerators
-        is_nodes = factor and (total is None or int(factor[1]) != total.number)
-        named = make_count(
-            integer(int(factor[1]), 1) if factor and is_nodes else None,
-            FactSource(
-                'implied', keys.SUBMISSION_PLATFORM, self._log.line(keys.SUBMISSION_PLATFORM)
-            ),
-        )
+        named = None
+        if factor and (total is None or int(factor[1]) != total.number):
+            source = FactSource('implied', key, self._log.line(key))
+            named = make_count(integer(int(factor[1]), 1), source)
         return self._settle('num_nodes', 'nodes', self._logged(events.NUM_NODES), *counts, named)
 
     def _accelerators(self, counts: list[Count | None]) -> int | None:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from mlperf_rn50.files import parse_json, read_text
 from mlperf_rn50.mllog.findings import Finding, make_finding
+from mlperf_rn50.mllog.logged_run import FactSource
 from mlperf_rn50.mllog.read.values import integer
-from mlperf_rn50.mllog.run import FactSource
 from mlperf_rn50.runfolder.names import run_of
 
 JsonObject = dict[str, Any]
@@ -41,12 +41,9 @@ class SystemDescription:
 
 def _count(value: Any) -> int | None:
     """Return a count given as a number or, as in later rounds, as text; None for anything else."""
-    m = (
-        re.fullmatch(r'(\d{1,9})(\.0+)?', value.strip(), re.ASCII)
-        if isinstance(value, str)
-        else None
-    )
-    return integer(m[1] if m else value, high=10**9 - 1)
+    if isinstance(value, str) and (m := re.fullmatch(r'(\d{1,9})(\.0+)?', value.strip(), re.ASCII)):
+        value = m[1]
+    return integer(value, high=10**9 - 1)
 
 
 def _name(value: Any) -> str | None:
@@ -68,15 +65,15 @@ def network_gbit_s(text: Any) -> float | None:
     highest total counts.
     """
     parts = re.split(r'[,;+]| and ', text[:1000]) if isinstance(text, str) else []
-    rates = []
-    for part in (p for p in parts if not re.search('storage|management', p, re.IGNORECASE)):
+    highest = 0
+    for part in parts:
+        if re.search('storage|management', part, re.IGNORECASE):
+            continue
         ports = re.search(r'(\d{1,3}) ?x', part)
-        known = [
-            int(n) * (8 if unit == 'GB/' else 1)
-            for n, unit in re.findall(r'(\d{1,4}) ?(Gb|GbE|GB/|GB)', part)
-        ]
-        rates += [max(known) * (int(ports[1]) if ports else 1)] if known else []
-    return float(max(rates)) if rates and max(rates) > 0 else None
+        for rate, unit in re.findall(r'(\d{1,4}) ?(Gb|GbE|GB/|GB)', part):
+            gbit_s = int(rate) * (8 if unit == 'GB/' else 1)
+            highest = max(highest, gbit_s * (int(ports[1]) if ports else 1))
+    return float(highest) or None
 
 
 def system_path(log: Path) -> Path:
@@ -127,35 +124,30 @@ def objects_at(env: JsonObject, *names: str) -> list[JsonObject]:
 
 
 def framework_of(env: JsonObject) -> str | None:
-    return next(
-        (
-            _name(f'MXNet {v}')
-            for k, v in object_at(env, 'packages').items()
-            if k.startswith('mxnet')
-        ),
-        None,
-    )
+    versions = [v for k, v in object_at(env, 'packages').items() if k.startswith('mxnet')]
+    return _name(f'MXNet {versions[0]}') if versions else None
 
 
 def find_description(log: Path) -> SystemDescription:
     """Return the description in a file that belongs to a log; it is empty if there is no file."""
     log = log.absolute()
-    places = run_of(log).env, log.parent.parent / 'entry.json', system_path(log)
+    name = ''
     try:
-        path = next((p for p in places if p.is_file()), None)
+        for path in (run_of(log).env, log.parent.parent / 'entry.json', system_path(log)):
+            name = path.name
+            if path.is_file():
+                content, text = load_object(path)
+                fault = _check_numbers(name, content)
+                return replace(_describe(path, content, text), fault=fault)
     except OSError as e:  # no permission for a folder
-        return SystemDescription(
-            fault=make_finding('description_unreadable', None, Path(e.filename).name, e.strerror)
-        )
-    if path is None:
-        return SystemDescription()
-    try:
-        content, text = load_object(path)
+        return _unreadable(Path(e.filename).name, e.strerror)
     except ValueError as e:
-        return SystemDescription(
-            fault=make_finding('description_unreadable', None, path.name, str(e))
-        )
-    return replace(_describe(path, content, text), fault=_check_numbers(path.name, content))
+        return _unreadable(name, str(e))
+    return SystemDescription()
+
+
+def _unreadable(name: str, reason: str | None) -> SystemDescription:
+    return SystemDescription(fault=make_finding('description_unreadable', None, name, reason))
 
 
 def org_of_folder(log: Path) -> tuple[str, FactSource] | None:
@@ -198,37 +190,32 @@ def describe_entry(content: JsonObject, source: Callable[[str], FactSource]) -> 
     known = [(num, num * each) for num, each in counts if num is not None and each is not None]
     num_nodes, total = (sum(column) for column in zip(*known)) if known else (None, None)
     return SystemDescription(
-        None,
-        make_count(num_nodes or None, source('num_nodes')),
-        make_count(total, source('num_accelerators')),
-        _names([n.get('accelerator') for n in nodes]),
-        _name(content.get('framework')),
+        nodes=make_count(num_nodes or None, source('num_nodes')),
+        accelerators=make_count(total, source('num_accelerators')),
+        accelerator=_names([n.get('accelerator') for n in nodes]),
+        framework=_name(content.get('framework')),
     )
 
 
 def _describe(path: Path, content: JsonObject, text: str) -> SystemDescription:
     def source(key: str) -> FactSource:
-        line = next(
-            (i for i, line in enumerate(text.splitlines(), start=1) if f'"{key}"' in line), None
-        )
-        return FactSource('described', path.name, line, path)
+        lines = [i for i, line in enumerate(text.splitlines(), start=1) if f'"{key}"' in line]
+        return FactSource('described', path.name, lines[0] if lines else None, path)
 
     if path.name == 'entry.json':
         return describe_entry(content, source)
     if path.parent.name == 'systems':
-        num_nodes, per_node = (
-            _count(content.get('number_of_nodes')),
-            _count(content.get('accelerators_per_node')),
-        )
-        org = _name(content.get('submitter'))
+        num_nodes = _count(content.get('number_of_nodes'))
+        per_node = _count(content.get('accelerators_per_node'))
         total = num_nodes * per_node if num_nodes is not None and per_node is not None else None
+        org = _name(content.get('submitter'))
         return SystemDescription(
-            (org, source('submitter')) if org else None,
-            make_count(num_nodes or None, source('number_of_nodes')),
-            make_count(total, source('accelerators_per_node')),
-            _name(content.get('accelerator_model_name')),
-            _name(content.get('framework')),
-            network_gbit_s(content.get('host_networking')),
+            org=(org, source('submitter')) if org else None,
+            nodes=make_count(num_nodes or None, source('number_of_nodes')),
+            accelerators=make_count(total, source('accelerators_per_node')),
+            accelerator=_name(content.get('accelerator_model_name')),
+            framework=_name(content.get('framework')),
+            node_gbit_s=network_gbit_s(content.get('host_networking')),
         )
     # of env.json; the log has the numbers of nodes and GPUs
     gpus = objects_at(content, 'host', 'hardware', 'gpus')

@@ -17,25 +17,19 @@ from mlperf_rn50.files import numbered_lines, open_regular, walk
 from mlperf_rn50.mllog import events, keys
 from mlperf_rn50.mllog.events import LineFormat, LogEvent, decode_events
 from mlperf_rn50.mllog.findings import Findings
-from mlperf_rn50.mllog.read.description import find_description
-from mlperf_rn50.mllog.read.raw_log import LinePosition, RawLog
+from mlperf_rn50.mllog.logged_run import Run
+from mlperf_rn50.mllog.read.raw_log import RawLog
 from mlperf_rn50.mllog.read.resolve import RunResolver
-from mlperf_rn50.mllog.run import Run
 
 _FORMS = {  # by the first bytes of a file
     rb'\xff\xfe|\xfe\xff': 'UTF-16; convert it to UTF-8',  # as written by some shells
-    **{
-        magic: f'packed with {name}; unpack it'
-        for magic, name in (
-            (rb'\x1f\x8b', 'gzip'),
-            (rb'\xfd7zXZ', 'xz'),
-            (rb'\(\xb5/\xfd', 'zstd'),
-            (rb'BZh\d', 'bzip2'),
-            (rb'PK\x03\x04', 'zip'),
-            (rb'7z\xbc\xaf', '7-Zip'),
-            (rb'(?s).{257}ustar', 'tar'),
-        )
-    },
+    rb'\x1f\x8b': 'packed with gzip; unpack it',
+    rb'\xfd7zXZ': 'packed with xz; unpack it',
+    rb'\(\xb5/\xfd': 'packed with zstd; unpack it',
+    rb'BZh\d': 'packed with bzip2; unpack it',
+    rb'PK\x03\x04': 'packed with zip; unpack it',
+    rb'7z\xbc\xaf': 'packed with 7-Zip; unpack it',
+    rb'(?s).{257}ustar': 'packed with tar; unpack it',
 }
 
 
@@ -55,6 +49,8 @@ def read_events(path: Path) -> Iterator[tuple[int, LogEvent | ValueError]]:
         for line_number, line in numbered_lines(path):
             if b':::ML' in line:
                 for event in decode_events(line.decode('utf-8', 'replace')):
+                    if isinstance(event, LogEvent):
+                        event.line = line_number
                     yield line_number, event
     except OSError as e:
         raise UserError(f'{path}: cannot read the log: {e.strerror}') from e
@@ -80,11 +76,11 @@ def no_logs(folder: Path) -> str:
         p.with_name(f'*{p.suffix}')
         for p in find_logs(folder, r'.*\.(log|out|txt|gz|xz|zst|bz2)')[0]
     )
-    hint = ''.join(
-        f'; files of other names are read if they are given, such as {p}'
-        + ', unpacked' * (p.suffix not in ('.log', '.out', '.txt'))
-        for p, _ in others.most_common(1)
-    )
+    hint = ''
+    for p, _ in others.most_common(1):
+        hint = f'; files of other names are read if they are given, such as {p}'
+        if p.suffix not in ('.log', '.out', '.txt'):
+            hint += ', unpacked'
     return f'contains no result_<k>.txt, nor do its subfolders{hint}'
 
 
@@ -103,59 +99,56 @@ class OtherBenchmark(UserError):
         return str(self.args[0])
 
 
-def read_run(path: Path, now_s: float | None = None) -> Run:
-    """Return the run in a log at now_s since 1970 (None: now). Raise UserError unless the log is of
-    one ResNet run."""
-    _check_form(path)
-    logs: dict[LineFormat, RawLog] = {}
-    torn, last_line, undecoded, quoted = Findings(), 0, '', 0
-    torn_resumes: list[tuple[LinePosition, LogEvent]] = []
-    for last_line, event in read_events(path):
-        if isinstance(event, ValueError):
-            reason, text = event.args
-            undecoded = undecoded or f'line {last_line}: {reason[:200]}'
-            quoted = quoted or last_line * bool(re.match(r':::ML.*?\{\s*\\', text))
-            # time and status depend on each such line
-            vital = re.search(r'run_st\w*|run_res\w*|eval_acc\w*', text)
-            if vital and vital[0] == events.RUN_RESUMED:
-                torn_resumes.append(
-                    (LinePosition(0.0, last_line), LogEvent('MLLOG', events.RUN_RESUMED, 0.0))
-                )
-            torn.flag(
-                'event_torn' if vital else 'line_torn', last_line, reason, vital and vital[0][:40]
-            )
-            continue
-        benchmark = event.value if event.key == keys.SUBMISSION_BENCHMARK else keys.RESNET
-        if event.key == 'loadgen_version':
-            raise OtherBenchmark(
-                f'{path}: got a log of MLPerf Inference (LoadGen), expected one of MLPerf Training',
-                NOT_TRAINING[0],
-            )
-        if event.line_format == 'MLPv0.5.0':
-            benchmark = event.metadata['benchmark']
-        if benchmark != keys.RESNET:
-            raise OtherBenchmark(
-                f'{path}: got a log of the benchmark {benchmark!r:.80}, expected resnet',
-                str(benchmark)[:80],
-            )
-        if (log := logs.get(event.line_format)) is None:
-            log = logs[event.line_format] = RawLog(event.line_format)
-        try:
-            log.add(last_line, event)
-        except ValueError as e:
-            raise UserError(f'{path}: {e}') from e
-    if quoted and not logs.keys() & {'MLLOG', 'MLL'}:
+class _TornLines:
+    """Lines that cannot be decoded, and what they may have contained."""
+
+    def __init__(self) -> None:
+        self.findings = Findings()
+        self.resumes: list[LogEvent] = []
+        self.first = ''  # the first line, with the reason
+        self.quoted = 0  # the first line that is JSON within JSON
+
+    def add(self, line: int, error: ValueError) -> None:
+        reason, text = error.args
+        self.first = self.first or f'line {line}: {reason[:200]}'
+        if not self.quoted and re.match(r':::ML.*?\{\s*\\', text):
+            self.quoted = line
+        # time and status depend on each such line
+        vital = re.search(r'run_st\w*|run_res\w*|eval_acc\w*', text)
+        if vital and vital[0] == events.RUN_RESUMED:
+            self.resumes.append(LogEvent('MLLOG', events.RUN_RESUMED, 0.0, line=line))
+        kind = 'event_torn' if vital else 'line_torn'
+        self.findings.flag(kind, line, reason, vital and vital[0][:40])
+
+
+def _check_benchmark(path: Path, event: LogEvent) -> None:
+    """Raise OtherBenchmark for an event of another benchmark."""
+    if event.key == 'loadgen_version':
+        raise OtherBenchmark(
+            f'{path}: got a log of MLPerf Inference (LoadGen), expected one of MLPerf Training',
+            NOT_TRAINING[0],
+        )
+    benchmark = event.value if event.key == keys.SUBMISSION_BENCHMARK else keys.RESNET
+    if event.line_format == 'MLPv0.5.0':
+        benchmark = event.metadata['benchmark']
+    if benchmark != keys.RESNET:
+        raise OtherBenchmark(
+            f'{path}: got a log of the benchmark {benchmark!r:.80}, expected resnet',
+            str(benchmark)[:80],
+        )
+
+
+def _check_logs(path: Path, logs: dict[LineFormat, RawLog], torn: _TornLines) -> None:
+    """Raise UserError for a file without a log of a training run."""
+    if torn.quoted and not logs.keys() & {'MLLOG', 'MLL'}:
         raise UserError(
-            f'{path}: line {quoted} is JSON within JSON, as in a notebook or the log of a '
-            'container, '
-            'expected the lines of a log; save the text of the output'
+            f'{path}: line {torn.quoted} is JSON within JSON, as in a notebook or the log of a '
+            'container, expected the lines of a log; save the text of the output'
         )
     if not logs:
-        found = (
-            f'no MLPerf log line can be decoded ({undecoded})'
-            if undecoded
-            else 'contains no MLPerf log line'
-        )
+        found = 'contains no MLPerf log line'
+        if torn.first:
+            found = f'no MLPerf log line can be decoded ({torn.first})'
         raise UserError(f'{path}: {found}; expected lines with :::MLLOG, :::MLL or :::MLPv0.5.0')
     if not any(log.is_training for log in logs.values()):
         raise OtherBenchmark(
@@ -163,12 +156,32 @@ def read_run(path: Path, now_s: float | None = None) -> Run:
             'eval_accuracy, expected one of MLPerf Training',
             NOT_TRAINING[1],
         )
+
+
+def read_run(path: Path, now_s: float | None = None) -> Run:
+    """Return the run in a log at now_s since 1970 (None: now). Raise UserError unless the log is of
+    one ResNet run."""
+    _check_form(path)
+    logs: dict[LineFormat, RawLog] = {}
+    torn, last_line = _TornLines(), 0
+    for last_line, event in read_events(path):
+        if isinstance(event, ValueError):
+            torn.add(last_line, event)
+            continue
+        _check_benchmark(path, event)
+        if event.line_format not in logs:
+            logs[event.line_format] = RawLog(event.line_format)
+        try:
+            logs[event.line_format].add(event)
+        except ValueError as e:
+            raise UserError(f'{path}: {e}') from e
+    _check_logs(path, logs, torn)
+
     # Logs of this program contain the same run in two formats; the newer format contains more.
     order: tuple[LineFormat, ...] = ('MLLOG', 'MLL', 'MLPv0.5.0')
     best = max((logs[f] for f in order if f in logs), key=lambda log: keys.RUN_START in log.single)
-    best.findings.include(torn)
+    best.findings.include(torn.findings)
     # A resume may be logged in one format only, or on a torn line.
-    best.resumed = max((torn_resumes, *(log.resumed for log in logs.values())), key=len)
-    return RunResolver(
-        path, best, find_description(path), last_line, time.time() if now_s is None else now_s
-    ).run()
+    best.resumed = max((torn.resumes, *(log.resumed for log in logs.values())), key=len)
+    now_s = time.time() if now_s is None else now_s
+    return RunResolver(path, best, last_line, now_s).run()

@@ -8,13 +8,8 @@ from typing import Any
 
 from mlperf_rn50.mllog import events, keys
 from mlperf_rn50.mllog.events import LineFormat
-from mlperf_rn50.mllog.read import clock
-from mlperf_rn50.mllog.read.counts import CountReader, describe_in_log
-from mlperf_rn50.mllog.read.description import SystemDescription, org_of_folder, round_of
-from mlperf_rn50.mllog.read.raw_log import RawLog
-from mlperf_rn50.mllog.read.values import changes, integer
-from mlperf_rn50.mllog.rulesets import LATER
-from mlperf_rn50.mllog.run import (
+from mlperf_rn50.mllog.findings import Grade
+from mlperf_rn50.mllog.logged_run import (
     IMAGENET_TRAIN,
     IMAGENET_VAL,
     TARGET,
@@ -23,10 +18,16 @@ from mlperf_rn50.mllog.run import (
     Run,
     RunStatus,
 )
-from mlperf_rn50.runfolder.jsonl import number, read_lines
+from mlperf_rn50.mllog.read import clock
+from mlperf_rn50.mllog.read.counts import CountReader, describe_in_log
+from mlperf_rn50.mllog.read.description import find_description, org_of_folder, round_of
+from mlperf_rn50.mllog.read.raw_log import RawLog
+from mlperf_rn50.mllog.read.values import changes, integer
+from mlperf_rn50.mllog.rulesets import LATER
+from mlperf_rn50.runfolder.jsonl import number
 from mlperf_rn50.runfolder.locks import is_locked
 from mlperf_rn50.runfolder.names import run_of
-from mlperf_rn50.runfolder.records import EndRecord
+from mlperf_rn50.runfolder.records import EndRecord, read_records
 from mlperf_rn50.text import plural
 
 _AVAILABILITIES = ('cloud', 'onprem', 'preview', 'research')
@@ -84,13 +85,11 @@ class RunResolver:
     """Combines the content of a log, in its most complete line format, and a system description
     into a Run."""
 
-    def __init__(
-        self, path: Path, log: RawLog, description: SystemDescription, last_line: int, now_s: float
-    ):
+    def __init__(self, path: Path, log: RawLog, last_line: int, now_s: float):
         self.path, self.log, self.last_line, self.now_s = path, log, last_line, now_s
         in_log = vars(describe_in_log(log))
         self.description = replace(
-            description, **{name: fact for name, fact in in_log.items() if fact is not None}
+            find_description(path), **{k: fact for k, fact in in_log.items() if fact is not None}
         )
         self.sources: dict[str, FactSource] = {}
         clock.join_blocks(log)
@@ -109,9 +108,8 @@ class RunResolver:
         self.sources['org'] = source
         name, logged_name = _normalized(org), _normalized(logged or org)
         if not name.startswith(logged_name) and not logged_name.startswith(name):
-            self.log.flag(
-                'submitter_differs', self.log.line(keys.SUBMISSION_ORG), logged, org, source.text
-            )
+            line = self.log.line(keys.SUBMISSION_ORG)
+            self.log.flag('submitter_differs', line, logged, org, source.text)
         return org
 
     def _target(self, round_name: str, division: str | None) -> float | None:
@@ -128,13 +126,11 @@ class RunResolver:
         """Return the name of the data set, whether it is ImageNet, and numbers of training and
         evaluation images."""
         log = self.log
-        num_train, num_val = (
-            integer(log.value(keys.TRAIN_SAMPLES), 1),
-            integer(log.value(keys.EVAL_SAMPLES), 1),
-        )
+        num_train = integer(log.value(keys.TRAIN_SAMPLES), 1)
+        num_val = integer(log.value(keys.EVAL_SAMPLES), 1)
         is_size_of_imagenet = num_train in (None, IMAGENET_TRAIN)
         if events.DATASET in log.single:
-            event = log.single[events.DATASET][1]
+            event = log.single[events.DATASET]
             is_imagenet = event.metadata.get('is_imagenet') is True
             if is_imagenet and not is_size_of_imagenet:
                 log.flag('imagenet_of_other_size', log.line(keys.TRAIN_SAMPLES), num_train)
@@ -149,16 +145,8 @@ class RunResolver:
     def _is_sound(self) -> bool:
         """Return whether the log's times give a valid time to train; add findings about
         inconsistent times."""
-        ends = [
-            e.time_to_train_s for _, e in read_lines(run_of(self.path).metrics, EndRecord, b'"end"')
-        ]
-        contradictions = [
-            *clock.contradictions(self.log),
-            *clock.check_duration(self.log, ends[-1] if ends else None),
-        ]
-        for finding in [*contradictions, *clock.misplaced(self.log)]:
-            self.log.findings.add(finding)
-        return not contradictions
+        ends = [e.time_to_train_s for _, e in read_records(run_of(self.path).metrics, EndRecord)]
+        return clock.check_times(self.log, ends[-1] if ends else None)
 
     def _status(self, target: float | None, time_s: float | None, is_sound: bool) -> RunStatus:
         """Return the status of the run; the evaluations must confirm a success."""
@@ -170,49 +158,38 @@ class RunResolver:
                 return 'running'
             log.flag('no_run_stop', self.last_line)
             return 'failed'
-        mark, stop = log.single[keys.RUN_STOP]
-        reason, is_v05 = stop.metadata.get('reason'), log.format == 'MLPv0.5.0'
+        stop = log.single[keys.RUN_STOP]
         last = self.evaluations[-1].accuracy if self.evaluations else 0.0
         if not log.is_success(stop):
-            if (
-                not is_v05
-                and 'status' not in stop.metadata
-                and target is not None
-                and last >= target
-            ):
-                log.flag('status_missing', mark.line, last, target)
+            has_status = log.is_v05 or 'status' in stop.metadata
+            if not has_status and target is not None and last >= target:
+                log.flag('status_missing', stop.line, last, target)
                 return 'failed'
-            return (
-                'failed'
-                if log.has_other_end
-                else reason
-                if reason in ('interrupted', 'failed')
-                else 'aborted'
-            )
+            if log.has_other_end:
+                return 'failed'
+            reason = stop.metadata.get('reason')
+            return reason if reason in ('interrupted', 'failed') else 'aborted'
         if not self.evaluations or is_sound and (time_s is None or time_s <= 0):
-            log.flag(
-                'success_without_time' if self.evaluations else 'success_without_evaluation',
-                mark.line,
-            )
+            kind = 'success_without_time' if self.evaluations else 'success_without_evaluation'
+            log.flag(kind, stop.line)
             return 'failed'
         if target is not None and last < target:
-            is_stated = not is_v05 or isinstance(stop.value, dict) and 'success' in stop.value
-            log.flag(
-                'success_below_target' if is_stated else 'target_missed', mark.line, last, target
-            )
+            is_stated = not log.is_v05 or isinstance(stop.value, dict) and 'success' in stop.value
+            kind = 'success_below_target' if is_stated else 'target_missed'
+            log.flag(kind, stop.line, last, target)
             return 'failed' if is_stated else 'aborted'
         return 'converged' if is_sound and not log.has_other_end else 'failed'
 
     def _is_written(self) -> bool:
         """Return whether a log without run_stop is still being written."""
         run = run_of(self.path)
-        if (
-            self.path in (run.result, run.result_v06)
-            and (is_held := is_locked(run.lock)) is not None
-        ):
-            return is_held
+        if self.path in (run.result, run.result_v06):
+            is_held = is_locked(run.lock)
+            if is_held is not None:
+                return is_held
         limit_s = max(QUIET_S, _QUIET_GAPS * min(self.log.longest_gap_s, _DAY_S))
-        age, since_event_s = age_s(self.path, self.now_s), self.now_s - (self.log.last_s or 0.0)
+        age = age_s(self.path, self.now_s)
+        since_event_s = self.now_s - (self.log.last_s or 0.0)
         return age is not None and age < limit_s and since_event_s < max(limit_s, _DAY_S)
 
     def _round(self) -> str:
@@ -235,84 +212,70 @@ class RunResolver:
         if not evaluations:
             return
         last = evaluations[-1]
-        for mark, epoch in log.lost_evaluations(status == 'running'):
-            log.flag('accuracy_missing', mark.line, epoch)
-        early = [
-            e
-            for e in evaluations[:-1]
-            if target is not None
-            and e.accuracy >= target
-            and e.line > (log.line(events.TARGET_ACCURACY) or 0)
-        ]
+        for epoch, event in log.lost_evaluations(status == 'running'):
+            log.flag('accuracy_missing', event.line, epoch)
+        target_line = log.line(events.TARGET_ACCURACY) or 0
+        reached = [e for e in evaluations if target is not None and e.accuracy >= target]
+        early = [e for e in reached if e is not last and e.line > target_line]
         if early:
             log.flag('trained_past_target', early[0].line, early[0].epoch, last.epoch)
-        trained = max(
-            (
-                k + count - 1
-                for starts in (log.epochs, log.blocks)
-                for k, (_, count) in starts.items()
-            ),
-            default=last.epoch,
-        )
+        starts = [*log.epochs.items(), *log.blocks.items()]
+        trained = max((k + start.value - 1 for k, start in starts), default=last.epoch)
         period = max((b.epoch - a.epoch for a, b in zip(evaluations, evaluations[1:])), default=1)
         # A slow evaluation may end while the next epoch is trained.
         if not trained - max(2, period) <= last.epoch <= trained:
             # Some v0.5 logs have a line for the first epoch only, so that the number of trained
             # epochs is unknown.
-            is_doubtful = status == 'converged' and len(log.epochs) + len(log.blocks) > 1
-            log.flag(
-                'evaluation_not_last',
-                last.line,
-                last.epoch,
-                trained,
-                grade='warning' if is_doubtful else 'note',
-            )
-        misfits = [e for e in evaluations if num_val and not _totals(e.accuracy, [num_val])]
-        if misfits and num_val:
-            fits = (
-                [*range(num_val - num_val // 20, num_val + num_val // 10)]
-                if len(evaluations) <= 100
-                else []
-            )
-            for e in evaluations:
-                fits = _totals(e.accuracy, fits)
-            log.flag(
-                'accuracies_uneven',
-                misfits[0].line,
-                len(misfits),
-                len(evaluations),
-                num_val,
-                f', but all are multiples of 1/{fits[0]}' if len(fits) == 1 else '',
-            )
+            is_doubtful = status == 'converged' and len(starts) > 1
+            grade: Grade = 'warning' if is_doubtful else 'note'
+            log.flag('evaluation_not_last', last.line, last.epoch, trained, grade=grade)
+        if num_val:
+            self._flag_uneven(num_val)
+
+    def _flag_uneven(self, num_val: int) -> None:
+        """Flag accuracies that are no multiples of 1/num_val, with the number of images that they
+        fit."""
+        accuracies = [e.accuracy for e in self.evaluations]
+        misfits = [e for e in self.evaluations if not _totals(e.accuracy, [num_val])]
+        if not misfits:
+            return
+        fits = [*range(num_val - num_val // 20, num_val + num_val // 10)]
+        if len(accuracies) > 100:
+            fits = []
+        for accuracy in accuracies:
+            fits = _totals(accuracy, fits)
+        hint = f', but all are multiples of 1/{fits[0]}' if len(fits) == 1 else ''
+        counts = len(misfits), len(accuracies), num_val
+        self.log.flag('accuracies_uneven', misfits[0].line, *counts, hint)
 
     def _flag_resumes(self) -> None:
         log = self.log
         if log.resumed:
-            log.flag('resumed', log.resumed[0][0].line, plural(len(log.resumed), 'time'))
-        for mark, event in log.resumed:
+            log.flag('resumed', log.resumed[0].line, plural(len(log.resumed), 'time'))
+        for event in log.resumed:
             texts = [
                 f'{key[:60]} {str(before)[:40]} -> {str(now)[:40]}'
                 for key, (before, now) in list(changes(event).items())[:_MAX_CHANGES]
             ]
             if texts:
-                log.flag('resumed_with_changes', mark.line, ', '.join(texts))
+                log.flag('resumed_with_changes', event.line, ', '.join(texts))
 
     def _init_s(self) -> float | None:
         stop, start = self.log.single.get(keys.INIT_STOP), self.log.first_init
         if not stop or not start:
             return None
-        seconds = stop[0].time_s - start.time_s
+        seconds = stop.time_s - start.time_s
         if seconds < -clock.SKEW_S:
-            self.log.flag('init_stop_early', stop[0].line, -seconds, start.line)
+            self.log.flag('init_stop_early', stop.line, -seconds, start.line)
             return None
         return max(seconds, 0.0)
 
     def _times(self, is_sound: bool) -> dict[str, Any]:
         """Return the fields of a Run that depend on its clock."""
-        log, stop = self.log, self.log.single.get(keys.RUN_STOP)
-        time_s = log.clock_s(stop[0]) if stop else None
+        log = self.log
+        time_s = log.clock_s(log.single.get(keys.RUN_STOP))
         segments = clock.train_segments(log, time_s)
-        pairs = [(log.clock_s(mark), number(rate, 0, 1e9)) for mark, rate in log.rates]
+        pairs = [(log.clock_s(event), number(event.value, 0, 1e9)) for event in log.rates]
         rates = tuple(sorted((t, rate) for t, rate in pairs if t is not None and rate is not None))
         for finding in clock.check_gap(log, self.evaluations, segments) if is_sound else []:
             log.findings.add(finding)
@@ -329,18 +292,15 @@ class RunResolver:
 
     def run(self) -> Run:
         log, description = self.log, self.description
-        round_name, counts, is_sound = (
-            self._round(),
-            CountReader(log, description, self.sources),
-            self._is_sound(),
-        )
-        # a readable description could change counts that the log does not state
+        round_name = self._round()
+        counts = CountReader(log, description, self.sources)
+        is_sound = self._is_sound()
         if description.fault:
+            # a readable description could change counts that the log does not state
             stated = {name for name, source in self.sources.items() if source.basis != 'implied'}
             is_harmless = stated >= {'num_nodes', 'num_accelerators'}
-            log.findings.add(
-                description.fault._replace(grade='note') if is_harmless else description.fault
-            )
+            grade: Grade = 'note' if is_harmless else description.fault.grade
+            log.findings.add(description.fault._replace(grade=grade))
         times = self._times(is_sound)
         division = log.value(keys.SUBMISSION_DIVISION)
         division = division if division in (keys.OPEN, keys.CLOSED) else None
@@ -355,8 +315,11 @@ class RunResolver:
         if target is not None and target < rule and division == keys.CLOSED and is_imagenet:
             log.flag('target_low', log.line(events.TARGET_ACCURACY), target, rule, round_name)
         if log.seed:
-            self.sources['seed'] = FactSource('logged', keys.SEED, log.seed[0])
-        single = [*log.single.items(), *((events.RUN_RESUMED, first) for first in log.resumed[:1])]
+            self.sources['seed'] = FactSource('logged', keys.SEED, log.seed.line)
+        start = log.single.get(keys.RUN_START)
+        lines = {key: event.line for key, event in log.single.items()}
+        if log.resumed:
+            lines[events.RUN_RESUMED] = log.resumed[0].line
         return Run(
             self.path,
             round_name,
@@ -376,17 +339,17 @@ class RunResolver:
             node_gbit_s=description.node_gbit_s,
             opt_name=_text(optimizer.get(keys.OPT_NAME)),
             optimizer=optimizer,
-            seed=integer(log.seed[1].value, -(2**63), 2**64) if log.seed else None,
+            seed=integer(log.seed.value, -(2**63), 2**64) if log.seed else None,
             target_accuracy=target,
             train_samples=num_train,
             eval_samples=num_val,
             epochs_to_converge=self.evaluations[-1].epoch if status == 'converged' else None,
             is_from_0=self.is_from_0,
             last_s=log.last_s,
-            start_s=log.single[keys.RUN_START][0].time_s if keys.RUN_START in log.single else None,
+            start_s=start.time_s if start else None,
             age_s=age_s(self.path, self.now_s) if status == 'running' else None,
             sources=self.sources,
-            lines={key: mark.line for key, (mark, _) in single},
+            lines=lines,
             findings=log.findings.in_file(self.path),
             **times,
         )

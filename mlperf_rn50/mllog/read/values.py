@@ -5,7 +5,7 @@ from typing import Any
 
 from mlperf_rn50.mllog import events, keys
 from mlperf_rn50.mllog.events import LogEvent
-from mlperf_rn50.mllog.run import IMAGENET_TRAIN
+from mlperf_rn50.mllog.logged_run import IMAGENET_TRAIN
 from mlperf_rn50.runfolder.jsonl import number
 
 MAX_EPOCH = 10**6

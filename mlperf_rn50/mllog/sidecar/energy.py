@@ -11,8 +11,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from mlperf_rn50.mllog.run import Run
-from mlperf_rn50.mllog.sidecar.telemetry import TelemetryFiles, files_of
+from mlperf_rn50.mllog.logged_run import Run
+from mlperf_rn50.mllog.sidecar.node_telemetry import TelemetryFiles, files_of
 from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import host_of
 from mlperf_rn50.runfolder.records import TelemetryRecord
@@ -21,7 +21,7 @@ from mlperf_rn50.text import plural
 KINDS = ('cpu', 'gpu')
 # Expected reasons for missing energy.
 NO_TELEMETRY, NO_COUNTERS = 'no telemetry of the run', 'no node has readable counters'
-_MAX_DEVICES, _MAX_DEVICE_W, _MAX_READINGS = 64, 1e4, 10_000_000
+_MAX_DEVICES, _MAX_DEVICE_W, MAX_READINGS = 64, 1e4, 10_000_000
 # Maximum seconds from the start or end of a part of the run to the nearest sample; minimum share
 # covered by samples.
 _MAX_GAP_S, _MIN_SHARE = 3.0, 0.9
@@ -47,11 +47,8 @@ class Energy:
     @property
     def joules(self) -> float | None:
         """Sum over the measured kinds, or None if there are none."""
-        return (
-            sum(getattr(self, f'{kind}_joules') for kind in self.measured)
-            if self.measured
-            else None
-        )
+        known = [j for j in (self.cpu_joules, self.gpu_joules) if j is not None]
+        return sum(known) if known else None
 
 
 class _Unmeasured(Exception):
@@ -91,17 +88,13 @@ def _read_node(path: Path, most: int) -> _Node:
     for _, record in read_lines(path, TelemetryRecord):
         most -= 1 + sum(map(len, record.energy_j.values()))
         if most < 0:
-            raise _Unmeasured(f'more than {_MAX_READINGS:,} readings of all nodes')
+            raise _Unmeasured(f'more than {MAX_READINGS:,} readings of all nodes')
         if record.event == 'start':
             sessions.append(_Session())
         boot = record.boot or boot
         sessions[-1].add(record)
-    return _Node(
-        host_of(path),
-        boot,
-        {kind for s in sessions for kind in s.readings},
-        [s for s in sessions if s.start],
-    )
+    kinds = {kind for s in sessions for kind in s.readings}
+    return _Node(host_of(path), boot, kinds, [s for s in sessions if s.start])
 
 
 def _joules_at(readings: Readings, time_s: float) -> float:
@@ -126,16 +119,14 @@ def _joules_between(readings: Readings, start_s: float, stop_s: float) -> float:
                 f'{_MAX_GAP_S:g} s'
             )
     first_s, last_s = max(start_s, readings[0][0]), min(stop_s, readings[-1][0])
-    if last_s - first_s < _MIN_SHARE * (stop_s - start_s):
-        raise _Unmeasured(
-            f'the samples cover {max(0.0, last_s - first_s):.1f} s of {stop_s - start_s:.1f} s'
-        )
+    covered_s, whole_s = last_s - first_s, stop_s - start_s
+    if covered_s < _MIN_SHARE * whole_s:
+        raise _Unmeasured(f'the samples cover {max(0.0, covered_s):.1f} s of {whole_s:.1f} s')
     joules = _joules_at(readings, last_s) - _joules_at(readings, first_s)
-    if joules > _MAX_DEVICE_W * (last_s - first_s):
-        raise _Unmeasured(
-            f'got {joules / (last_s - first_s):,.0f} W, expected at most {_MAX_DEVICE_W:,.0f} W'
-        )
-    return joules * (stop_s - start_s) / (last_s - first_s)
+    watts = joules / covered_s
+    if watts > _MAX_DEVICE_W:
+        raise _Unmeasured(f'got {watts:,.0f} W, expected at most {_MAX_DEVICE_W:,.0f} W')
+    return joules * whole_s / covered_s
 
 
 def _device_joules(parts: Sequence[tuple[_Session, float, float]], kind: str, name: str) -> float:
@@ -203,7 +194,7 @@ def read_energy(run: Run, files: TelemetryFiles = None) -> Energy:
     """Return the energy to the run's end or, without one, the last time sampled by all nodes.
     files: see files_of."""
     paths = files_of(run, files)
-    share = _MAX_READINGS // max(1, len(paths))
+    share = MAX_READINGS // max(1, len(paths))
     seconds = run.time_to_train_s if run.elapsed is None else run.elapsed.training_preserved_s
     try:
         nodes = [_read_node(path, share) for path in paths]
@@ -222,9 +213,8 @@ def read_energy(run: Run, files: TelemetryFiles = None) -> Energy:
         f'{kind}_joules': sum(j for devices in hosts.values() for j in devices.values())
         for kind, hosts in measured.items()
     }
-    by_node = (
-        {n.host: {kind: hosts[n.host] for kind, hosts in measured.items()} for n in nodes}
-        if measured
-        else {}
-    )
+    by_node: dict[str, dict[str, Devices]] = {}
+    for kind, hosts in measured.items():
+        for host, devices in hosts.items():
+            by_node.setdefault(host, {})[kind] = devices
     return Energy(seconds, **joules, reasons=reasons, nodes=by_node)

@@ -7,10 +7,15 @@ from itertools import chain
 from pathlib import Path
 
 from mlperf_rn50.mllog.findings import Finding, make_finding
-from mlperf_rn50.mllog.run import Run
-from mlperf_rn50.runfolder.jsonl import read_lines
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.runfolder.names import run_of
-from mlperf_rn50.runfolder.records import EpochRecord, EvalRecord, RanksRecord, TrainRecord
+from mlperf_rn50.runfolder.records import (
+    EpochRecord,
+    EvalRecord,
+    RanksRecord,
+    TrainRecord,
+    read_records,
+)
 
 _MAX_NODES = 256
 
@@ -33,27 +38,17 @@ class NodeReads:
 def read_learning_rates(run: Run) -> Sequence[tuple[float, float]]:
     """Return (seconds since run_start, learning rate) from metrics.jsonl, else from the log, which
     has fewer pairs."""
-    steps = read_lines(run_of(run.path).metrics, TrainRecord, b'learning_rate')
-    return (
-        tuple(
-            (s.time_s, s.learning_rate)
-            for _, s in steps
-            if s.time_s is not None and s.learning_rate is not None
-        )
-        or run.learning_rates
-    )
+    steps = (step for _, step in read_records(run_of(run.path).metrics, TrainRecord))
+    pairs = ((step.time_s, step.learning_rate) for step in steps)
+    known = ((s, rate) for s, rate in pairs if s is not None and rate is not None)
+    return tuple(known) or run.learning_rates
 
 
 def read_curve(path: Path) -> list[tuple[int, float]]:
     """Return (epochs trained, Top-1 as a fraction) of each evaluation in a metrics.jsonl, the last
     if repeated."""
-    return sorted(
-        {
-            e.epoch: e.num_top1 / e.num_images
-            for _, e in read_lines(path, EvalRecord, b'num_top1')
-            if e.num_top1 <= e.num_images
-        }.items()
-    )
+    evaluations = (e for _, e in read_records(path, EvalRecord) if e.num_top1 <= e.num_images)
+    return sorted({e.epoch: e.num_top1 / e.num_images for e in evaluations}.items())
 
 
 def read_node_reads(run: Run) -> list[NodeReads]:
@@ -62,14 +57,11 @@ def read_node_reads(run: Run) -> list[NodeReads]:
     path = run_of(run.path).metrics
     # (line, bytes, new bytes) by host and epoch
     epochs: dict[str, dict[int, tuple[int, int, int | None]]] = {}
-    for line, reads in read_lines(path, EpochRecord, b'record_bytes'):
+    for line, reads in read_records(path, EpochRecord):
         for host, num_bytes in reads.record_bytes.items():
             if host in epochs or len(epochs) < _MAX_NODES:
-                epochs.setdefault(host, {})[reads.epoch] = (
-                    line,
-                    num_bytes,
-                    reads.new_record_bytes.get(host),
-                )
+                new_bytes = reads.new_record_bytes.get(host)
+                epochs.setdefault(host, {})[reads.epoch] = line, num_bytes, new_bytes
     result = []
     for host, by_epoch in sorted(epochs.items()):
         rows = [by_epoch[epoch] for epoch in sorted(by_epoch)]
@@ -77,14 +69,14 @@ def read_node_reads(run: Run) -> list[NodeReads]:
         new = [n for _, _, n in later if n is not None]
         result.append(
             NodeReads(
-                host,
-                path,
-                first,
-                first_new,
-                statistics.fmean(n for _, n, _ in later) if later else None,
-                statistics.fmean(new) if new and len(new) == len(later) else None,
-                first_line,
-                rows[-1][0],
+                host=host,
+                path=path,
+                first_bytes=first,
+                first_new_bytes=first_new,
+                later_bytes=statistics.fmean(n for _, n, _ in later) if later else None,
+                later_new_bytes=statistics.fmean(new) if new and len(new) == len(later) else None,
+                first_line=first_line,
+                last_line=rows[-1][0],
             )
         )
     return result
@@ -93,15 +85,13 @@ def read_node_reads(run: Run) -> list[NodeReads]:
 def read_stragglers(run: Run) -> list[Finding]:
     """Return the last message about each straggler, with the number of evaluations at which it was
     slow."""
-    messages: dict[str, tuple[str, int]] = {}
-    found = [
-        r.stragglers for _, r in read_lines(run_of(run.path).metrics, RanksRecord, b'stragglers')
-    ]
+    texts: dict[str, list[str]] = {}  # by rank
+    found = [r.stragglers for _, r in read_records(run_of(run.path).metrics, RanksRecord)]
     for text in chain.from_iterable(found):
         rank = text.partition(' is slow')[0]
-        if rank in messages or len(messages) < _MAX_NODES:
-            messages[rank] = text, messages.get(rank, ('', 0))[1] + 1
+        if rank in texts or len(texts) < _MAX_NODES:
+            texts.setdefault(rank, []).append(text)
     return [
-        make_finding('straggler', None, text, count, len(found), file=run.path)
-        for text, count in messages.values()
+        make_finding('straggler', None, own[-1], len(own), len(found), file=run.path)
+        for own in texts.values()
     ]

@@ -28,12 +28,8 @@ class BestWeights:
     network."""
 
     def __init__(self, folder: RunFolder, plan: Plan, classes: Sequence[str], data_sha256: str):
-        self._folder, self._plan, self._classes, self._data_sha256 = (
-            folder.weights,
-            plan,
-            classes,
-            data_sha256,
-        )
+        self._folder, self._plan = folder.weights, plan
+        self._classes, self._data_sha256 = classes, data_sha256
         self._best: Network | None = None
         self._written: Network | None = None
         self._last_accuracy: tuple[int, Accuracy] | None = None
@@ -62,27 +58,26 @@ class BestWeights:
             self._write(BEST, self._best, is_last=True)
             return
         self.write_best()
-        last_step, accuracy = self._last_accuracy or (step, None)
-        self._write(
-            LAST, Network(step, accuracy if last_step == step else None, arrays), is_last=True
-        )
+        accuracy = None
+        if self._last_accuracy and self._last_accuracy[0] == step:
+            accuracy = self._last_accuracy[1]
+        self._write(LAST, Network(step, accuracy, arrays), is_last=True)
 
     def _write(self, stem: str, network: Network, is_last: bool) -> None:
-        config, accuracy = self._plan.config, network.accuracy
+        plan, accuracy = self._plan, network.accuracy
         description = describe_weights(
-            config,
+            plan.config,
             self._classes,
-            self._plan.eval_batch_size,
-            network.step // self._plan.steps_per_epoch,
-            config.run.seed or 0,
+            eval_batch_size=plan.eval_batch_size,
+            epoch=network.step // plan.steps_per_epoch,
+            seed=plan.config.run.seed or 0,
             is_best=stem == BEST,
             is_last=is_last,
             data_sha256=self._data_sha256,
             **({**asdict(accuracy), 'top1': accuracy.top1} if accuracy else {}),
         )
-        save_weights(
-            self._folder, stem, description, {n: a.asnumpy() for n, a in network.arrays.items()}
-        )
+        arrays = {n: a.asnumpy() for n, a in network.arrays.items()}
+        save_weights(self._folder, stem, description, arrays)
 
 
 class BackgroundWriter:
@@ -90,14 +85,16 @@ class BackgroundWriter:
 
     def __init__(self, on_wait: Callable[[], None] = lambda: None):
         """Start the thread; on_wait is called every second while finish() waits."""
-        self._pool, self._on_wait = ThreadPoolExecutor(1, 'save', leave_openmp_to_engine), on_wait
+        self._pool = ThreadPoolExecutor(1, 'save', leave_openmp_to_engine)
+        self._on_wait = on_wait
         self._pending: Future[object] | None = None
 
-    def submit(self, *writes: Callable[[], object]) -> None:
+    def submit(self, *writes: Callable[[], object]) -> Future[object]:
         """Wait for the previous submission and raise its error, if any; then start these writes in
         the background."""
         self.finish()
         self._pending = self._pool.submit(lambda: [write() for write in writes])
+        return self._pending
 
     def check(self) -> None:
         """Raise the error of a finished submission, if any."""

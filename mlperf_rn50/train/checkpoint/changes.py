@@ -7,13 +7,13 @@ from typing import Any
 
 from mlperf_rn50.config import KEYS, Config, render_value, to_tree
 from mlperf_rn50.errors import CheckpointError, ConfigError, nearest
-from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import RunFolder
-from mlperf_rn50.runfolder.records import ResumedRecord
+from mlperf_rn50.runfolder.records import ResumedRecord, read_records
 
 # The default of fused_bn_relu changed from false to null when fused_bn_add_relu was added, which
 # old checkpoints lack.
-_FORMER_DEFAULT, _ADDED_WITH_IT = ('model.fused_bn_relu', False, None), 'fused_bn_add_relu'
+_FORMER_DEFAULT = ('model.fused_bn_relu', False, None)
+_ADDED_WITH_IT = 'fused_bn_add_relu'
 # The default of pad_to_4_channels changed from false to null, which gives the same results up to
 # rounding.
 _EQUAL = ('data.pad_to_4_channels', False, None)
@@ -35,16 +35,16 @@ def find_changes(before: Mapping[str, Mapping[str, Any]], config: Config) -> lis
     """Return the changes since an earlier configuration; a key that it lacks counts as having its
     default."""
     now, default = to_tree(config), to_tree(Config())
-    whole = {section: {**default.get(section, {}), **keys} for section, keys in before.items()}
-    changes = [
-        Change(f'{section}.{key}', value, new)
-        for section, keys in whole.items()
-        for key, value in keys.items()
-        if (section, key) != ('run', 'seed') and value != (new := now.get(section, {}).get(key))
-    ]
-    is_former = _ADDED_WITH_IT not in before.get('model', {})
-    ignored = [_EQUAL, *[_FORMER_DEFAULT] * is_former]
-    return [c for c in changes if (c.key, c.before, c.now) not in ignored]
+    ignored = [_EQUAL]
+    if _ADDED_WITH_IT not in before.get('model', {}):
+        ignored.append(_FORMER_DEFAULT)
+    changes = []
+    for section, keys in before.items():
+        for name, value in {**default.get(section, {}), **keys}.items():
+            key, new = f'{section}.{name}', now.get(section, {}).get(name)
+            if value != new and key != 'run.seed' and (key, value, new) not in ignored:
+                changes.append(Change(key, value, new))
+    return changes
 
 
 def free_keys() -> set[str]:
@@ -55,7 +55,7 @@ def free_keys() -> set[str]:
 def recorded_changes(run: RunFolder) -> dict[str, Any]:
     """Return the values of keys that earlier resumes were allowed to change; the files are
     untrusted."""
-    lines = read_lines(run.metrics, ResumedRecord, b'"changed"')
+    lines = read_records(run.metrics, ResumedRecord)
     return {
         key: value
         for _, record in lines
@@ -66,13 +66,9 @@ def recorded_changes(run: RunFolder) -> dict[str, Any]:
 
 def kept_changes(run: RunFolder, config: Config) -> list[str]:
     """Return the keys of recorded_changes that still have these values."""
-    tree, now = to_tree(config), recorded_changes(run)
-    return [
-        key
-        for s, keys in tree.items()
-        for k in keys
-        if (key := f'{s}.{k}') in now and keys[k] == now[key]
-    ]
+    tree, changed = to_tree(config), recorded_changes(run)
+    places = {key: key.split('.') for key in KEYS if key in changed}
+    return [key for key, (section, name) in places.items() if tree[section][name] == changed[key]]
 
 
 def check_changes(changes: Sequence[Change], allowed: Sequence[str], where: str) -> None:

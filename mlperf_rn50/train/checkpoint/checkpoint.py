@@ -55,7 +55,7 @@ def save(folder: Path, progress: Progress, trainer: TrainerState, keep: int) -> 
         digest = write_arrays(temporary / 'arrays.npz', trainer.arrays)
         files.write_atomically(
             temporary / 'state.json',
-            _seal(
+            seal(
                 {'format': FORMAT, 'state': dump_state(progress, trainer), 'arrays_sha256': digest}
             ),
         )
@@ -76,20 +76,20 @@ def save(folder: Path, progress: Progress, trainer: TrainerState, keep: int) -> 
     return final
 
 
-def _seal(content: dict[str, Any]) -> str:
+def seal(content: dict[str, Any]) -> str:
     """Return the text of state.json: the content and its SHA-256."""
     text = json.dumps(content, indent=1)
     return json.dumps({**content, 'sha256': hashlib.sha256(text.encode()).hexdigest()}, indent=1)
 
 
 def _unseal(text: str) -> dict[str, Any]:
-    """Return the content given to _seal; raise ValueError for damage, CheckpointError for other
+    """Return the content given to seal; raise ValueError for damage, CheckpointError for other
     format versions."""
     content = files.parse_json(text)
     if not isinstance(content, dict):
         raise ValueError(f'state.json holds a {type(content).__name__}, expected an object')
     content.pop('sha256', None)
-    is_whole, version = _seal(content) == text, content.get('format')
+    is_whole, version = seal(content) == text, content.get('format')
     if version in _UNSEALED or is_whole and version != FORMAT:
         raise CheckpointError(
             f'got format {str(version)[:20]}, expected {FORMAT}; resume with the program version '

@@ -14,7 +14,7 @@ from mlperf_rn50.runfolder.names import (
     folder_index,
     is_checkpoint_name,
     list_checkpoints,
-    run_numbers,
+    list_runs,
 )
 from mlperf_rn50.system.launcher_env import resume_command
 from mlperf_rn50.train.checkpoint import checkpoint
@@ -24,11 +24,10 @@ def clear_run(run: RunFolder) -> None:
     """Remove the temporary files that killed writers left in a run; the caller holds the lock of
     the run."""
     checkpoint.clear_unfinished(run.checkpoints)
-    written = run.config.name, run.env.name, f'trace_{run.index}_*'
-    for path in (
-        *temporaries_in(run.weights),
-        *(p for name in written for p in temporaries_in(run.dir, name)),
-    ):
+    paths = temporaries_in(run.weights)
+    for name in (run.config.name, run.env.name, f'trace_{run.index}_*'):
+        paths += temporaries_in(run.dir, name)
+    for path in paths:
         path.unlink(missing_ok=True)
 
 
@@ -49,11 +48,9 @@ def find_run(path: Path) -> tuple[RunFolder, Path]:
     UserError if none."""
     checkpoints = path.parent
     if not is_checkpoint(path):
-        folders = (
-            [path]
-            if path.name.startswith('checkpoints')
-            else sorted(path.glob('checkpoints*'), key=folder_index)
-        )
+        folders = [path]
+        if not path.name.startswith('checkpoints'):
+            folders = sorted(path.glob('checkpoints*'), key=folder_index)
         usable = [f for f in folders if list_checkpoints(f)]
         if not usable:
             raise CheckpointError(
@@ -86,14 +83,12 @@ def check_unfinished(run: RunFolder) -> None:
     """Raise UserError for a run that has reached its target; name the newest run of the folder that
     has not."""
     if _has_converged(run):
-        runs = (RunFolder(run.dir, number) for number in sorted(run_numbers(run.dir), reverse=True))
         others = (
             f'; run {r.index} has not: {resume_command(r.checkpoints, is_newest=False)}'
-            for r in runs
+            for r in reversed(list_runs(run.dir))
             if list_checkpoints(r.checkpoints) and not _has_converged(r)
         )
         raise UserError(
-            f'--resume: {run.result} is the log of a run that reached its target; there is '
-            'nothing to '
-            f'resume{next(others, "")}'
+            f'--resume: {run.result} is the log of a run that reached its target; there is nothing '
+            f'to resume{next(others, "")}'
         )

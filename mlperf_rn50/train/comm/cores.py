@@ -33,31 +33,29 @@ def read_threads(exchanging: Collection[str]) -> _Times:
     for thread in thread_ids():
         words = read_small(TASKS / thread / 'schedstat').split()
         if len(words) == 3:
-            name = read_small(TASKS / thread / 'comm')
-            kind = (
-                'exchange'
-                if thread in exchanging
-                else 'input'
-                if name.startswith('[DALI]')
-                else 'compute'
-            )
+            kind = 'compute'
+            if thread in exchanging:
+                kind = 'exchange'
+            elif read_small(TASKS / thread / 'comm').startswith('[DALI]'):
+                kind = 'input'
             times[thread] = kind, 1e-9 * int(words[0]), 1e-9 * int(words[1])
     return times
 
 
-def read_cores(cpus: Collection[int]) -> tuple[float, float] | None:
+def read_cores(cpus: Collection[int], stat: Path = _STAT) -> tuple[float, float] | None:
     """Return the seconds in which any program used these cores, and in which they were stolen.
 
     The host of a virtual machine steals them.
     """
-    rows = [line.split() for line in read_small(_STAT).splitlines()]
-    own = [list(map(int, row[1:9])) for row in rows if row[0] in {f'cpu{cpu}' for cpu in cpus}]
+    rows = [line.split() for line in read_small(stat).splitlines()]
+    names = {f'cpu{cpu}' for cpu in cpus}
+    own = [list(map(int, row[1:9])) for row in rows if row[0] in names]
     if len(own) < len(cpus):  # a container may number its cores differently
         return None
     # Columns: user, nice, system, idle, iowait, irq, softirq, steal
-    return _TICK_S * sum(sum(row[:3] + row[5:7]) for row in own), _TICK_S * sum(
-        row[7] for row in own
-    )
+    used = sum(sum(row[:3] + row[5:7]) for row in own)
+    stolen = sum(row[7] for row in own)
+    return _TICK_S * used, _TICK_S * stolen
 
 
 def longest_waits(before: _Times, now: _Times) -> dict[str, tuple[float, float]]:
@@ -104,12 +102,10 @@ class CoreMeter:
         self.start()
         *now, cpus_now, cores_now_s, threads_now = self._before
         wall_s, cpu_s, throttled = (max(0.0, b - a) for a, b in zip(before, now))
-        known = (
-            cpus == cpus_now
-            and cores_s
-            and cores_now_s
-            and [max(0.0, b - a) for a, b in zip(cores_s, cores_now_s)]
-        )
+        known = {}
+        if cpus == cpus_now and cores_s and cores_now_s:
+            spent = (max(0.0, b - a) for a, b in zip(cores_s, cores_now_s))
+            known = dict(zip(('cores_s', 'steal_s'), spent))
         return {
             'cores': render_cpu_list(cpus_now),
             'num_cores': len(cpus_now),
@@ -120,7 +116,7 @@ class CoreMeter:
             'ready_s': longest_waits(threads, threads_now),
             'machine': read_small(BOOT_ID),
             'load': os.getloadavg()[0],
-            **({'cores_s': known[0], 'steal_s': known[1]} if known else {}),
+            **known,
         }
 
 

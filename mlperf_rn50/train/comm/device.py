@@ -69,14 +69,12 @@ def device_id_of(config: Config, comm: Comm) -> int | None:
     if config.train.device == 'cpu':
         return None
     num_gpus = mx.context.num_gpus()
-    own = make_view(
-        platform.node(), find_visible_gpus() if num_gpus else [], num_gpus, os.environ.get(VISIBLE)
-    )
+    gpus = find_visible_gpus() if num_gpus else []
+    own = make_view(platform.node(), gpus, num_gpus, os.environ.get(VISIBLE))
     views = msgspec.convert(comm.gather_object(asdict(own)), list[View])
     if not any(v.uuids for v in views):
         raise ConfigError(
             'train.device: got gpu, but MXNet finds no GPU; install a GPU build (launch/setup.sh '
-            'with '
-            'MLPERF_RN50_VARIANT) and the driver, or set train.device=cpu'
+            'with MLPERF_RN50_VARIANT) and the driver, or set train.device=cpu'
         )
     return choose_gpus(views, config.run.ranks_per_device)[comm.rank]

@@ -42,7 +42,7 @@ _MAX_IN_BACKGROUND = 16
 _FP16_SCALE, _FP16_LIMIT = 2.0**12, 2.0**15
 # Period of looks at Horovod's thread; time for the loss of another rank to be reported, up to 8.5 s
 # after it by rank.
-_LOOK_S, _LOST_S = 1.0, 20.0
+_LOOK_S, LOST_S = 1.0, 20.0
 Exchange = Callable[[], AbstractContextManager[None]]
 T = TypeVar('T')
 
@@ -130,14 +130,12 @@ def check_controller(env: Mapping[str, str], has_mpi: bool, has_gloo: bool) -> N
     if found and not any(_SET_WITH[name] in env for name in found):
         raise ConfigError(
             f'{found[0]}: got {env[found[0]]!r} in the environment without a launcher; unset it, '
-            'or '
-            'start the ranks with launch/local.sh'
+            'or start the ranks with launch/local.sh'
         )
     if env.get('HOROVOD_CONTROLLER') == 'gloo' and not has_gloo:
         raise ConfigError(
             'HOROVOD_CONTROLLER: got gloo from the launcher, but Horovod was built without Gloo; '
-            'start '
-            'the ranks with launch/mpirun.sh'
+            'start the ranks with launch/mpirun.sh'
         )
     if 'OMPI_COMM_WORLD_SIZE' in env and not has_mpi:
         raise ConfigError(
@@ -159,7 +157,7 @@ def end_without(thread: str) -> None:
     while thread in thread_ids():
         if is_ending.wait(_LOOK_S):
             return
-    if not is_ending.wait(_LOST_S) and threading.main_thread().is_alive():
+    if not is_ending.wait(LOST_S) and threading.main_thread().is_alive():
         print_stderr(
             f'mlperf-rn50: {rank_name()}: the thread of Horovod that exchanges gradients has ended'
         )
@@ -189,7 +187,7 @@ class HorovodComm(Comm):
         for thread in sorted(self.threads, key=int)[:1]:
             threading.Thread(target=end_without, args=(thread,), daemon=True).start()
         self._exchange = exchange
-        self._hvd, self._compression, self._num_sharing = hvd, compression, num_sharing
+        self._hvd, self.compression, self._num_sharing = hvd, compression, num_sharing
         self._sets = {**sets, range(size): hvd.global_process_set}
         self._turns = cycle(range(_MAX_IN_BACKGROUND))
         self._host_cache: dict[str, list[NDArray]] = {}
@@ -216,7 +214,7 @@ class HorovodComm(Comm):
         # overflowed in float16.
         name, factor = f'gradients/{bucket}', 1 / self.world_size
         # the loss scale suffices for float16
-        if self._compression == 'none' or grads[0].dtype == np.float16:
+        if self.compression == 'none' or grads[0].dtype == np.float16:
             self._sum(list(grads), name, factor)
             return
         small = [
@@ -362,6 +360,5 @@ def open_comm(
             return Comm()
         raise ConfigError(
             f'horovod: got {" ".join(str(e).split())}, expected Horovod built with MXNet for '
-            f'{size} '
-            'ranks; start one rank, or run launch/setup.sh (for GPUs with nvcc in PATH)'
+            f'{size} ranks; start one rank, or run launch/setup.sh (for GPUs with nvcc in PATH)'
         ) from e

@@ -93,8 +93,7 @@ def check_finite(name: str | None, epoch: int) -> None:
     if name:
         raise RunFailed(
             f'{name} holds values that are not finite after epoch {epoch + 1}, which a ReLU may '
-            'hide from '
-            'the loss; resume from a checkpoint before this epoch'
+            'hide from the loss; resume from a checkpoint before this epoch'
         )
 
 
@@ -111,10 +110,9 @@ def describe_divergence(digests: Sequence[Mapping[str, int]], epoch: int) -> str
     ]
     return (
         f'the ranks no longer agree after epoch {epoch + 1}: rank {", ".join(map(str, ranks))} of '
-        f'{len(digests)}, '
-        f'first in {names[0]} ({len(names)} of {len(counts)} arrays differ); memory or network of '
-        'a rank corrupted '
-        'data silently; test the node, then resume from a checkpoint before this epoch'
+        f'{len(digests)}, first in {names[0]} ({len(names)} of {len(counts)} arrays differ); '
+        'memory or network of a rank corrupted data silently; test the node, then resume from a '
+        'checkpoint before this epoch'
     )
 
 
@@ -137,7 +135,6 @@ def _describe_straggler(rank: Mapping[str, Any], usual_s: float) -> str:
     )
     return (
         f'rank {rank["rank"]} on {rank["host"]} (cores {rank["cores"]}) is slow: it computes for '
-        f'{own_ms:.0f} '
-        f'ms per step (median {usual_ms:.0f} ms); all ranks wait for it and lose {lost:.0%} of '
-        'each step'
+        f'{own_ms:.0f} ms per step (median {usual_ms:.0f} ms); all ranks wait for it and lose '
+        f'{lost:.0%} of each step'
     )

@@ -1,6 +1,5 @@
 """Times of all ranks since the last evaluation, for a RanksRecord, and traces of some steps."""
 
-import threading
 import time
 from contextlib import suppress
 from itertools import pairwise
@@ -11,11 +10,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from mlperf_rn50.files import write_atomically
-from mlperf_rn50.runfolder.jsonl import encode
-from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import RanksRecord, RankSteps, StepSpans
-from mlperf_rn50.system.launcher_env import print_stderr, rank_name
 from mlperf_rn50.train.comm.cores import CoreMeter, count_others
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.comm.rank_checks import find_stragglers
@@ -38,13 +33,15 @@ class RankTimes:
         comm: Comm,
         timer: StepTimer,
         own: dict[str, Any],
-        folder: RunFolder,
+        request_file: Path,
         heartbeat: Heartbeat,
     ):
-        self._comm, self._timer, self._own, self._folder = comm, timer, own, folder
-        self._heartbeat, self._cores = heartbeat, CoreMeter(comm.threads)
-        self.request, self._attempt_s = False, comm.from_rank_0(time.time)
+        self._comm, self._timer, self._own = comm, timer, own
+        self._request_file, self._heartbeat = request_file, heartbeat
+        self._cores = CoreMeter(comm.threads)
+        self._attempt_s = comm.from_rank_0(time.time)
         self._bins = np.zeros((len(PHASES), _NUM_BINS), int)
+        self.request = False
         self.checkpoint_s = 0.0
 
     def start(self) -> None:
@@ -69,14 +66,14 @@ class RankTimes:
         checkpoint_s, self.checkpoint_s = self.checkpoint_s, 0.0
         ranks = count_others(comm.gather_object(own, only_on_rank_0=True))
         return RanksRecord(
-            epoch + 1,
-            time_s,
-            [RankSteps(**rank) for rank in ranks],
-            find_stragglers(ranks),
-            eval_s,
-            checkpoint_s,
-            measure_latency(comm),
-            dict(zip(PHASES, bins)),
+            epoch=epoch + 1,
+            time_s=time_s,
+            ranks=[RankSteps(**rank) for rank in ranks],
+            stragglers=find_stragglers(ranks),
+            eval_s=eval_s,
+            checkpoint_s=checkpoint_s,
+            latency_s=measure_latency(comm),
+            histograms=dict(zip(PHASES, bins)),
         )
 
     def find_request(self) -> None:
@@ -84,31 +81,17 @@ class RankTimes:
         ranks."""
         if self._comm.rank == 0:
             with suppress(OSError):
-                if not self._folder.trace_request.stat().st_size:  # otherwise a file of the user
-                    self._folder.trace_request.unlink()
+                if not self._request_file.stat().st_size:  # otherwise a file of the user
+                    self._request_file.unlink()
                     self.request = True
 
-    def trace(self, is_requested: bool = False, is_end: bool = False) -> None:
-        """Trace the next steps if requested; write a trace once it is complete, or as it is at the
-        end of the run."""
+    def take_trace(self, is_requested: bool = False, is_end: bool = False) -> list[StepSpans]:
+        """Trace the next steps if requested; return the traced steps once all are done, or as they
+        are at the end of the run."""
         if is_requested:
             self._timer.start_trace(_NUM_STEPS)
-        if spans := self._timer.take_trace(is_end):  # in a thread, because storage may be slow
-            spans = [replace(s, attempt_s=self._attempt_s) for s in spans]
-            threading.Thread(
-                target=write_trace, args=(self._folder.trace(self._comm.rank), spans)
-            ).start()
-
-
-def write_trace(path: Path, spans: list[StepSpans]) -> None:
-    """Write the traced steps of a rank, replacing an earlier trace. An error does not end the
-    run."""
-    try:
-        # the run folder may be on a local disk of each node
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, ''.join(f'{encode(s)}\n' for s in spans))
-    except OSError as e:
-        print_stderr(f'mlperf-rn50: {rank_name()}: {path}: {e.strerror}; the trace is not written')
+        spans = self._timer.take_trace(is_end)
+        return [replace(s, attempt_s=self._attempt_s) for s in spans]
 
 
 def spread_updates(times: np.ndarray) -> np.ndarray:
@@ -117,13 +100,13 @@ def spread_updates(times: np.ndarray) -> np.ndarray:
 
     In the other steps, they are part of the backward pass, and get the same share of both.
     """
-    result, is_sampled = times.copy(), ~np.isnan(times[:, COLUMNS.index('hidden')])
+    result = times.copy()
+    is_sampled = ~np.isnan(times[:, COLUMNS.index('hidden')])
     both = [PHASES.index('compute'), PHASES.index('update')]
     sums = times[is_sampled][:, both].sum(0)
     if sums.sum():
-        result[np.ix_(~is_sampled, both)] = np.outer(
-            times[~is_sampled][:, both].sum(1), sums / sums.sum()
-        )
+        others = times[~is_sampled][:, both].sum(1)
+        result[np.ix_(~is_sampled, both)] = np.outer(others, sums / sums.sum())
     return result
 
 
@@ -151,10 +134,9 @@ def sum_times(times: np.ndarray, least_wait_s: np.ndarray) -> dict[str, Any]:
 
 def count_bins(times: np.ndarray) -> np.ndarray:
     """Return the histogram of each phase as in RanksRecord, (PHASES, bins)."""
-    bins = 4 * np.log2(np.maximum(times[:, : len(PHASES)], 1e-5) / 1e-5)
-    return np.stack(
-        [np.bincount(b, minlength=_NUM_BINS) for b in np.minimum(bins.T, _NUM_BINS - 1).astype(int)]
-    )
+    phases = np.maximum(times.T[: len(PHASES)], 1e-5)
+    bins = np.minimum(4 * np.log2(phases / 1e-5), _NUM_BINS - 1).astype(int)
+    return np.stack([np.bincount(b, minlength=_NUM_BINS) for b in bins])
 
 
 def measure_latency(comm: Comm) -> float | None:

@@ -41,11 +41,10 @@ def check_places(places: Sequence[tuple[str, int]], num_sharing: int) -> None:
         first_host, first_local_rank = places[first]
         if (host, local_rank // num_sharing) != (first_host, first_local_rank // num_sharing):
             raise ConfigError(
-                f'run.ranks_per_device: got {num_sharing}, and ranks {first} and {rank}, which '
-                'are to share a GPU, are '
-                f'number {first_local_rank} on {first_host} and number {local_rank} on {host}; '
-                'start a multiple of '
-                f'{num_sharing} ranks on every node, numbered node by node'
+                f'run.ranks_per_device: got {num_sharing}, and ranks {first} and {rank}, which are '
+                f'to share a GPU, are number {first_local_rank} on {first_host} and number '
+                f'{local_rank} on {host}; start a multiple of {num_sharing} ranks on every node, '
+                'numbered node by node'
             )
 
 
@@ -74,6 +73,5 @@ def describe_exchange(
     last = f', then of {num_gpus} GPUs through NCCL' if num_gpus > 1 else ''
     return (
         f'{controller} controller, gradients of {num_sharing} ranks of a GPU through host memory '
-        'and '
-        f'{controller}{last}'
+        f'and {controller}{last}'
     )

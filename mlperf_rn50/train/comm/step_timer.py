@@ -34,7 +34,7 @@ COLUMNS = (*PHASES, 'read', 'decode', 'hidden')
 # One of so many steps has marks of its buckets, because each mark is an operation for MXNet's
 # engine.
 _SAMPLING_STEPS = 16
-_Function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+StampFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 # Context::CPU(), kCPUPrioritized of MXNet's engine.h
 _CPU, _PRIORITIZED = (ctypes.c_int * 2)(1, 0), ctypes.c_int(3)
 
@@ -54,7 +54,7 @@ class Marks(NamedTuple):
     done: Sequence[int]  # those after its exchange
 
 
-class _TimerThread(threading.Thread):
+class TimerThread(threading.Thread):
     """Thread that waits for steps and keeps their times."""
 
     def __init__(
@@ -69,7 +69,7 @@ class _TimerThread(threading.Thread):
         self.last_end = time.monotonic()
         self.times = array('d')  # a row of COLUMNS for each step
         self.stamps: dict[int, float] = {}
-        self.function = _Function(self.stamp)
+        self.function = StampFunction(self.stamp)
         # numbers of steps to trace, and those that are done
         self.traced, self.trace = range(0), list[StepSpans]()
         self.error: Exception | None = None
@@ -89,7 +89,15 @@ class _TimerThread(threading.Thread):
                 # a single rank, whose updates start before this thread wakes up
                 if ready and not done:
                     computed_at = exchanged_at = ready[0]
-                self.add(marks, computed_at, exchanged_at, updated_at, list(zip(ready, done)))
+                self.step += 1
+                ends = computed_at, exchanged_at, updated_at
+                buckets = list(zip(ready, done))
+                spans, row = time_step(self.step, self.last_end, marks, ends, buckets)
+                self.last_end = spans.updated_s
+                self.times.extend(row)
+                self.on_step(spans)
+                if self.step in self.traced:
+                    self.trace.append(spans)
             except Exception as e:  # any error must reach the training loop
                 self.error = e
             finally:
@@ -109,51 +117,30 @@ class _TimerThread(threading.Thread):
             time.sleep(0.001)
         return []
 
-    def add(
-        self,
-        marks: Marks,
-        computed_at: float,
-        exchanged_at: float,
-        updated_at: float,
-        buckets: list[tuple[float, float]],
-    ) -> None:
-        """Add a step, given the times at which its backward pass, exchange and update ended, and
-        those of buckets."""
-        ends = list(
-            accumulate(
-                (
-                    self.last_end,
-                    marks.asked_at,
-                    marks.arrived_at,
-                    computed_at,
-                    exchanged_at,
-                    updated_at,
-                ),
-                max,
-            )
-        )
-        self.step, self.last_end = self.step + 1, ends[-1]
-        # their clock may be read later
-        buckets = [(min(a, ends[-1]), min(b, ends[-1])) for a, b in buckets]
-        spans = StepSpans(self.step, *ends, buckets)  # type: ignore[call-arg,arg-type]  # there are six ends
-        self.on_step(spans)
-        if self.step in self.traced:
-            self.trace.append(spans)
-        # The loop runs ahead, so the device may notice only the end of a wait for images.
-        share = (spans.arrived_s - spans.asked_s) / max(marks.arrived_at - marks.asked_at, 1e-9)
-        hidden_s = (
-            union_s((a, min(b, spans.computed_s)) for a, b in buckets)
-            if marks.ready is not None
-            else math.nan
-        )
-        self.times.extend(
-            (
-                *(b - a for a, b in pairwise(ends)),
-                share * marks.read_s,
-                share * marks.decode_s,
-                hidden_s,
-            )
-        )
+
+def time_step(
+    step: int,
+    start: float,
+    marks: Marks,
+    ends: tuple[float, float, float],
+    buckets: Sequence[tuple[float, float]],
+) -> tuple[StepSpans, list[float]]:
+    """Return the spans of a step and its times, in the order of COLUMNS. Pure.
+
+    start: end of the step before. ends: of backward pass, exchange and update. buckets: start and
+    end of the exchange of each. The clock may have been read late, also for marks of a step before.
+    """
+    times = list(accumulate((start, marks.asked_at, marks.arrived_at, *ends), max))
+    buckets = [(min(a, times[-1]), min(b, times[-1])) for a, b in buckets]
+    # there are six times
+    spans = StepSpans(step, *times, buckets)  # type: ignore[call-arg,arg-type]
+    # The loop runs ahead, so the device may notice only the end of a wait for images.
+    share = (spans.arrived_s - spans.asked_s) / max(marks.arrived_at - marks.asked_at, 1e-9)
+    hidden_s = math.nan
+    if marks.ready is not None:
+        hidden_s = union_s((a, min(b, spans.computed_s)) for a, b in buckets)
+    phases = [b - a for a, b in pairwise(times)]
+    return spans, [*phases, share * marks.read_s, share * marks.decode_s, hidden_s]
 
 
 class StepTimer:
@@ -167,11 +154,11 @@ class StepTimer:
     ) -> None:
         """on_exchange is called with True at the start of a gradient exchange and with False at its
         end."""
-        self._thread = _TimerThread(on_exchange, on_step)
+        self.thread = TimerThread(on_exchange, on_step)
         self._data: tuple[float, float, float, float] = (0.0,) * 4
         self._num_pushed = self._num_taken = self._num_stamps = self._step = 0
-        self._thread.start()
-        weakref.finalize(self, self._thread.steps.put, None)  # the thread ends with the timer
+        self.thread.start()
+        weakref.finalize(self, self.thread.steps.put, None)  # the thread ends with the timer
 
     @property
     def is_sampling(self) -> bool:
@@ -180,9 +167,8 @@ class StepTimer:
         # an array then counts as written when the operation that writes it is launched
         if has_async_engine():
             return False
-        return (
-            self._num_pushed - self._num_taken
-        ) % _SAMPLING_STEPS == 1 or self._step + 1 in self._thread.traced
+        num_pushed = self._num_pushed - self._num_taken
+        return num_pushed % _SAMPLING_STEPS == 1 or self._step + 1 in self.thread.traced
 
     def mark_data(self, asked_at: float, read_s: float = 0.0, decode_s: float = 0.0) -> None:
         """Record that the images of a step's first pass, for which the loop asked at a time, have
@@ -196,7 +182,7 @@ class StepTimer:
     def stamp(self, written: mx.nd.NDArray) -> int:
         """Let MXNet's engine read the clock when an array has been written; return the number of
         the stamp."""
-        return self._push_stamp([written], [])
+        return self.push_stamp([written], [])
 
     def separate(self, arrays: Sequence[mx.nd.NDArray]) -> int:
         """Let MXNet's engine read the clock when arrays have been written, and only then start
@@ -205,82 +191,68 @@ class StepTimer:
         No thread waits. So the updates of a single rank follow its backward pass, and their time is
         known.
         """
-        return self._push_stamp([], arrays)
+        return self.push_stamp([], arrays)
 
-    def _push_stamp(self, read: Sequence[mx.nd.NDArray], written: Sequence[mx.nd.NDArray]) -> int:
+    def push_stamp(self, read: Sequence[mx.nd.NDArray], written: Sequence[mx.nd.NDArray]) -> int:
         self._num_stamps += 1
-        handles = [
-            (ctypes.c_void_p * len(arrays))(*(a.handle for a in arrays))
-            for arrays in (read, written)
-        ]
-        mx.base.check_call(
-            mx.base._LIB.MXEnginePushSyncND(
-                self._thread.function,
-                ctypes.c_void_p(self._num_stamps),
-                None,
-                ctypes.byref(_CPU),
-                handles[0],
-                len(read),
-                handles[1],
-                len(written),
-                ctypes.byref(_PRIORITIZED),
-                0,
-                b'stamp',
-            )
-        )
+        number, push = ctypes.c_void_p(self._num_stamps), mx.base._LIB.MXEnginePushSyncND
+        arrays: list[Any] = []
+        for each in (read, written):
+            handles = (ctypes.c_void_p * len(each))(*(a.handle for a in each))
+            arrays += [handles, len(each)]
+        place, priority = ctypes.byref(_CPU), ctypes.byref(_PRIORITIZED)
+        code = push(self.thread.function, number, None, place, *arrays, priority, 0, b'stamp')
+        mx.base.check_call(code)
         return self._num_stamps
 
     def mark_exchange(self, *arrays: Any) -> None:
         """Record a step queued in MXNet up to its exchange, given the arrays and stamps of
         Marks."""
-        self._thread.steps.put(Marks(*self._data, *arrays))
+        self.thread.steps.put(Marks(*self._data, *arrays))
 
     def mark_update(self, updated: mx.nd.NDArray) -> None:
         """Record the end of the step, given an array that is ready after its update."""
         self._num_pushed, self._step = self._num_pushed + 1, self._step + 1
-        self._thread.updates.put(updated)
+        self.thread.updates.put(updated)
 
     def check(self) -> None:
         """Raise the error of a failed step, which MXNet reports only to the first thread that waits
         for the step."""
-        if self._thread.error:
-            raise self._thread.error
+        if self.thread.error:
+            raise self.thread.error
 
     def take(self) -> np.ndarray:
         """Return the seconds of the steps since the last call, (steps, COLUMNS); NaN: hidden, of
         other steps."""
         self.drain()
-        taken, self._thread.times, self._num_taken = (
-            self._thread.times,
-            array('d'),
-            self._num_pushed,
-        )
+        taken, self.thread.times = self.thread.times, array('d')
+        self._num_taken = self._num_pushed
         return np.array(taken).reshape(-1, len(COLUMNS))
 
     def start(self, step: int = 0) -> None:
         """Wait until all earlier steps are done, then start the clock of the step after `step`, the
         last completed."""
         self.drain()
-        self._step = self._thread.step = step
-        self._thread.last_end = time.monotonic()
+        self._step = self.thread.step = step
+        self.thread.last_end = time.monotonic()
 
     def start_trace(self, num_steps: int, first: int | None = None) -> None:
         """Keep the times of steps and all of their buckets; first: number of a step, None for the
         next one."""
         first = self._step + 1 if first is None else first
-        self._thread.traced, self._thread.trace = range(first, first + num_steps), []
+        self.thread.traced, self.thread.trace = range(first, first + num_steps), []
 
     def take_trace(self, is_end: bool = False) -> list[StepSpans]:
         """Return the traced steps once the last one is done, and at the end of the run those that
         are done."""
-        taken = self._thread.trace
-        if not taken or not is_end and taken[-1].step + 1 < self._thread.traced.stop:
+        taken = self.thread.trace
+        if not taken or not is_end and taken[-1].step + 1 < self.thread.traced.stop:
             return []
         self.start_trace(0)
         return taken
 
     def drain(self) -> None:
         """Wait until all steps are timed; raise the error of a failed step."""
-        while self._thread.num_done < self._num_pushed:
+        while self.thread.num_done < self._num_pushed:
             time.sleep(0.001)
         self.check()

@@ -10,8 +10,7 @@ from mlperf_rn50.config import Config
 from mlperf_rn50.mllog.elapsed import render_parts
 from mlperf_rn50.mllog.writer import RunLog
 from mlperf_rn50.model.resnet import ResidualUnit, depth_of, side_after, units
-from mlperf_rn50.train import events
-from mlperf_rn50.train.plan import Plan
+from mlperf_rn50.train import run_events as events
 
 
 class MlperfLog:
@@ -27,13 +26,14 @@ class MlperfLog:
                 log.cache_clear(event.is_cache_clear, event.cache_reason)
                 log.init_start()
                 log.seed(event.seed)
+                warmup_epochs = plan.config.schedule.warmup_epochs
                 log.hyperparameters(
                     plan.config,
-                    plan.global_batch_size,
-                    plan.local_batch_size,
-                    plan.decay_steps,
-                    round(plan.config.schedule.warmup_epochs * plan.steps_per_epoch),
-                    plan.fraction(plan.steps_per_epoch - 1),
+                    global_batch_size=plan.global_batch_size,
+                    local_batch_size=plan.local_batch_size,
+                    decay_steps=plan.decay_steps,
+                    warmup_steps=round(warmup_epochs * plan.steps_per_epoch),
+                    last_step_lr_factor=plan.fraction(plan.steps_per_epoch - 1),
                 )
             case events.Built():
                 log.model(describe_layers(event.plan.config), event.tensor_names)
@@ -45,14 +45,13 @@ class MlperfLog:
                 log.run_start()
                 log.data(event.plan.config, event.plan.world_size, event.num_hosts)
             case events.Resumed():
+                epoch = event.step // event.plan.steps_per_epoch
                 log.run_resumed(
                     event.step,
-                    event.step // event.plan.steps_per_epoch,
+                    epoch,
                     event.clock_s,
                     stopped_s=event.stopped_s,
-                    elapsed_parts=render_parts(event.parts),
-                    **render_ranks(event.plan, event.num_hosts),
-                    **render_changes(event),
+                    **resumed_facts(event),
                 )
                 log.open_options(event.plan.config)  # may be changed
             case events.EpochStarted():
@@ -62,9 +61,9 @@ class MlperfLog:
             case events.EpochDone():
                 log.epoch_stop(event.epoch, event.images_per_s, event.learning_rate)
             case events.LossScaleChanged():
-                log.loss_scale(event.step, event.now)
+                log.loss_scale(event.record.step, event.record.now)
             case events.ClockStepped():
-                log.clock_step(event.host, event.step_s)
+                log.clock_step(event.record.host, event.record.step_s)
             case events.EvalStarted():
                 log.eval_start(event.epoch)
             case events.Evaluated():
@@ -77,19 +76,17 @@ class MlperfLog:
         self._log.close()
 
 
-def render_changes(event: events.Resumed) -> dict[str, Any]:
-    """Return each changed configuration key of a resumed run with its values [before, now]; {}
-    without changes."""
-    return {'changed': {c.key: [c.before, c.now] for c in event.changes}} if event.changes else {}
-
-
-def render_ranks(plan: Plan, num_hosts: int) -> dict[str, Any]:
-    """Return a resumed run's ranks, nodes, global batch size and learning rate factor."""
+def resumed_facts(event: events.Resumed) -> dict[str, Any]:
+    """Return what log and metrics have in common about a resume: parts of its time, ranks, global
+    batch size, factor on the learning rate, and changed keys with their values [before, now]."""
+    plan, changed = event.plan, {c.key: [c.before, c.now] for c in event.changes}
     return {
+        'elapsed_parts': render_parts(event.parts),
         'number_of_ranks': plan.world_size,
-        'number_of_nodes': num_hosts,
+        'number_of_nodes': event.num_hosts,
         'global_batch_size': plan.global_batch_size,
         'lr_scale': plan.lr_scale,
+        **({'changed': changed} if changed else {}),
     }
 
 
@@ -109,15 +106,8 @@ class _Describer:
         before = self.shape
         self.channels, self.side = channels, side_after(self.side, stride)
         yield tags.MODEL_HP_CONV2D_FIXED_PADDING, f'{before} -> {self.shape}'
-        yield (
-            tags.MODEL_HP_CONV2D_FIXED_PADDING,
-            {
-                'stride': stride,
-                'filters': channels,
-                'initializer': 'xavier_gaussian_fan_in',
-                'use_bias': False,
-            },
-        )
+        layer = {'stride': stride, 'filters': channels, 'initializer': 'xavier_gaussian_fan_in'}
+        yield tags.MODEL_HP_CONV2D_FIXED_PADDING, {**layer, 'use_bias': False}
 
     def norm(self) -> tuple[str, Any]:
         model = self._config.model
@@ -131,7 +121,8 @@ class _Describer:
         }
 
     def unit(self, unit: ResidualUnit) -> Iterator[tuple[str, Any]]:
-        kind, inside = 'bottleneck_block' if unit.is_bottleneck else 'basic_block', self.shape
+        kind = 'bottleneck_block' if unit.is_bottleneck else 'basic_block'
+        inside = self.shape
         yield tags.MODEL_HP_BEGIN_BLOCK, {'block_type': kind}
         yield tags.MODEL_HP_BLOCK_TYPE, kind
         yield tags.MODEL_HP_RESNET_TOPOLOGY, f'Block Input: {inside}'
@@ -164,4 +155,4 @@ class _Describer:
 def describe_layers(config: Config) -> list[tuple[str, Any]]:
     """Return the (tag, value) pairs of a network in the order of its layers, or empty if it is not
     a ResNet."""
-    return list(_Describer(config).network()) if config.model.name.startswith('resnet') else []
+    return list(_Describer(config).network()) if config.model.is_resnet else []

@@ -10,7 +10,8 @@ from tensorboardX.summary import scalar, text
 
 from mlperf_rn50.config import Config, to_tree
 from mlperf_rn50.files import writing
-from mlperf_rn50.train import events
+from mlperf_rn50.runfolder.records import TrainRecord
+from mlperf_rn50.train import run_events as events
 
 
 class TensorBoard:
@@ -27,19 +28,17 @@ class TensorBoard:
             self._writer = EventsWriter(str(folder / 'events'))
             if first_step:
                 self._put(first_step + 1, session_log=SessionLog(status=SessionLog.START))
-            rows = [
-                f'| {s}.{k} | {v} |' for s, keys in to_tree(config).items() for k, v in keys.items()
-            ]
-            self._put(
-                0, summary=text('configuration', '\n'.join(['| key | value |', '|---|---|', *rows]))
-            )
+            table = ['| key | value |', '|---|---|']
+            for section, keys in to_tree(config).items():
+                table += [f'| {section}.{key} | {value} |' for key, value in keys.items()]
+            self._put(0, summary=text('configuration', '\n'.join(table)))
 
     def handle(self, event: events.Event) -> None:
         with writing(self._folder):
             match event:
-                case events.StepDone(is_reported=True):
+                case events.StepDone(record=TrainRecord() as record):
                     self._step = event.step
-                    self._add('train/loss', event.mean_loss)
+                    self._add('train/loss', record.loss)
                     self._add('train/learning_rate', event.learning_rate)
                     self._add('speed/images_per_s', event.images_per_s)
                     if event.gradient_norm is not None:
@@ -54,10 +53,8 @@ class TensorBoard:
                 case events.RanksTimed():
                     for rank in event.record.ranks:
                         for part in ('data', 'compute', 'wait'):
-                            self._add(
-                                f'{part}_ms_per_step/rank_{rank.rank}_{rank.host}',
-                                1000 * getattr(rank, f'{part}_s') / max(1, rank.num_steps),
-                            )
+                            ms = 1000 * getattr(rank, f'{part}_s') / max(1, rank.num_steps)
+                            self._add(f'{part}_ms_per_step/rank_{rank.rank}_{rank.host}', ms)
                 case events.Ended():
                     self._add('run/epochs_to_converge', event.epochs_to_converge or 0)
                     self._add('run/time_s', event.time_s)
@@ -68,7 +65,7 @@ class TensorBoard:
     def _put(self, step: int, **content: Any) -> None:
         self._writer.write_event(Event(wall_time=time.time(), step=step, **content))
 
-    def _add(self, tag: str, value: float) -> None:
+    def _add(self, tag: str, value: float | None) -> None:
         self._put(self._step, summary=scalar(tag, value))
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from mlperf_rn50.system.launcher_env import launched_rank
 
 T = TypeVar('T')
 _NUM_STEPS = 64  # last steps whose times are kept
+_NUMBERS = 'beats phase step reading calling calls computed exchanging stop_requested stopped_ms'
 WAITING = 'waiting'
 # Phases of a rank, each with the key in section comm that limits the time without a sign of life.
 PHASES = {
@@ -45,25 +46,15 @@ class _Shared(ctypes.Structure):
     """Numbers shared by a rank and its watcher; each is written by a single thread."""
 
     _fields_ = [
-        (name, ctypes.c_int64)
-        for name in (
-            'beats',
-            'phase',
-            'step',
-            'reading',
-            'calling',
-            'calls',
-            'computed',
-            'exchanging',
-            'stop_requested',
-            'stopped_ms',
-        )
-    ] + [('spans', ctypes.c_double * 7 * _NUM_STEPS)]
+        *((name, ctypes.c_int64) for name in _NUMBERS.split()),
+        ('spans', ctypes.c_double * 7 * _NUM_STEPS),
+    ]
 
 
 class Heartbeat:
     def __init__(self) -> None:
-        self._shared, self._taken_ms = _Shared.from_buffer(mmap.mmap(-1, ctypes.sizeof(_Shared))), 0
+        self._shared = _Shared.from_buffer(mmap.mmap(-1, ctypes.sizeof(_Shared)))
+        self._taken_ms = 0
 
     def beat(self, phase: str | None = None, step: int | None = None) -> None:
         """Give a sign of life; set the phase and the number of completed steps, unless None."""
@@ -141,25 +132,21 @@ class Heartbeat:
         return list(PHASES)[self._shared.phase]
 
     def state(self) -> RankState:
-        shared = self._shared
-        is_waiting = shared.calling or shared.exchanging
-        doing = (
-            'reading data'
-            if shared.reading
-            else WAITING
-            if is_waiting
-            else 'computing'
-            if self.phase in ('training', 'evaluation')
-            else self.phase
-        )
+        shared, doing = self._shared, self.phase
+        if shared.reading:
+            doing = 'reading data'
+        elif shared.calling or shared.exchanging:
+            doing = WAITING
+        elif doing in ('training', 'evaluation'):
+            doing = 'computing'
         return RankState(
-            launched_rank(),
-            platform.node(),
-            shared.step,
-            self.phase,
-            doing,
-            shared.calls + shared.computed,
-            time.time(),
+            rank=launched_rank(),
+            host=platform.node(),
+            step=shared.step,
+            phase=self.phase,
+            doing=doing,
+            num_reached=shared.calls + shared.computed,
+            time_s=time.time(),
         )
 
     def __str__(self) -> str:

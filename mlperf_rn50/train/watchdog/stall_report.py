@@ -39,8 +39,8 @@ def stalled_folder(run_dir: Path, variables: dict[str, str]) -> Path:
     return run_dir / 'stalled' / re.sub(r'[^\w.-]', '_', job)
 
 
-def run_limited(limit_s: float, work: Callable[[], str]) -> str | None:
-    """Run work in a forked process; return None if it fails or exceeds the limit."""
+def run_limited(limit_s: float, work: Callable[[], str]) -> str:
+    """Run work in a forked process; return '' if it fails or exceeds the limit."""
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
@@ -57,23 +57,21 @@ def run_limited(limit_s: float, work: Callable[[], str]) -> str | None:
         os.kill(pid, signal.SIGKILL)
     # a process that waits for storage may never end
     _, status = os.waitpid(pid, 0 if is_done else os.WNOHANG)
-    return text.decode() if is_done and not status else None
+    return text.decode() if is_done and not status else ''
 
 
 def note_failed(folder: Path | None, reason: str, is_outside: bool) -> str:
     """Add this rank and its host to the failures of the run, which a launcher counts to choose
     hosts; return ''."""
     if folder:
-        note_failure(
-            folder.parent.parent,
-            Failure(
-                os.environ.get('MLPERF_RN50_JOB', ''),
-                platform.node(),
-                reason,
-                launched_rank(),
-                is_outside,
-            ),
+        failure = Failure(
+            job=os.environ.get('MLPERF_RN50_JOB', ''),
+            host=platform.node(),
+            cause=reason,
+            rank=launched_rank(),
+            is_outside=is_outside,
         )
+        note_failure(folder.parent.parent, failure)
     return ''
 
 
@@ -83,19 +81,14 @@ def record(
     """Write state and last steps of a stalled rank, and its stacks from a pipe; return the path of
     the stacks."""
     make_folder(folder)
-    write_atomically(folder / f'rank_{state.rank}.json', jsonl.encode(state))
-    write_atomically(
-        folder / f'rank_{state.rank}_steps.jsonl', ''.join(f'{jsonl.encode(s)}\n' for s in steps)
-    )
-    path = folder / f'rank_{state.rank}.txt'
+    stem = folder / f'rank_{state.rank}'
+    write_atomically(Path(f'{stem}.json'), jsonl.encode(state))
+    lines = ''.join(f'{jsonl.encode(s)}\n' for s in steps)
+    write_atomically(Path(f'{stem}_steps.jsonl'), lines)
     when = time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(state.time_s))
-    write_atomically(
-        path,
-        f'rank {state.rank} on {state.host}, step {state.step}, {state.phase}, {state.doing}; '
-        f'{when}'
-        f'\n\n{_dump_stacks(pid, stacks)}',
-    )
-    return str(path)
+    head = f'rank {state.rank} on {state.host}, step {state.step}, {state.phase}, {state.doing}'
+    write_atomically(Path(f'{stem}.txt'), f'{head}; {when}\n\n{_dump_stacks(pid, stacks)}')
+    return f'{stem}.txt'
 
 
 def _dump_stacks(pid: int, stacks: int) -> str:
@@ -130,32 +123,30 @@ def explain(own: RankState, others: Sequence[RankState], size: int) -> str:
     behind = [s for s in states if s.num_reached < front]
     waiting = _name_ranks([s.rank for s in states if s.num_reached == front])
     silent = sorted(set(range(size)) - {s.rank for s in states})
-    exchange = (
-        f'the exchange of step {max(s.step for s in states) + 1}'
-        if own.phase == 'training'
-        else f'an exchange ({own.phase})'
-    )
+    exchange = f'an exchange ({own.phase})'
+    if own.phase == 'training':
+        exchange = f'the exchange of step {max(s.step for s in states) + 1}'
     if own in behind:
         text = f'busy: {own.doing}; {waiting} waiting for it in {exchange}'
     elif behind:
-        late = ', '.join(
-            f'rank {s.rank} on {s.host} (busy: {s.doing})' for s in behind[:_MAX_NAMED]
-        )
-        text = f'waiting in {exchange} for {late}' + (', ...' if len(behind) > _MAX_NAMED else '')
+        late = [f'rank {s.rank} on {s.host} (busy: {s.doing})' for s in behind]
+        if len(late) > _MAX_NAMED:
+            late[_MAX_NAMED:] = ['...']
+        text = f'waiting in {exchange} for {", ".join(late)}'
     elif own.doing != WAITING:
         text = f'busy: {own.doing}'
+    elif silent:
+        text = f'waiting in {exchange}'
     else:
-        text = f'waiting in {exchange}' + (
-            '' if silent else ', which all ranks have reached; check the network'
-        )
-    return text + (f'; no report from {_name_ranks(silent)}' if silent else '')
+        text = f'waiting in {exchange}, which all ranks have reached; check the network'
+    return f'{text}; no report from {_name_ranks(silent)}' if silent else text
 
 
 def _name_ranks(ranks: Sequence[int]) -> str:
     """Return ranks as shortened text, such as 'rank 2' or 'ranks 0, 1, 3'."""
-    names = [str(r) for r in ranks]
-    more = f', ... {names[-1]} ({len(names)})' if len(names) > _MAX_NAMED else ''
-    return f'rank{"s" if len(names) > 1 else ""} {", ".join(names[:_MAX_NAMED])}{more}'
+    names = ', '.join(map(str, ranks[:_MAX_NAMED]))
+    more = f', ... {ranks[-1]} ({len(ranks)})' if len(ranks) > _MAX_NAMED else ''
+    return f'rank{"s" if len(ranks) > 1 else ""} {names}{more}'
 
 
 def full_folders() -> str:
@@ -166,7 +157,6 @@ def full_folders() -> str:
         with suppress(OSError):
             usage = shutil.disk_usage(folder)
             if usage.free < _FULL_BYTES:
-                texts.append(
-                    f'{folder} is full ({usage.free} bytes free of {usage.total / 1e6:.0f} MB)'
-                )
+                total = f'{usage.total / 1e6:.0f} MB'
+                texts.append(f'{folder} is full ({usage.free} bytes free of {total})')
     return ' and '.join(texts)

@@ -40,13 +40,17 @@ from mlperf_rn50.train.watchdog.heartbeat import PHASES, Heartbeat
 
 _GRACE_S = 15.0  # time for a checkpoint after the launcher has ended
 # time for other stalled ranks to write their reports; their last beat may be a step later
-_REPORTS_S = 10.0
+REPORTS_S = 10.0
 _RECORD_LIMIT_S = 15.0
 _READ_LIMIT_S = 5.0
 _POLL_S = 0.5
 # Number of stored samples of the count of out-of-memory kills. The oldest must precede the kill
 # that ended the rank.
 _NUM_KILL_SAMPLES = 40
+_UNREADABLE = (
+    'a file mapped into memory, such as <split>.index.npy of the data, was truncated or cannot be '
+    'read'
+)
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ def assess(health: Health, now: float) -> tuple[Action, str]:
         return Action.END, f'stopped (SIGSTOP) for {silent_s:.0f} s'
     # Wait for the reports of other stalled ranks; the wait grows with the rank, so that the lowest
     # rank reports first.
-    if silent_s < health.limit_s + _REPORTS_S + min(health.rank, 10):
+    if silent_s < health.limit_s + REPORTS_S + min(health.rank, 10):
         return Action.WAIT, ''
     return Action.END_AND_EXPLAIN, f'no progress for {silent_s:.0f} s (comm.{PHASES[health.phase]})'
 
@@ -107,19 +111,14 @@ class Watcher:
         stacks: int,
         parent: int,
     ):
-        self._pid, self._heartbeat, self._limits_s, self._can_stop = (
-            pid,
-            heartbeat,
-            limits_s,
-            can_stop,
-        )
-        # getppid() may have changed since
-        self._folder, self._stacks, self._parent = folder, stacks, parent
-        self._health = Health(
-            launched_rank(), heartbeat.phase, limits_s[heartbeat.phase], time.monotonic()
-        )
+        self._pid, self._heartbeat, self._limits_s = pid, heartbeat, limits_s
+        self._can_stop, self._folder, self._stacks = can_stop, folder, stacks
+        self._parent = parent  # getppid() may have changed since
         self._start_s, self._refreshed_at = time.time(), time.monotonic()
-        self._stop_requests, self._is_ended, self._has_lost_engine = StopRequests(), False, False
+        phase = heartbeat.phase
+        self.health = Health(launched_rank(), phase, limits_s[phase], self._refreshed_at)
+        self._stop_requests = StopRequests()
+        self._is_ended = self._has_lost_engine = False
         self._cgroup = cgroup.memory_cgroup()
         self._memory = out_of_memory.take_sample(pid, self._cgroup)
         self._kills = deque([self._memory.num_kills], _NUM_KILL_SAMPLES)
@@ -132,26 +131,26 @@ class Watcher:
             self._check_engine()  # first, because Open MPI ends a rank whose daemon has ended
             pid, status = os.waitpid(self._pid, os.WNOHANG)
             if pid:
-                return self._exit_code(status)
-            self._refresh()
-            action, reason = assess(self._health, time.monotonic())
+                return self.exit_code(status)
+            self.refresh()
+            action, reason = assess(self.health, time.monotonic())
             if action is Action.RECORD:
-                self._health = replace(self._health, stacks=self._record())
+                self.health = replace(self.health, stacks=self._record())
             elif action is not Action.WAIT:
-                self._end(
-                    reason + (self._describe_stall() if action is Action.END_AND_EXPLAIN else '')
-                )
+                if action is Action.END_AND_EXPLAIN:
+                    reason += self._describe_stall()
+                self._end(reason)
                 return EXIT_FAILED
 
-    def _refresh(self) -> None:
-        now, heartbeat, health = time.monotonic(), self._heartbeat, self._health
+    def refresh(self) -> None:
+        now, heartbeat, health = time.monotonic(), self._heartbeat, self.health
         if health.is_stopped:  # SIGCHLD wakes this process when the rank is stopped or continues
             heartbeat.add_stopped_s(now - self._refreshed_at)
         self._refreshed_at = now
         self._sample_memory()
         if heartbeat.num_beats != health.num_beats:
             health = replace(health, num_beats=heartbeat.num_beats, beat_at=now, stacks=None)
-        self._health = replace(
+        self.health = replace(
             health,
             phase=heartbeat.phase,
             limit_s=self._limits_s[heartbeat.phase],
@@ -159,14 +158,14 @@ class Watcher:
         )
 
     def _check_engine(self) -> None:
-        if os.getppid() == self._parent or self._health.orphaned_at is not None:
+        if os.getppid() == self._parent or self.health.orphaned_at is not None:
             return
         # After a stop request, the launcher has ended the ranks.
         if self._has_lost_engine or not self._stop_requests.is_requested:
             self._report(
                 'the engine (mpirun, horovodrun or srun) on this host has ended', is_outside=True
             )
-        self._health = replace(self._health, orphaned_at=time.monotonic())
+        self.health = replace(self.health, orphaned_at=time.monotonic())
         self._heartbeat.request_stop()  # the rank takes a checkpoint if the other ranks are alive
 
     def _sample_memory(self) -> None:
@@ -177,9 +176,8 @@ class Watcher:
     def _on_signal(self, number: int, _: object) -> None:
         # If the engine dies, the launcher's guard stops the ranks, often before the watcher looks
         # at the engine again.
-        self._has_lost_engine |= (
-            not self._stop_requests.is_requested and os.getppid() != self._parent
-        )
+        if not self._stop_requests.is_requested and os.getppid() != self._parent:
+            self._has_lost_engine = True
         self._heartbeat.request_stop()
         self._stop_requests.add(number, time.monotonic())
         if self._stop_requests.is_forced or not self._can_stop:
@@ -190,7 +188,7 @@ class Watcher:
         with suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
 
-    def _exit_code(self, status: int) -> int:
+    def exit_code(self, status: int) -> int:
         if self._is_ended:
             return EXIT_AT_ONCE
         code = os.waitstatus_to_exitcode(status)
@@ -199,90 +197,63 @@ class Watcher:
         if number <= 0:
             return code
         # A stop signal comes from a launcher that ends its ranks and reports the reason.
-        if self._health.orphaned_at is None and number not in STOP_SIGNALS:
-            causes = self._cause(number)
+        if self.health.orphaned_at is None and number not in STOP_SIGNALS:
+            causes = self._causes(number)
             # else a real-time signal
             name = next((s.name for s in signal.Signals if s == number), f'signal {number}')
-            self._report(
-                ': '.join([f'killed by signal {number} ({name})', *causes]),
-                is_outside=number == signal.SIGKILL and not causes,
-            )
+            reason = ': '.join([f'killed by signal {number} ({name})', *causes])
+            self._report(reason, is_outside=number == signal.SIGKILL and not causes)
         return EXIT_FAILED
 
-    def _cause(self, number: int) -> list[str]:
+    def _causes(self, number: int) -> list[str]:
+        """Return the known causes of the death of the rank by a signal."""
         after = out_of_memory.take_sample(self._pid, self._cgroup, self._memory)
-        causes = [out_of_memory.explain_death(number, self._memory, after, launched_local()[1])]
+        memory = out_of_memory.explain_death(number, self._memory, after, launched_local()[1])
+        causes = [memory] if memory else []
         if number == signal.SIGBUS:
-            causes.append(
-                stall_report.run_limited(_READ_LIMIT_S, stall_report.full_folders)
-                or 'a file mapped into '
-                'memory, such as <split>.index.npy of the data, was truncated or cannot be read'
-            )
-        return [cause for cause in causes if cause]
+            full = stall_report.run_limited(_READ_LIMIT_S, stall_report.full_folders)
+            causes.append(full if full else _UNREADABLE)
+        return causes
 
     def _record(self) -> str:
-        if self._folder is None or self._health.is_stopped:
+        if self._folder is None or self.health.is_stopped:
             return ''
-        return (
-            stall_report.run_limited(
-                _RECORD_LIMIT_S,
-                partial(
-                    stall_report.record,
-                    self._folder,
-                    self._heartbeat.state(),
-                    self._pid,
-                    self._stacks,
-                    self._heartbeat.last_steps(),
-                ),
-            )
-            or ''
-        )
+        state, steps = self._heartbeat.state(), self._heartbeat.last_steps()
+        work = partial(stall_report.record, self._folder, state, self._pid, self._stacks, steps)
+        return stall_report.run_limited(_RECORD_LIMIT_S, work)
 
     def _describe_stall(self) -> str:
         """Describe the cause of a stall, full folders if the rank is in start-up, and the path of
         the stacks."""
-        stacks = self._health.stacks
-        text = (
-            stall_report.run_limited(_READ_LIMIT_S, self._explain)
-            if self._folder and stacks
-            else None
-        )
-        full = (
-            ''
-            if self._heartbeat.has_started
-            else stall_report.run_limited(_READ_LIMIT_S, stall_report.full_folders)
-        )
-        parts = [
-            f': {text}' if text else ', waiting for another rank or for its data',
-            f'; {full}' if full else '',
-            f'; stacks: {stacks}' if stacks else '',
-        ]
-        return ''.join(parts)
+        stacks = self.health.stacks
+        text = ', waiting for another rank or for its data'
+        if stacks and (found := stall_report.run_limited(_READ_LIMIT_S, self._explain)):
+            text = f': {found}'
+        if not self._heartbeat.has_started:
+            full = stall_report.run_limited(_READ_LIMIT_S, stall_report.full_folders)
+            text += f'; {full}' if full else ''
+        return f'{text}; stacks: {stacks}' if stacks else text
 
     def _explain(self) -> str:
         assert self._folder
         own = self._heartbeat.state()
-        others = [
-            s for s in stall_report.read_states(self._folder, self._start_s) if s.rank != own.rank
-        ]
+        states = stall_report.read_states(self._folder, self._start_s)
+        others = [s for s in states if s.rank != own.rank]
         return stall_report.explain(own, others, launched_size() or 1)
 
     def _end(self, reason: str) -> None:
         where = str(self._heartbeat)
         self._kill()
-        self._report(reason, where, self._health.is_stopped)
+        self._report(reason, where, self.health.is_stopped)
         end = time.monotonic() + _GRACE_S  # a rank that waits for storage may never end
         while not os.waitpid(self._pid, os.WNOHANG)[0] and time.monotonic() < end:
             time.sleep(0.05)
 
     def _report(self, reason: str, where: str | None = None, is_outside: bool = False) -> None:
-        if self._health.orphaned_at is None:
-            stall_report.run_limited(
-                _READ_LIMIT_S,
-                partial(
-                    stall_report.note_failed, self._folder, reason.partition(';')[0], is_outside
-                ),
-            )
+        if self.health.orphaned_at is None:
+            cause = reason.partition(';')[0]
+            note = partial(stall_report.note_failed, self._folder, cause, is_outside)
+            stall_report.run_limited(_READ_LIMIT_S, note)
         with suppress(OSError):  # the terminal may be gone
             print_stderr(f'mlperf-rn50: {rank_name()}, {where or self._heartbeat}: {reason}')
 
@@ -336,9 +307,8 @@ def run_watched(
     try:
         return run_rank(program, heartbeat, can_stop)
     except Exception as e:
-        text = (
-            out_of_memory.explain_error(e).partition(';')[0] or str(e).strip() or type(e).__name__
-        )
+        memory = out_of_memory.explain_error(e).partition(';')[0]
+        text = memory or str(e).strip() or type(e).__name__
         # The loss of another rank is not a failure of this one. Without can_stop, the program
         # reports findings.
         if can_stop and not isinstance(e, RankLost) and 'Horovod has been shut down' not in text:
@@ -367,12 +337,8 @@ def _end_with_watcher(heartbeat: Heartbeat, reader: int, folder: Path | None) ->
     os.read(reader, 1)
     # else the launcher reports
     if not heartbeat.is_stop_requested and not signal.sigpending() & set(STOP_SIGNALS):
+        text = 'the watcher was killed (SIGKILL, or out of memory); the rank ends with it'
         with suppress(OSError):  # the terminal may be gone
-            os.write(
-                2,
-                f'mlperf-rn50: {rank_name()}, {heartbeat}: the watcher was killed (SIGKILL, or '
-                'out of memory); '
-                'the rank ends with it\n'.encode(),
-            )
+            os.write(2, f'mlperf-rn50: {rank_name()}, {heartbeat}: {text}\n'.encode())
         stall_report.note_failed(folder, 'the watcher was killed', is_outside=True)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,64 @@
+"""All that a run folder has about a run: its log, metrics and configuration. The files are
+untrusted."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
+
+import msgspec
+
+from mlperf_rn50.config import Config, check_values
+from mlperf_rn50.config_file import load_tree, override
+from mlperf_rn50.errors import ConfigError, UserError
+from mlperf_rn50.mllog.logged_run import Run
+from mlperf_rn50.mllog.read.reader import read_run
+from mlperf_rn50.runfolder.names import RunFolder
+from mlperf_rn50.runfolder.records import MetricsRecord, ResumedRecord, read_records
+
+_MAX_RECORDS, _MAX_CONFIG_BYTES = 200_000, 1 << 14
+T = TypeVar('T')
+
+
+@dataclass(frozen=True)
+class RunData:
+    """A run with its records; what is missing or unreadable is None or empty."""
+
+    folder: RunFolder
+    log: Run | None = None
+    # lines of metrics.jsonl in their order; a resume may repeat epochs
+    records: Sequence[MetricsRecord] = ()
+    config: Config | None = None  # without keys of other versions
+
+    def all(self, kind: type[T]) -> list[T]:
+        """Return the records of a kind in their order."""
+        return [r for r in self.records if isinstance(r, kind)]
+
+    def last(self, kind: type[T]) -> T | None:
+        return next(iter(self.all(kind)[::-1]), None)
+
+
+def load_run(folder: RunFolder) -> RunData:
+    """Read the log, the records and the configuration of a run; what is unreadable is missing."""
+    log = None
+    lines: Iterator[tuple[int, MetricsRecord]]
+    lines = read_records(folder.metrics, MetricsRecord)  # type: ignore[arg-type]
+    records = tuple(record for _, record in islice(lines, _MAX_RECORDS))
+    with suppress(UserError):
+        log = read_run(folder.result)
+    return RunData(folder, log, records, load_run_config(folder, records))
+
+
+def load_run_config(folder: RunFolder, records: Sequence[MetricsRecord]) -> Config | None:
+    """Return the configuration of a run with the changes of its resumes; None if it is
+    unreadable."""
+    with suppress(ConfigError, msgspec.MsgspecError, AttributeError, TypeError):
+        tree = load_tree(folder.config, _MAX_CONFIG_BYTES)
+        for record in records:
+            if isinstance(record, ResumedRecord):
+                override(tree, {key: now for key, (_, now) in record.changed.items()})
+        config = msgspec.convert(tree, Config)
+        check_values(config)
+        return config
+    return None

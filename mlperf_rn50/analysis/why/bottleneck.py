@@ -1,0 +1,346 @@
+"""Where the time of a run goes along its critical path, and what limits the run. Pure functions of
+records.
+
+The critical path follows, in each step, the rank for which the others wait. So each of its phases
+can be gained.
+"""
+
+import statistics
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import NamedTuple
+
+from mlperf_rn50.analysis.run_data import RunData
+from mlperf_rn50.analysis.why.shortage import Shortage, find_shortage
+from mlperf_rn50.errors import UserError
+from mlperf_rn50.runfolder.records import (
+    EndRecord,
+    NetworkRecord,
+    RanksRecord,
+    RankSteps,
+    ResumedRecord,
+)
+from mlperf_rn50.text import grouped
+
+# parts of waiting for images
+INPUT = {'read': 'storage', 'decode': 'decoding', 'prepare': 'python'}
+# parts outside the steps; rest: of the time on the clock
+OUTSIDE = ('evaluation', 'checkpoints', 'rest')
+# phases in which a rank does not depend on the others
+_OWN = ('data', 'python', 'compute', 'update')
+_PHASES = (*_OWN, 'wait')  # those of a step
+# of the time; without a smaller part, a run is less than 1.1 times as fast
+_LEAST_SHARE = 1 - 1 / 1.1
+# 6 to 21 % were measured on digits, where validation has a fourth of the training images
+_LEAST_EVALUATION = 0.3
+# On CPUs, the cores that compute also move the gradients, so much exchange is normal. A link below
+# 1 Gbit/s is not.
+_LEAST_CPU_EXCHANGE, _SLOW_LINK = 0.3, 1.25e8
+_FEW_IMAGES = 15  # per rank; the fewest per accelerator in a published run that converged
+# of a step that does not depend on the batch; twice the batch is then at least a tenth faster
+_LEAST_FIXED = 0.2
+# of the peak, of which ResNet-50 reached 63 % on digits and a CPU; not measured on GPUs
+_LOW_PEAK = 0.06
+# instead, if ranks lacked many cores, which makes times uneven
+_LEAST_SHORT, _LEAST_SHORT_FIXED = 0.25, 0.5
+_FAR = 1 / 3  # of the computation of a rank, by which it exceeds that of the others
+# ratio of the median and the fastest tenth of so many steps
+_LEAST_UNEVENNESS, _LEAST_STEPS = 1.9, 50
+# ratio of mean and median of a step in an interval that was slow only at its start
+_SLOW_START = 1.5
+_UNKNOWN = NetworkRecord(0, 0.0, 0, 0)  # of a run that did not record it
+
+
+class Interval(NamedTuple):
+    """Time from an evaluation to the end of the next one."""
+
+    record: RanksRecord
+    rank: RankSteps  # the one that waits least
+    parts: dict[str, float]  # seconds along the critical path
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of a run by part along its critical path. The parts add up to the clock."""
+
+    parts: dict[str, float]
+    intervals: Sequence[Interval]
+    network: NetworkRecord
+    is_cpu: bool
+    has_sizes: bool  # whether images of several sizes are planned
+
+    @property
+    def total_s(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def num_steps(self) -> int:
+        return sum(i.rank.num_steps for i in self.intervals)
+
+    @property
+    def num_hosts(self) -> int:
+        return len({r.host for r in self.intervals[-1].record.ranks})
+
+    @property
+    def is_latency(self) -> bool:
+        """Whether latency explains half of the exchange."""
+        latency_s = sum((i.record.latency_s or 0.0) * i.rank.num_steps for i in self.intervals)
+        return 2 * self.network.num_buckets * latency_s > self.parts['exchange']
+
+    def _per_second(self, amount: float, part: str) -> float:
+        """Return the rate of an amount per step in a part of the time; 0 if it is unknown."""
+        seconds = self.parts[part]
+        return amount * self.num_steps / seconds if seconds > 1e-9 else 0.0
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes/s in a ring all-reduce, while the backward pass does not hide it; 0 if unknown."""
+        num_ranks = len(self.intervals[-1].record.ranks)
+        ring = self.network.gradient_bytes * 2 * (num_ranks - 1) / num_ranks
+        return self._per_second(ring, 'exchange')
+
+    @property
+    def flops_per_s(self) -> float:
+        """Operations/s of a rank in forward and backward, which has twice those of forward; 0 if
+        unknown."""
+        forward = self.network.flops_per_image * self.network.local_batch_size
+        return self._per_second(3 * forward, 'compute')
+
+    @property
+    def peak_share(self) -> float:
+        peak = self.network.peak_flops_per_s
+        return self.flops_per_s / peak if peak else 0.0
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """What limits a run, and its share of the time."""
+
+    # stopped, those of a Shortage, input, python, exchange, slow_rank, computation, evaluation,
+    # checkpoints, batch, uneven or healthy
+    name: str
+    share: float
+    # storage, decoding or python of input; host, link or latency of exchange
+    part: str | None = None
+    rank: RankSteps | None = None  # the rank concerned, from epoch `since` on
+    since: int | None = None
+    shortage: Shortage | None = None
+    also: 'Bottleneck | None' = None  # the next one of a run that lacked cores or was stopped
+
+    @property
+    def gain(self) -> float:
+        return 1 / max(1 - self.share, 1e-3)
+
+
+def _own_s(rank: RankSteps, *names: str) -> float:
+    return sum(getattr(rank, f'{name}_s') for name in names)
+
+
+def _interval_of(record: RanksRecord) -> Interval:
+    rank = min(record.ranks, key=lambda r: r.wait_s)
+    names = (*_PHASES, 'read', 'decode')
+    # Version 0.5.0 did not record the critical path.
+    paths = [r.critical_s for r in record.ranks if r.critical_s] or [
+        {name: _own_s(rank, name) for name in names}
+    ]
+    s = {name: sum(path.get(name, 0.0) for path in paths) for name in names}
+    parts = {
+        'read': s['read'],
+        'decode': s['decode'],
+        'prepare': max(0.0, s['data'] - s['read'] - s['decode']),
+        'python': s['python'],
+        'compute': s['compute'],
+        'exchange': s['wait'],
+        'update': s['update'],
+        'evaluation': record.eval_s,
+        'checkpoints': record.checkpoint_s,
+    }
+    return Interval(record, rank, parts)
+
+
+def _starts_slowly(intervals: Sequence[Interval]) -> bool:
+    """Check whether the first interval was slow only at its start."""
+    means = [_own_s(i.rank, *_PHASES) / i.rank.num_steps for i in intervals]
+    spread_s = intervals[0].rank.spread_s
+    usual_s = sum(spread_s.get(name, (0.0,))[0] for name in _PHASES)
+    return (
+        len(means) > 2
+        and 0 < _SLOW_START * usual_s < means[0]
+        and usual_s < _SLOW_START * max(means[1:])
+    )
+
+
+def times_of(run: RunData) -> Times:
+    """Return the times of a run, without a first interval that was slow only at its start."""
+    by_epoch = {r.epoch: r for r in run.all(RanksRecord)}  # a resume repeats epochs
+    intervals = [_interval_of(r) for r in by_epoch.values() if r.ranks]
+    if not intervals:
+        is_running = run.log and run.log.status == 'running'
+        action = 'wait for the first one' if is_running else 'train with this version'
+        raise UserError(
+            f'{run.folder.metrics}: got no times of ranks, expected those of an evaluation; '
+            f'{action}'
+        )
+    start_s = 0.0
+    if _starts_slowly(intervals):
+        start_s = intervals[0].record.time_s
+        intervals = intervals[1:]
+    parts = {name: sum(i.parts[name] for i in intervals) for name in intervals[0].parts}
+    end = run.last(EndRecord) or EndRecord('')
+    parts['checkpoints'] += end.checkpoint_s  # after the last evaluation
+    # Training that was lost and times without training, which the record of the last resume states,
+    # are no part.
+    resumed = run.last(ResumedRecord) or ResumedRecord(0)
+    elapsed = resumed.elapsed_parts
+    gaps_s = sum(elapsed.values()) - elapsed.get('training_preserved_s', 0.0)
+    end_s = max(intervals[-1].record.time_s, end.time_to_train_s or 0.0) - gaps_s
+    parts['rest'] = max(end_s - start_s - sum(parts.values()), 1e-9)
+    return Times(
+        parts,
+        intervals,
+        network=run.last(NetworkRecord) or _UNKNOWN,
+        is_cpu=run.config is None or run.config.train.device == 'cpu',
+        has_sizes=bool(run.config and run.config.data.sizes),
+    )
+
+
+def _excess_s(times: Times, rank: int, names: Sequence[str], is_short: bool) -> list[float]:
+    """Return, by interval, by how much a rank exceeds the median of the other ranks in some phases.
+
+    is_short: whether ranks lacked cores; their waits for cores then do not count.
+    """
+    excess_s = []
+    for interval in times.intervals:
+        own = {r.rank: _own_s(r, *names) for r in interval.record.ranks}
+        if is_short:
+            for r in interval.record.ranks:
+                own[r.rank] -= r.ready_s.get('compute', (0.0, 0.0))[1]
+        is_known = rank in own and len(own) > 1
+        excess_s.append(own.pop(rank) - statistics.median(own.values()) if is_known else 0.0)
+    return excess_s
+
+
+def _stopped(times: Times) -> Bottleneck | None:
+    """Return the rank that was stopped for the largest part of the time."""
+    by_rank = grouped((r for i in times.intervals for r in i.record.ranks), lambda r: r.rank)
+    stopped = max(
+        by_rank.values(), key=lambda ranks: (sum(r.stopped_s for r in ranks), ranks[0].rank)
+    )
+    share = min(sum(r.stopped_s for r in stopped) / times.total_s, 1.0)
+    return Bottleneck('stopped', share, rank=stopped[-1]) if share > _LEAST_SHARE else None
+
+
+def _unevenness(times: Times) -> float:
+    """Return the ratio of a usual and a fast computation of a step; 1 if they are not known or
+    differ by plan."""
+    counts = times.intervals[-1].record.histograms.get('compute', [])
+    ends = list(accumulate(counts))
+    if not counts or ends[-1] < _LEAST_STEPS or times.has_sizes:
+        return 1.0
+    fast, usual = (bisect_left(ends, part * ends[-1]) for part in (0.1, 0.5))
+    return 2.0 ** min((usual - fast) / 4, 100)
+
+
+def find_bottleneck(times: Times) -> Bottleneck:
+    """Return what limits a run: a stopped rank, a lack of cores, or the largest part above its
+    threshold."""
+    if stopped := _stopped(times):
+        return stopped
+    parts, total_s = times.parts, times.total_s
+    shortage = find_shortage([i.record for i in times.intervals]) if times.is_cpu else None
+    waited = shortage.waited if shortage else 0.0
+    # cores also move gradients
+    is_slow = 0 < times.bandwidth < _SLOW_LINK * (1 - waited)
+    is_thin = is_slow and times.num_hosts > 1 and not times.is_latency
+    needed = ('compute', 'update', 'evaluation', *([] if is_thin else ['exchange']))
+    lacking = waited * sum(parts[name] for name in needed) / total_s
+    if lacking < _LEAST_SHARE:
+        lacking = 0.0
+    large = _largest_part(times, is_thin, lacking)
+    if shortage and lacking:
+        lack = Bottleneck(shortage.name, lacking, rank=shortage.rank, shortage=shortage)
+        if large and large.share > 2 * lack.share:
+            return replace(large, also=lack)
+        return replace(lack, also=large)
+    if large:
+        return large
+    computing = parts['compute'] / total_s
+    if 0 < times.peak_share < _LOW_PEAK and 2 * parts['compute'] > total_s:
+        return Bottleneck('computation', computing * (1 - times.peak_share))
+    if (ratio := _unevenness(times)) > _LEAST_UNEVENNESS:
+        return Bottleneck('uneven', computing * (1 - 1 / ratio))
+    return Bottleneck('healthy', max(s for name, s in parts.items() if name != 'compute') / total_s)
+
+
+def _largest_part(times: Times, is_thin: bool, lacking: float) -> Bottleneck | None:
+    """Return the largest part of the time above its threshold; None if there is none.
+
+    lacking: share of the time that is due to a lack of cores, which makes all parts uneven, and
+    exchanges slow.
+    """
+    parts, total_s, net = times.parts, times.total_s, times.network
+
+    # The slowest rank, and the epoch since which it is slow.
+    slow = max(
+        (i.rank for i in times.intervals),
+        key=lambda r: sum(_excess_s(times, r.rank, _OWN, lacking > 0)),
+    )
+    excess_s = _excess_s(times, slow.rank, ('compute', 'update'), lacking > 0)
+    since = None
+    for interval, s in zip(times.intervals, excess_s):
+        if s <= _LEAST_SHARE * _own_s(interval.rank, *_PHASES):
+            since = None
+        elif since is None:
+            since = interval.record.epoch
+
+    # Whether a larger batch would help.
+    step_s = sum(s for name, s in parts.items() if name not in OUTSIDE)
+    fixed_s = parts['update'] + parts['python'] + parts['exchange']
+    is_slowed = lacking > 0 and parts['exchange'] > parts['update']
+    has_few = (
+        0 < net.local_batch_size < _FEW_IMAGES
+        and not is_thin
+        and 2 * parts['python'] < fixed_s
+        and fixed_s > (_LEAST_SHORT_FIXED if is_slowed else _LEAST_FIXED) * step_s
+    )
+
+    seconds = {
+        'input': sum(parts[name] for name in INPUT),
+        'python': parts['python'],
+        'slow_rank': sum(excess_s),
+        'checkpoints': parts['checkpoints'],
+        'evaluation': parts['evaluation'],
+        'batch': fixed_s if has_few else 0.0,
+        'exchange': parts['exchange'],
+    }
+    least = min(max(lacking / 2, _LEAST_SHARE), _LEAST_SHORT)
+    exceptions = {'evaluation': _LEAST_EVALUATION + least - _LEAST_SHARE}
+    if times.is_cpu and not is_thin:
+        exceptions['exchange'] = _LEAST_CPU_EXCHANGE + 2 * lacking
+    shares = {
+        name: s / total_s
+        for name, s in seconds.items()
+        if s > exceptions.get(name, least) * total_s
+    }
+
+    if not shares:
+        return None
+    # A rank whose cores are slow also slows the exchanges, so it comes first.
+    own_s = sum(
+        _own_s(r, *_OWN) for i in times.intervals for r in i.record.ranks if r.rank == slow.rank
+    )
+    name = max(shares, key=shares.__getitem__)
+    if 'slow_rank' in shares and sum(excess_s) > _FAR * own_s:
+        name = 'slow_rank'
+    if name == 'slow_rank':
+        return Bottleneck(name, shares[name], rank=slow, since=since)
+    part = None
+    if name == 'input' and net.num_buckets:
+        part = INPUT[max(INPUT, key=parts.__getitem__)]
+    if name == 'exchange':
+        part = 'latency' if times.is_latency else 'link'
+        if times.is_cpu and times.num_hosts == 1:
+            part = 'host'
+    return Bottleneck(name, shares[name], part)

@@ -1,0 +1,112 @@
+"""Results of attempts from the files in a run folder, and what follows from them."""
+
+from contextlib import closing
+
+import pytest
+from helpers import begin_run, call, keep_checkpoint, write_metrics
+
+from mlperf_rn50.launch import attempts
+from mlperf_rn50.launch.attempts import describe_unfinished, read_attempt, read_progress
+from mlperf_rn50.runfolder.locks import FileLock
+from mlperf_rn50.runfolder.records import Attempt, note_attempt, read_attempts
+from mlperf_rn50.system.launcher_env import COMMAND
+
+
+def test_newest_run_that_can_be_resumed_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv(COMMAND, 'launch/ranks.sh 2 mlperf-rn50 train')
+    expected = (
+        'run 1 here was interrupted at step 24; this command starts another run; to resume run 1 '
+        f'instead: launch/ranks.sh 2 mlperf-rn50 train --resume {tmp_path}/checkpoints_1'
+    )
+    assert describe_unfinished(tmp_path / 'none') == ''
+    begin_run(tmp_path)
+    run = begin_run(tmp_path, 1)
+    assert describe_unfinished(tmp_path) == ''  # no checkpoint
+    keep_checkpoint(run, 24)
+    with closing(FileLock(run.lock)) as lock:
+        lock.take()
+        assert describe_unfinished(tmp_path) == ''  # it runs
+    assert describe_unfinished(tmp_path) == expected  # killed
+    write_metrics(run, {'event': 'end', 'status': 'interrupted'})
+    begin_run(tmp_path, 2)  # without a checkpoint
+    assert describe_unfinished(tmp_path) == expected
+    write_metrics(run, {'event': 'end', 'status': 'converged'})
+    assert describe_unfinished(tmp_path) == ''
+
+
+def test_attempt_without_a_run_is_recorded(tmp_path):
+    write_metrics(begin_run(tmp_path), {'event': 'end', 'status': 'converged'})
+    before = read_progress(tmp_path)
+    assert read_attempt(tmp_path, before, 1, is_resumed=False).run is None
+    begin_run(tmp_path, 1)
+    assert read_attempt(tmp_path, before, 1, is_resumed=False) == Attempt(
+        1, 1, None, gained=False, can_resume=False, place='step 0, start-up'
+    )
+
+
+@pytest.mark.parametrize(
+    'gained, expected', [(False, (1, 'stopped; this start wrote no checkpoint')), (True, (75, ''))]
+)
+def test_stop_without_a_checkpoint_is_reported(gained, expected):
+    assert attempts.judge(Attempt(None, 1, None, gained, gained), True, 0, []) == expected
+
+
+def test_progress_counts_images_if_the_batch_size_changes(tmp_path):
+    run = begin_run(tmp_path)
+    keep_checkpoint(run, 100)
+    before = read_progress(tmp_path)
+    (run.checkpoints / 'step_00000100').rmdir()
+    keep_checkpoint(run, 50)  # the same images in a larger batch
+    write_metrics(run, {'event': 'resumed', 'step': 50})
+    assert not read_attempt(tmp_path, before, 1, is_resumed=True).gained
+    keep_checkpoint(run, 60)
+    assert read_attempt(tmp_path, before, 1, is_resumed=True).gained
+
+
+def test_stuck_attempts_are_counted_across_starts_of_a_job(tmp_path):
+    for job, gained in [('7', True), ('7', False), ('8', False), ('7', False)]:
+        note_attempt(tmp_path, job, Attempt(0, 1, None, gained, True))
+
+    def count(job):
+        return attempts.count_stuck(read_attempts(tmp_path, job))
+
+    assert [count(job) for job in ('7', '8', '9')] == [2, 1, 0]
+    # before its first step
+    note_attempt(tmp_path, '7', Attempt(0, 1, None, False, True, origin='outside'))
+    assert count('7') == 2
+    # a run without a checkpoint
+    note_attempt(tmp_path, '7', Attempt(1, 0, 'converged', False, False))
+    assert count('7') == 0
+    note_attempt(tmp_path / 'none', '7', Attempt(0, 1, None, False, True))
+    assert not (tmp_path / 'none').exists()
+    assert [attempts.pause_s(n) for n in (0, 1, 2)] == [0, 5, 10]
+
+
+@pytest.mark.parametrize(
+    'words, message',
+    [
+        ('--resume RUN/checkpoints_1 --config c', 'with --config, --seeds or another --run-dir'),
+        ('--resume RUN/checkpoints_1 --seeds 2', 'with --config, --seeds or another --run-dir'),
+        ('--resume RUN/checkpoints_1 --run-dir /x', 'with --config, --seeds or another --run-dir'),
+        ('--resume RUN/checkpoints_2', 'checkpoints_2: contains no checkpoint'),
+    ],
+)
+def test_older_run_to_resume_is_given_without_contradiction(tmp_path, words, message):
+    run = begin_run(tmp_path, 1)
+    keep_checkpoint(run, 24)
+    run.config.touch()
+    done = call('launch', 'local', *words.replace('RUN', str(tmp_path)).split())
+    assert done.returncode == 2 and message in done.stderr, done.stderr
+
+
+def test_plan_of_a_resume_is_that_of_its_run(tmp_path):
+    for number, batch in enumerate((32, 64)):
+        run = begin_run(tmp_path, number)
+        keep_checkpoint(run, 24)
+        run.config.write_text(f'train: {{local_batch_size: {batch}}}\ndata: {{synthetic: true}}\n')
+    for words, batch in (
+        (['--resume', '--run-dir', tmp_path], 64),
+        (['--resume', tmp_path / 'checkpoints'], 32),
+    ):
+        done = call('launch', 'local', *words, '--ranks-per-node', 2, '--dry-run')
+        assert f'global batch          {2 * batch}' in done.stdout, done.stderr

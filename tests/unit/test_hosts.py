@@ -1,0 +1,122 @@
+"""Hosts of options and hostfiles, their slots, and whether they answer."""
+
+import os
+
+import pytest
+from helpers import launch_options, own_signals, prepend_path, write_files
+
+from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.launch.helpers import LAUNCHER_SIGNALS
+from mlperf_rn50.launch.hosts import (
+    Host,
+    check_ranks,
+    common_slots,
+    parse_hostfile,
+    parse_hosts,
+    silent_hosts,
+)
+from mlperf_rn50.system.signals import SignalQueue
+
+
+@pytest.mark.parametrize(
+    'text, hosts',
+    [
+        ('# all\nh1 slots=4 # big\n\nh2 slots=4\n', [Host('h1', 4), Host('h2', 4)]),
+        ('h1\nh1\nh2\nh2\n', [Host('h1', 2), Host('h2', 2)]),  # a line per rank, as in PBS
+        ('h1:2', [Host('h1', 2, range(2, 3))]),
+        ('h1 slots = 2', [Host('h1', 2)]),
+        ('h1 cpu=2', [Host('h1', 2)]),
+        ('h1 count=2', [Host('h1', 2)]),
+        ('h1 max_slots=4', [Host('h1', None, range(1, 5))]),
+        ('h1 max-slots=4 slots=2', [Host('h1', 2, range(1, 5))]),
+        ('h1 slots=2 slots-max=4', [Host('h1', 2, range(1, 5))]),
+        ('10.0.0.1\tslots=2\r', [Host('10.0.0.1', 2)]),
+    ],
+)
+def test_hostfile_as_other_tools_read_it(text, hosts):
+    assert parse_hostfile(text, 'f') == hosts
+
+
+@pytest.mark.parametrize(
+    'line, word',
+    [
+        ('h1 slots=2 port=2222', 'port=2222'),
+        ('h1 port = 2222', 'port=2222'),
+        ('h1 h2', 'h2'),
+        ('h1 4', '4'),
+        ('h1 slots=2 slots=3', 'slots=3'),
+        ('h1:2 slots=3', 'slots=3'),
+        ('h1 slots=', 'slots='),
+        ('h1 slots=04', 'slots=04'),
+        ('h1 slots=٤', r'slots=\\u0664'),
+        ('h1 SLOTS=2', 'SLOTS=2'),
+        ('h1 slots', 'slots'),
+        ('rank 0=h1 slot=0-3', '0=h1'),
+    ],
+)
+def test_word_of_a_hostfile_that_is_not_used_is_refused_by_name(line, word):
+    with pytest.raises(ConfigError, match=rf"f: got '{word}' in .* remove other words"):
+        parse_hostfile(f'h0\n{line}\n', 'f')
+
+
+def test_ranks_of_hosts_agree_with_each_other_and_with_the_layout():
+    exact = Host('h1', 4, range(4, 5))
+    assert parse_hosts('h1:4, 10.0.0.1') == [exact, Host('10.0.0.1')]
+    [most] = parse_hostfile('h3 max_slots=4', 'f')
+    check_ranks([exact, Host('h2'), most, Host('h4', 8)], 4)
+    for host, ranks, expected in ((exact, 2, '4'), (exact, 8, '4'), (most, 5, 'at most 4')):
+        with pytest.raises(ConfigError, match=f'got {ranks} ranks, expected {expected} as given'):
+            check_ranks([host], ranks)
+    assert common_slots([Host('h1', 4), Host('h2', 4)]) == 4
+    assert common_slots([Host('h1'), Host('h2')]) is common_slots([]) is None
+    for slots, text in ((2, '2'), (None, r'\(none\)')):
+        with pytest.raises(ConfigError, match=f'slots={text} for h2 and slots=4 for h1'):
+            common_slots([Host('h1', 4), Host('h2', slots), Host('h3', slots)])
+
+
+@pytest.mark.parametrize(
+    'text, message',
+    [
+        ('', 'got nothing, expected host names'),
+        ('h1,,h2', "got '', expected"),
+        ('h1:4,h1:2', 'got h1 twice'),
+        ('-oProxyCommand=x', 'expected a host name or an address'),
+        ('me@h1', 'set the user in ~/.ssh/config'),
+        ('fe80::1', 'give an IPv6 address a name'),
+        ('h1:', 'or NAME:RANKS'),
+        ('h1:0', 'or NAME:RANKS'),
+        ('h1:x', 'or NAME:RANKS'),
+        ('h0,n[01-03,7],h2', r"got n\[01-03,7\], .* show hostnames 'n\[01-03,7\]'"),
+        ('h1\nh2', r"got 'h1\\nh2'"),
+    ],
+)
+def test_invalid_hosts_are_refused(text, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_hosts(text)
+
+
+def test_hostfile_is_a_file_with_hosts(tmp_path):
+    with pytest.raises(ConfigError, match='got no host'):
+        parse_hostfile('# none\n\n', 'f')
+    (tmp_path / 'hosts').write_text('h1 slots=2\n')
+    options = launch_options('--hostfile', tmp_path / 'hosts', '--hosts', 'h2')
+    assert options.hosts == [Host('h1', 2), Host('h2')]
+    os.mkfifo(tmp_path / 'pipe')
+    with pytest.raises(ConfigError, match='--hostfile: cannot read .*/pipe: got a named pipe'):
+        launch_options('--hostfile', tmp_path / 'pipe')
+
+
+def test_hosts_without_an_answer_have_the_reasons_of_ssh(tmp_path, monkeypatch):
+    here = ['localhost', os.uname().nodename]
+    with monkeypatch.context() as context:
+        context.setenv('PATH', '')
+        assert silent_hosts([*here, 'h9'], None) == {'h9': 'ssh: not found'}
+        assert silent_hosts([], None) == {}
+    ssh = """#!/bin/sh
+case $6 in h1) exit;; h2) echo Banner >&2; echo "ssh: no route" >&2; exit 255;; *) exit 1;; esac"""
+    write_files(tmp_path, {'ssh': ssh}, mode=0o755)
+    prepend_path(monkeypatch, tmp_path)
+    with own_signals():
+        signals = SignalQueue(LAUNCHER_SIGNALS)
+        silent = silent_hosts([*here, 'h1', 'h2', 'h3'], signals)
+    assert silent == {'h2': 'ssh: no route', 'h3': ''}

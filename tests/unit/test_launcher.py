@@ -1,0 +1,339 @@
+"""Start of the ranks: stages of a stop, limits, guards and leftovers."""
+
+import functools
+import os
+import pty
+import resource
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+from helpers import (
+    HANG_LIMIT_S,
+    ROOT,
+    launch_options,
+    own_signals,
+    prepend_path,
+    untimed,
+    wait_for,
+    write_files,
+)
+
+from mlperf_rn50.config import Config
+from mlperf_rn50.launch import launcher
+from mlperf_rn50.launch.engines import ENGINES
+from mlperf_rn50.launch.helpers import LAUNCHER_SIGNALS
+from mlperf_rn50.launch.launcher import (
+    Launcher,
+    Stage,
+    next_stage,
+    processes_of,
+    remove_leftovers,
+    run_engine,
+)
+from mlperf_rn50.launch.placement import Placement
+from mlperf_rn50.runfolder.records import Failure, read_failures
+from mlperf_rn50.system.signals import SignalQueue
+from mlperf_rn50.train.options import CommConfig
+
+
+@pytest.mark.parametrize(
+    'required, expected',
+    [
+        ([Stage.STOPPING, Stage.STOPPING], Stage.STOPPING),
+        ([Stage.STOPPING, Stage.TERMINATING], Stage.TERMINATING),
+        # None: the time of a stage is over
+        ([Stage.TERMINATING], Stage.TERMINATING),
+        ([None], Stage.TERMINATING),
+        ([Stage.TERMINATING, None, Stage.STOPPING], Stage.KILLING),
+        ([Stage.STOPPING, None, None, None], Stage.KILLING),
+    ],
+)
+def test_stop_stages(required, expected):
+    assert functools.reduce(next_stage, required, Stage.RUNNING) is expected
+
+
+STOP, AT_ONCE, LOST = 'stop request', 'second Ctrl-C', 'host lost'
+
+
+class ScriptedSignals:
+    """Signals of events in the given order once the engine is up; the clock advances only if
+    `is_late`."""
+
+    def __init__(self, folder, events, is_late):
+        self.folder, self.events, self.is_late = folder, list(events), is_late
+        self.now, self.is_forced = 0.0, False
+
+    def monotonic(self):
+        return self.now
+
+    def next(self, timeout_s):
+        time.sleep(0.005)
+        if not (self.folder / 'up').exists():
+            return None
+        if self.events:
+            self.is_forced |= self.events[0] == AT_ONCE
+            return signal.SIGUSR2 if self.events.pop(0) == LOST else signal.SIGINT
+        self.now += max(timeout_s, 0) * self.is_late
+        return None
+
+
+@pytest.fixture
+def run_shell(tmp_path, monkeypatch):
+    """Function that runs a shell script as an engine; returns its exit code and remaining processes
+    of the job."""
+
+    def run_shell(script, *events, is_late=False, **keys):
+        (tmp_path / 'up').unlink(missing_ok=True)
+        signals = ScriptedSignals(tmp_path, events, is_late)
+        for name, value in (('time', signals), ('STOP_LIMIT_S', 5.0), ('LOOK_S', 1.0)):
+            monkeypatch.setattr(launcher, name, value)
+        keys.setdefault('status', lambda: None)
+        job = f'{os.getpid()}-{time.monotonic_ns():x}'
+        code = run_engine(
+            ['bash', '-c', script.replace('UP', f'touch "{tmp_path}/up"')],
+            dict(os.environ, MLPERF_RN50_JOB=job),
+            signals,
+            job,
+            **keys,
+        )
+        tries = iter(range(100))
+        while (left := processes_of(job)) and next(tries, None) is not None:
+            time.sleep(0.05)  # killed processes disappear with a delay
+        return code, left
+
+    return run_shell
+
+
+WAITS = 'trap "exit 75" USR1; trap "exit 15" TERM; UP; while :; do sleep 0.02; done'
+
+
+# with a process in a separate group
+IGNORES = 'trap "" USR1 TERM; setsid sleep 600 & UP; while :; do wait; done'
+
+
+def test_stop_request_is_forwarded(run_shell):
+    assert run_shell(WAITS, STOP) == (75, [])
+    assert run_shell(WAITS, STOP, status=None) == (15, [])  # no state to save
+    sent = []
+    messenger = SimpleNamespace(send_signal=lambda number: sent.append(number))
+    code, _ = run_shell(WAITS, STOP, AT_ONCE, messengers=[messenger])
+    assert (code, sent) == (15, [signal.SIGUSR1])
+
+
+@pytest.mark.parametrize(
+    'events, texts',
+    [
+        ([STOP], ['the stop request has had no effect after 5 s']),
+        ([STOP, AT_ONCE], []),
+        ([LOST], []),
+    ],
+)
+def test_engine_that_does_not_stop_is_killed_with_all_processes(run_shell, events, texts):
+    late = []
+    assert run_shell(IGNORES, *events, is_late=True, report=late.append) == (
+        1 if LOST in events else 137,
+        [],
+    )
+    assert late == texts
+
+
+def test_start_limit_applies_until_the_ranks_have_begun(run_shell):
+    late, calls = [], []
+    assert run_shell(WAITS, is_late=True, limit_s=20.0, report=late.append) == (1, [])
+    assert run_shell(
+        'UP; sleep 0.3; exit 7',
+        is_late=True,
+        limit_s=2.0,
+        status=lambda: calls.append(True) or '',
+        report=late.append,
+    ) == (7, [])
+    assert calls and late == ['still starting after 20 s']
+
+
+@pytest.mark.parametrize('events, text', [((), '120 s'), ((STOP,), '30 s')])
+def test_processes_that_outlive_their_run_are_reported_and_ended(run_shell, events, text):
+    late = []
+    code, left = run_shell(
+        IGNORES, *events, is_late=True, status=lambda: 'converged', report=late.append
+    )
+    assert code and not left and late == [f'the run has ended, but not its processes after {text}']
+
+
+# Stand-in for ssh up to the first line of the far side; the job is the last word of the remote
+# command.
+CONNECTED = 'for job in $*; do :; done; echo "connected $job"\n'
+
+
+@pytest.fixture
+def guards(tmp_path, monkeypatch):
+    """Function that starts guards for hosts, with a stand-in for ssh in tmp_path."""
+    prepend_path(monkeypatch, tmp_path)
+    with own_signals():
+        signals = SignalQueue(LAUNCHER_SIGNALS)
+
+        def guards(ssh, hosts, job='1-a'):
+            write_files(tmp_path, {'ssh': f'#!/bin/sh\n{ssh}'}, mode=0o755)
+            options = launch_options('--hosts', ','.join(hosts))
+            place = Placement(tmp_path, tuple(hosts), 1)
+            return Launcher('mpirun', ENGINES['mpirun'], options, signals).guards(place, job)
+
+        yield guards
+
+
+@pytest.mark.parametrize(
+    'ssh, reason',
+    [
+        (
+            'echo "ssh: Could not resolve hostname h2: Name or service not known" >&2; exit 255',
+            'ssh: Could not resolve hostname h2: Name or service not known',
+        ),
+        ('echo Welcome; printf "\\033[31mbash: no guard.sh"; exit 127', '?[31mbash: no guard.sh'),
+        ('exit 255', 'ssh gave no reason'),
+        ('echo Welcome; exec sleep 600', 'no login within 1 s'),
+    ],
+)
+def test_host_that_was_never_reached_is_recorded_with_the_reason_of_ssh(
+    guards, tmp_path, monkeypatch, ssh, reason
+):
+    text = (ROOT / 'launch/guard.sh').read_text().replace('login_s=60', 'login_s=1')
+    write_files(tmp_path, {'guard.sh': text}, mode=0o755)
+    monkeypatch.setattr(launcher, 'GUARD', str(tmp_path / 'guard.sh'))
+    with guards(ssh, ['h2']) as [guard]:
+        guard.wait(HANG_LIMIT_S)
+    assert untimed(read_failures(tmp_path)) == [
+        Failure('1-a', 'h2', f'was not reached: {reason}', is_outside=True)
+    ]
+
+
+def test_host_whose_guard_ended_by_itself_is_recorded(guards, tmp_path):
+    ssh = f'{CONNECTED}[ "$9" != h2 ] || exit 255\nexec cat >/dev/null'
+    with guards(ssh, ['h1', 'h2']) as [first, second]:
+        os.kill(first.pid, signal.SIGSTOP)  # does not keep the launcher
+        second.wait(HANG_LIMIT_S)
+    assert untimed(read_failures(tmp_path)) == [
+        Failure('1-a', 'h2', 'lost its connection to the launcher', is_outside=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    'num_hosts, num_files', [(40, 20), pytest.param(1250, 1000, marks=pytest.mark.slow)]
+)
+def test_guards_of_many_hosts_need_few_open_files(guards, tmp_path, num_hosts, num_files):
+    connected = tmp_path / 'connected'
+    connected.mkdir()
+    hosts = [f'h{i}' for i in range(num_hosts)]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    num_open = len(os.listdir('/proc/self/fd'))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (num_files + num_open, hard))
+    try:
+        ssh = f'>"{connected}/$$"\nexec cat >/dev/null'
+        with guards(ssh, hosts, f'{os.getpid()}-a') as processes:
+            wait_for(
+                lambda: len(os.listdir(connected)) == num_hosts, lambda: True, lambda: 'too few'
+            )
+            assert [p.poll() for p in processes] == [None] * num_hosts
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_slow_start_is_reported(capfd, monkeypatch, tmp_path):
+    calls = []
+    monkeypatch.setattr(Launcher, 'start_ranks', lambda self, *a, **k: calls.append(k) or 143)
+    monkeypatch.setattr(
+        launcher, 'wait_briefly', lambda processes, signals, limit_s: processes[0].wait() == 0
+    )
+    place = Placement(tmp_path, ('localhost',), 1)
+    started = Launcher('mpirun', ENGINES['mpirun'], launch_options('--config', 'c.yaml'), None)
+    for limit_s in (900.0, 0.0):
+        config = Config(comm=CommConfig(start_limit_s=limit_s))
+        started.start(config, place, '1-2', ['doctor'], lambda: None)
+    assert [c['limit_s'] for c in calls] == [1020.0, 0.0]
+    calls[0]['report']('still starting after 1020 s')
+    assert capfd.readouterr().err == (
+        'mlperf-rn50 launch mpirun: doctor: still starting after 1020 s; waiting for '
+        'nothing; stopped\n'
+    )
+    assert untimed(read_failures(tmp_path)) == [
+        Failure('1-2', '', 'doctor: still starting after 1020 s')
+    ]
+
+
+def test_empty_folders_of_a_killed_launcher_are_removed(tmp_path):
+    job = f'{os.getpid()}-{os.urandom(4).hex()}-1'
+    gone, full, mps, running = (
+        tmp_path / f'mlperf_rn50-{n}' for n in ('9-01234567-1', '9-01234568-1d', 'mps-0', job)
+    )
+    for folder in (gone, full / 'files', mps, running):
+        folder.mkdir(parents=True)
+    with subprocess.Popen(
+        ['sh', '-c', 'echo up; cat'],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, 'MLPERF_RN50_JOB': job},
+    ) as process:
+        # before exec, a process lacks the new environment
+        assert process.stdout.readline() == b'up\n'
+        remove_leftovers([tmp_path, tmp_path / 'nothing'])
+    assert sorted(tmp_path.iterdir()) == sorted([full, mps, running])
+
+
+ON_A_TERMINAL = """import os
+from mlperf_rn50.launch.helpers import LAUNCHER_SIGNALS
+from mlperf_rn50.launch.launcher import run_engine
+from mlperf_rn50.system.signals import SignalQueue
+
+class Quick(SignalQueue):
+    def next(self, timeout_s):
+        print('waits', flush=True)
+        return super().next(min(timeout_s, 0.2))
+
+job, engine = 'terminal', 'trap "echo stopping; exit 75" USR1; while :; do sleep 0.05; done'
+env = {**os.environ, 'MLPERF_RN50_JOB': job}
+signals = Quick(LAUNCHER_SIGNALS)
+code = run_engine(['bash', '-c', engine], env, signals, job, status=lambda: None)
+print('ended', code, flush=True)
+"""
+
+
+def test_ctrl_z_and_fg_on_a_terminal(tmp_path):
+    """A pause sends no stop request to the engine, even beyond the deadline of a wait; a later
+    Ctrl-C does."""
+    (tmp_path / 'launcher.py').write_text(ON_A_TERMINAL)
+    pid, terminal = pty.fork()
+    if not pid:
+        # in English
+        os.execvpe('bash', 'bash --norc --noprofile -i'.split(), {**os.environ, 'LC_ALL': 'C'})
+
+    def read_to(text):
+        read = ''
+        while not read.endswith(text):
+            assert select.select([terminal], [], [], HANG_LIMIT_S)[0], f'{text} not in {read}'
+            read += os.read(terminal, 1).decode(errors='replace')
+        return read
+
+    try:
+        os.write(
+            terminal,
+            f'stty -echo; {shlex.join([sys.executable, str(tmp_path / "launcher.py")])}\n'.encode(),
+        )
+        read_to('waits')
+        os.write(terminal, b'\x1a')
+        read_to('Stopped')
+        time.sleep(0.3)  # longer than one wait
+        os.write(terminal, b'fg; exit\n')  # exit ends the output with the launcher
+        read_to('launcher.py')
+        read = ''.join(read_to('waits') for _ in range(3))
+        assert 'stopping' not in read
+        os.write(terminal, b'\x03')
+        assert 'stopping' in read_to('ended ')
+        read_to('75')
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(terminal)

@@ -1,0 +1,66 @@
+"""Ranks that share a GPU: stages and sets of their exchanges, and their places."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from mlperf_rn50.config import Config, RunConfig
+from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.train.comm import sharing
+from mlperf_rn50.train.options import TrainConfig
+
+
+def test_stages_and_sets():
+    def ranks_of(sets):
+        return [tuple(ranks) for ranks in sets]
+
+    assert ranks_of(sharing.find_stages(0, 5, 2)) == [(0, 1), (0, 2, 4)]
+    assert ranks_of(sharing.find_stages(4, 5, 2)) == [(4,), (0, 2, 4)]
+    assert ranks_of(sharing.find_stages(2, 4, 1)) == [(2,), (0, 1, 2, 3)]
+    assert ranks_of(sharing.find_sets(5, 2)) == [(0, 1, 2, 3, 4), (0, 1), (0, 2, 4), (2, 3)]
+    assert [ranks_of(sharing.find_sets(*sizes)) for sizes in ((4, 1), (2, 2), (1, 4))] == [
+        [(0, 1, 2, 3)],
+        [(0, 1)],
+        [(0,)],
+    ]
+
+
+def test_stages_of_an_exchange_do_not_list_all_ranks():
+    assert len(sharing.find_stages(5, 10**18, 1)[1]) == 10**18
+
+
+def test_ranks_of_a_gpu_must_be_consecutive():
+    for counts in ([4], [3], [4, 2], [2, 3]):
+        sharing.check_places([(f'h{i}', r) for i, n in enumerate(counts) for r in range(n)], 2)
+    with pytest.raises(
+        ConfigError,
+        match='^run.ranks_per_device: got 2, and ranks 2 and 3, which are to share a GPU, '
+        'are number 2 on h0 and number 0 on h1; start a multiple of 2 ranks',
+    ):
+        sharing.check_places([('h0', 0), ('h0', 1), ('h0', 2), ('h1', 0)], 2)
+    with pytest.raises(ConfigError, match='number 0 on h0 and number 2 on h0'):
+        sharing.check_places([('h0', 0), ('h0', 2)], 2)
+
+
+@pytest.mark.parametrize(
+    'device, per_device, has_nccl, expected',
+    [('gpu', 1, True, 1), ('gpu', 3, True, 3), ('gpu', 3, False, 1), ('cpu', 3, True, 1)],
+)
+def test_sharing_ranks_sum_first_only_if_nccl_would_refuse(
+    monkeypatch, device, per_device, has_nccl, expected
+):
+    hvd = SimpleNamespace(nccl_built=lambda: has_nccl)
+    monkeypatch.setitem(sys.modules, 'horovod', SimpleNamespace(mxnet=hvd))
+    monkeypatch.setitem(sys.modules, 'horovod.mxnet', hvd)
+    config = Config(train=TrainConfig(device=device), run=RunConfig(ranks_per_device=per_device))
+    monkeypatch.setattr(sharing, 'launched_size', lambda: 6)
+    assert sharing.sharing_of(config) == expected
+    monkeypatch.setattr(sharing, 'launched_size', lambda: None)
+    assert sharing.sharing_of(config) == 1
+
+
+def test_doctor_describes_the_path_of_gradients():
+    assert sharing.describe_exchange('MPI', 'gpu', 7, 2, True).endswith(
+        'gradients of 2 ranks of a GPU through host memory and MPI, then of 4 GPUs through NCCL'
+    )

@@ -1,0 +1,92 @@
+"""First sentence about runs that have not trained to the end of their schedules."""
+
+import pytest
+from helpers import call
+
+from mlperf_rn50.analysis.run_data import RunData
+from mlperf_rn50.analysis.why.unfinished import unfinished_sentence
+from mlperf_rn50.config import Config, RunConfig
+from mlperf_rn50.mllog.logged_run import Evaluation, Run
+from mlperf_rn50.runfolder.names import RunFolder
+from mlperf_rn50.runfolder.records import CourseRecord, EndRecord, TrainRecord
+from mlperf_rn50.train.options import ScheduleConfig, TrainConfig
+
+BEHIND = CourseRecord(20, behind=True)
+
+
+@pytest.fixture
+def sentence(tmp_path):
+    """Function that describes a run whose schedule has 80 epochs."""
+
+    def make(status, epoch=5.25, records=(), curve=(), max_epochs=None, stops=False, **size):
+        folder = RunFolder(tmp_path, 0)
+        evaluations = [Evaluation(e, 0.5, 1, 1.0, 1.0, 1.0) for e in curve]
+        log = Run(folder.result, 'v4.0', status, evaluations=evaluations, **size)
+        config = Config(
+            schedule=ScheduleConfig(decay_epochs=80),
+            run=RunConfig(stop_when_behind=stops),
+            train=TrainConfig(max_epochs=max_epochs, eval_offset=1, eval_period=2),
+        )
+        records = [TrainRecord(100, epoch, 60.0), *records]
+        return unfinished_sentence(RunData(folder, log, records, config))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    'status, records, size, words',
+    [
+        ('interrupted', [EndRecord('interrupted')], (1, 2), 'launch/ranks.sh 2'),
+        ('interrupted', [], (2, 8), 'launch/ranks.sh --hosts HOSTS 4'),
+        # killed after a resume
+        ('failed', [EndRecord('interrupted'), TrainRecord(120, 5.25, 70.0)], (1, 2), 'ranks.sh 2'),
+    ],
+)
+def test_run_that_ended_early_is_resumed(tmp_path, sentence, status, records, size, words):
+    (tmp_path / 'checkpoints' / 'step_100').mkdir(parents=True)
+    text = sentence(status, records=records, num_nodes=size[0], num_ranks=size[1])
+    assert text.startswith(f'{"Failed" if status == "failed" else "Stopped"} after 5.25 of 80 epo')
+    assert text.endswith(f'{words} mlperf-rn50 train --resume {tmp_path}/checkpoints.')
+
+
+@pytest.mark.parametrize(
+    'keys, text',
+    [
+        ({'status': 'failed'}, 'Failed after 5.25 of 80 epochs; it has no checkpoint to resume.'),
+        ({'status': 'failed', 'records': [EndRecord('converged')]}, ''),  # contradicts its log
+        (
+            {'status': 'failed', 'records': [EndRecord('failed')]},
+            'Failed after 5.25 of 80 epochs; train.log has the reason.',
+        ),
+        (
+            {'status': 'running', 'epoch': 0.5},
+            'Running: 0.5 of at most 80 epochs; the first evaluation, with the times of its ranks, '
+            'is due in about 3 min.',
+        ),
+        ({'status': 'running', 'curve': (2, 4)}, 'Running: 5.25 of at most 80 epochs.'),
+        ({'status': 'running', 'epoch': 0.0}, 'Running: 0 of at most 80 epochs.'),
+        (
+            {'status': 'aborted', 'epoch': 8.0, 'max_epochs': 8},
+            'Trained 8 of the 80 epochs of its schedule.',
+        ),
+        # its last epoch has no evaluation
+        ({'status': 'aborted', 'epoch': 77.0, 'curve': (77,), 'stops': True}, ''),
+        (
+            {'status': 'aborted', 'records': [BEHIND], 'curve': (18, 20), 'stops': True},
+            'Ended after 20 of 80 epochs, because it was behind its reference runs.',
+        ),
+        ({'status': 'converged', 'epoch': 3.0}, ''),
+        ({'status': 'aborted', 'epoch': 70.0}, ''),
+    ],
+)
+def test_unfinished_run_says_how_far_it_is(sentence, keys, text):
+    assert sentence(**keys) == text
+
+
+def test_run_before_its_first_evaluation_is_explained(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        'mlperf_rn50.analysis.why.unfinished.unfinished_sentence', lambda run: 'Running: 0.5 of 80.'
+    )
+    (tmp_path / 'result_0.txt').touch()
+    done = call('why', tmp_path)
+    assert (done.returncode, done.stdout) == (0, 'Running: 0.5 of 80.\n')
