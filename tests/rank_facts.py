@@ -1,7 +1,9 @@
-"""Made-up facts of ranks for the doctor."""
+"""Made-up facts of ranks for the doctor, and an assertion on its checks."""
+
+import re
 
 from mlperf_rn50.doctor.gpu_stack import environment_facts
-from mlperf_rn50.doctor.result import DataFacts, HorovodFacts, MxnetFacts, RankFacts
+from mlperf_rn50.doctor.result import Check, DataFacts, HorovodFacts, MxnetFacts, RankFacts
 from mlperf_rn50.system.cgroup import GroupLimits
 from mlperf_rn50.system.processor import Processor
 
@@ -60,3 +62,10 @@ def rank_facts(rank: int = 0, host: str = 'h1', **changes) -> RankFacts:
         all_reduce_bytes=10**8,
     )
     return RankFacts(**{**facts, **changes})  # type: ignore[arg-type]
+
+
+def assert_reads(check: Check, expected: str) -> None:
+    """Assert that a check begins with 'status: found; fix'; '...' is for any text."""
+    text = '; '.join(filter(None, (f'{check.status}: {check.found}', check.fix)))
+    pattern = '.*'.join(map(re.escape, re.split(r' ?\.\.\. ?', expected)))
+    assert re.match(pattern, text), text

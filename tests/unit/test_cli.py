@@ -76,11 +76,7 @@ def test_debug_shows_the_traceback():
 @pytest.mark.parametrize(
     'words, missing, message',
     [
-        (
-            'prepare digits --out digits',
-            'sklearn',
-            f"scikit-learn {INSTALL} or pip install '.[demo]'",
-        ),
+        ('prepare digits --out x', 'sklearn', f"scikit-learn {INSTALL} or pip install '.[demo]'"),
         ('train --dry-run', 'jsonargparse', f'jsonargparse {INSTALL}'),
     ],
 )
@@ -140,21 +136,20 @@ def variables(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    'stream, set_to, expected',
+    'set_to, on_terminal, in_file',
     [
-        (Terminal(), {}, True),
-        (io.StringIO(), {}, False),
-        (Terminal(), {'NO_COLOR': '1'}, False),
-        (Terminal(), {'NO_COLOR': ''}, True),
-        (Terminal(), {'TERM': 'dumb'}, False),
-        (io.StringIO(), {'FORCE_COLOR': '1'}, True),
-        (Terminal(), {'FORCE_COLOR': '1', 'NO_COLOR': '1'}, False),
+        ('', True, False),
+        ('NO_COLOR=1', False, False),
+        ('NO_COLOR=', True, False),
+        ('TERM=dumb', False, False),
+        ('FORCE_COLOR=1', True, True),
+        ('FORCE_COLOR=1 NO_COLOR=1', False, False),
     ],
 )
-def test_colour_follows_terminal_and_environment(stream, set_to, expected, variables):
-    for name, value in set_to.items():
-        variables.setenv(name, value)
-    assert has_colour(stream) == expected
+def test_colour_follows_terminal_and_environment(set_to, on_terminal, in_file, variables):
+    for setting in set_to.split():
+        variables.setenv(*setting.split('='))
+    assert (has_colour(Terminal()), has_colour(io.StringIO())) == (on_terminal, in_file)
 
 
 def test_report_text_is_the_same_with_and_without_colour(tmp_path, variables):
@@ -249,141 +244,97 @@ def test_characters_that_the_output_lacks_are_escaped(tmp_path, name, variables)
 
 # --- usage errors of every command
 
-CONFIG = ROOT / 'launch/configs/digits_cpu.yaml'
-FIVE, ONE = shipped_logs() / 'digits_five', shipped_logs() / 'digits_sweep/1x1'
-PREDICT = 'predict dgxa100_ngc20.06_mxnet --layouts'
-SWEEP = f'sweep --study x --config {CONFIG} --layouts'
-PRICE = 'expected a number above 0 and at most 1e9'
+CONFIG = str(ROOT / 'launch/configs/digits_cpu.yaml')
+ABBREVIATIONS = {
+    'FIVE': [shipped_logs() / 'digits_five'],
+    'ONE': [shipped_logs() / 'digits_sweep/1x1'],
+    'PREDICT': ['predict', 'dgxa100_ngc20.06_mxnet', '--layouts'],
+    'SWEEP': ['sweep', '--study', 'x', '--config', CONFIG, '--layouts'],
+    'NINES': [f'1x{"9" * 5000}'],
+}
+# Words of a command, and text of its message.
+USAGE_ERRORS = """
+-x => -x: unknown option; see mlperf-rn50 --help
+--version=1 => --version: ignored explicit argument
+--degub report => --degub: unknown option; did you mean --debug?
+raport => raport: unknown command; did you mean report?; expected one of
+export => RUN|WEIGHTS, --format {onnx,gluon}: missing; for example: mlperf-rn50 export logs/
+bench => {train,data,allreduce,ops}: missing; see mlperf-rn50 bench --help
+-v => -v: unknown option; did you mean --version?
+report x --price 3 => --price: unknown option; did you mean --price-per-node-hour?
+report published/2.0/del => no such published sets; did you mean published/v2.0/Dell?
+train CONFIG => CONFIG: unexpected argument; did you mean --config CONFIG?
+report x --fromat csv => --fromat: unknown option; did you mean --format?
+report x --rows runs => --rows: got --format text, expected --format csv
+report x --price-per-node-hour 0 => expected a number above 0 and at most 1e9
+report x --price-per-node-hour nan => expected a number above 0 and at most 1e9
+report x --price-per-node-hour free => expected a number above 0 and at most 1e9
+train --train.local_batch_siz=8 => did you mean --train.local_batch_size?
+bench train --ranks 2 => --ranks: got 2, expected at most 1
+bench train --steps 0 => --steps: got 0, expected 1 or more
+bench allreduce => ranks: got 1, expected 2 or more
+bench data --data.synthetic true => data.synthetic: got true, expected false
+bench ops --model.name vgg16 => model.name: got vgg16, expected a ResNet
+launch apptainer --config CONFIG => --image: got nothing, expected an Apptainer image
+launch apptainer --image none.sif => --image: none.sif does not exist; build it with
+launch local --seeds 0 => --seeds: got 0, expected a whole number, 1 or more
+launch local --nodes => --nodes: expected one argument; see mlperf-rn50 launch local --help
+launch local --config CONFIG --train.max_epoch 1 => --train.max_epoch: unknown option; did you mean
+launch local --config CONFIG --ranks-per-nodes 2 => unknown option; did you mean --ranks-per-node?
+launch mpirun --config CONFIG --host h1 => --host: unknown option; did you mean --hosts?
+launch mpi => invalid choice: 'mpi' (choose from 'local', 'mpirun',
+launch kubernetes --image x => --volume CLAIM:PATH
+launch ranks 2 => PROGRAM: missing
+launch ranks 0 true => RANKS: got 0, expected a whole number, 1 or more
+sweep --study x => launch/configs/c4140_v100_1node.yaml; see mlperf-rn50 sweep --help
+SWEEP 1x1 --study ../x => --study: got '../x', expected a name
+SWEEP ' ' => --layouts: got nothing
+SWEEP 1x => expected nodes x ranks, such as 2x4
+SWEEP 1x1 --lr-table /no => --lr-table: /no
+SWEEP 1x1 --schedule.base_lr=1 => --schedule.base_lr: layouts have different values
+SWEEP 1x1 --run-dir x => --run-dir: the sweep sets this option
+package runs --org us => --system SYSTEM, --out DIR: missing
+package --check x --org us => --check: got --org too, expected only a finished tree
+package --check x => --check: x contains no results folder
+package FIVE ONE --org us --system x --out o => RUNS: got 2 sets
+predict => SOURCE: missing
+predict nvidia => nvidia: not a file, folder
+PREDICT NINES => 1x9
+PREDICT ' ' => --layouts
+PREDICT 1x8 --weak --strong => --strong
+PREDICT 1x8 --out '' => --out
+PREDICT 1x8 --link-gbit-s nan => nan
+PREDICT 1x8 --what-if '' => --what-if
+PREDICT 1x8 --what-if 'link=25 port=2' => unknown field `port`; expected any of link=GBIT_S
+PREDICT 1x8 --what-if link=nan => $.l
+PREDICT 1x8 --what-if link=0 => $.l
+PREDICT 1x8 --what-if link => $.l
+PREDICT 1x8 --what-if local=1.5 => $.l
+PREDICT 1x8 --what-if ' ' => expected changes such as link=25, each once
+PREDICT 1x8 --what-if 'link=25 link=2' => expected changes such as link=25, each once
+PREDICT 1x8 --what-if generation= => expected changes such as link=25, each once
+PREDICT 1x8 --what-if tcp=false => expected changes such as link=25, each once
+PREDICT 1x8 --what-if link=x => Expected `float | null`
+predict --validate --layouts 1x2 => --layouts
+prepare => got no data set and no --out DIR, expected a data set and --out, or --verify DIR
+prepare digits --verify x => --verify: got a data set too
+prepare --verify x --skip-corrupt => --verify: got --skip-corrupt too
+prepare --verify x => --verify: x has no manifest.json; expected a folder written by prepare
+prepare imagenet --source / --out x --validation 0.1 => --validation: got 0.1 with imagenet
+prepare im2rec --source / --out x --skip-corrupt => --resize-shorter or --skip-corrupt, expected
+prepare im2rec --source / --out x --resize-shorter 8 => --resize-shorter or --skip-corrupt, expected
+watch => RUN_FOLDER
+watch x --format json => --format json: got no --once
+watch x --every 0 => --every: got 0, expected
+watch x --every nan => --every: got nan
+watch x --price-per-node-hour -1 => got -1, expected a number
+"""
 
 
-@pytest.mark.parametrize(
-    'words, message',
-    [
-        ('-x', '-x: unknown option; see mlperf-rn50 --help'),
-        ('--version=1', '--version: ignored explicit argument'),
-        ('--degub report', '--degub: unknown option; did you mean --debug?'),
-        ('raport', 'raport: unknown command; did you mean report?; expected one of'),
-        (
-            'export',
-            'RUN|WEIGHTS, --format {onnx,gluon}: missing; for example: mlperf-rn50 export '
-            'logs/digits_cpu ',
-        ),
-        ('bench', '{train,data,allreduce,ops}: missing; see mlperf-rn50 bench --help'),
-        ('-v', '-v: unknown option; did you mean --version?'),
-        ('report x --price 3', '--price: unknown option; did you mean --price-per-node-hour?'),
-        (
-            'report published/2.0/del',
-            'published/v2.0/del: no such published sets; did you mean published/v2.0/Dell?',
-        ),
-        (f'train {CONFIG}', f'{CONFIG}: unexpected argument; did you mean --config {CONFIG}?'),
-        ('report x --fromat csv', '--fromat: unknown option; did you mean --format?'),
-        ('report x --rows runs', '--rows: got --format text, expected --format csv'),
-        *((f'report x --price-per-node-hour {price}', PRICE) for price in ('0', 'nan', 'free')),
-        ('train --train.local_batch_siz=8', 'did you mean --train.local_batch_size?'),
-        # bench
-        ('bench train --ranks 2', '--ranks: got 2, expected at most 1'),
-        ('bench train --steps 0', '--steps: got 0, expected 1 or more'),
-        ('bench allreduce', 'ranks: got 1, expected 2 or more'),
-        ('bench data --data.synthetic true', 'data.synthetic: got true, expected false'),
-        ('bench ops --model.name vgg16', 'model.name: got vgg16, expected a ResNet'),
-        # launch, sweep
-        (
-            f'launch apptainer --config {CONFIG}',
-            '--image: got nothing, expected an Apptainer image',
-        ),
-        ('launch apptainer --image none.sif', '--image: none.sif does not exist; build it with'),
-        ('launch local --seeds 0', '--seeds: got 0, expected a whole number, 1 or more'),
-        (
-            'launch local --nodes',
-            '--nodes: expected one argument; see mlperf-rn50 launch local --help',
-        ),
-        (
-            f'launch local --config {CONFIG} --train.max_epoch 1',
-            '--train.max_epoch: unknown option; did you mean',
-        ),
-        (
-            f'launch local --config {CONFIG} --ranks-per-nodes 2',
-            'unknown option; did you mean --ranks-per-node?',
-        ),
-        (
-            f'launch mpirun --config {CONFIG} --host h1',
-            '--host: unknown option; did you mean --hosts?',
-        ),
-        ('launch mpi', "invalid choice: 'mpi' (choose from 'local', 'mpirun', "),
-        ('launch kubernetes --image x', '--volume CLAIM:PATH'),
-        ('launch ranks 2', 'PROGRAM: missing'),
-        ('launch ranks 0 true', 'RANKS: got 0, expected a whole number, 1 or more'),
-        (
-            'sweep --study x',
-            'hosts --config launch/configs/c4140_v100_1node.yaml; see mlperf-rn50 sweep --help',
-        ),
-        (f'{SWEEP} 1x1 --study ../x', "--study: got '../x', expected a name"),
-        (f"{SWEEP} ' '", '--layouts: got nothing'),
-        (f'{SWEEP} 1x', 'expected nodes x ranks, such as 2x4'),
-        (f'{SWEEP} 1x1 --lr-table /no', '--lr-table: /no'),
-        (f'{SWEEP} 1x1 --schedule.base_lr=1', '--schedule.base_lr: layouts have different values'),
-        (f'{SWEEP} 1x1 --run-dir x', '--run-dir: the sweep sets this option'),
-        # package
-        ('package runs --org us', '--system SYSTEM, --out DIR: missing'),
-        ('package --check x --org us', '--check: got --org too, expected only a finished tree'),
-        ('package --check x', '--check: x contains no results folder'),
-        ('package FIVE ONE --org us --system x --out o', 'RUNS: got 2 sets'),
-        # predict
-        ('predict', 'SOURCE: missing'),
-        ('predict nvidia', 'nvidia: not a file, folder'),
-        (f'{PREDICT} 1x{"9" * 5000}', '1x9'),
-        (f"{PREDICT} ' '", '--layouts'),
-        (f'{PREDICT} 1x8 --weak --strong', '--strong'),
-        (f"{PREDICT} 1x8 --out ''", '--out'),
-        (f'{PREDICT} 1x8 --link-gbit-s nan', 'nan'),
-        (f"{PREDICT} 1x8 --what-if ''", '--what-if'),
-        (
-            f"{PREDICT} 1x8 --what-if 'link=25 port=2'",
-            'unknown field `port`; expected any of link=GBIT_S',
-        ),
-        *(
-            (f'{PREDICT} 1x8 --what-if {text}', '$.l')
-            for text in ('link=nan', 'link=0', 'link', 'local=1.5')
-        ),
-        *(
-            (f"{PREDICT} 1x8 --what-if '{text}'", 'expected changes such as link=25, each once')
-            for text in (' ', 'link=25 link=2', 'generation=', 'tcp=false')
-        ),
-        (f'{PREDICT} 1x8 --what-if link=x', 'Expected `float | null`'),
-        ('predict --validate --layouts 1x2', '--layouts'),
-        # prepare
-        (
-            'prepare',
-            'got no data set and no --out DIR, expected a data set and --out, or --verify DIR',
-        ),
-        ('prepare digits --verify x', '--verify: got a data set too'),
-        ('prepare --verify x --skip-corrupt', '--verify: got --skip-corrupt too'),
-        (
-            'prepare --verify x',
-            '--verify: x has no manifest.json; expected a folder written by prepare',
-        ),
-        (
-            'prepare imagenet --source / --out x --validation 0.1',
-            '--validation: got 0.1 with imagenet, expected it with',
-        ),
-        *(
-            (
-                f'prepare im2rec --source / --out x {option}',
-                'got --resize-shorter or --skip-corrupt, expected neither',
-            )
-            for option in ('--skip-corrupt', '--resize-shorter 8')
-        ),
-        # watch
-        ('watch', 'RUN_FOLDER'),
-        ('watch x --format json', '--format json: got no --once'),
-        ('watch x --every 0', '--every: got 0, expected'),
-        ('watch x --every nan', '--every: got nan'),
-        ('watch x --price-per-node-hour -1', 'got -1, expected a number'),
-    ],
-    ids=lambda text: text[:40],
-)
-def test_usage_error_is_one_line(words, message):
-    done = call(*({'FIVE': FIVE, 'ONE': ONE}.get(word, word) for word in shlex.split(words)))
+@pytest.mark.parametrize('case', USAGE_ERRORS.strip().splitlines())
+def test_usage_error_is_one_line(case):
+    words, message = case.replace('CONFIG', CONFIG).split(' => ')
+    done = call(*(w for word in shlex.split(words) for w in ABBREVIATIONS.get(word, [word])))
     assert (done.returncode, done.stdout) == (2, ''), done.stderr
     assert message in done.stderr and len(done.stderr) < 500
     assert done.stderr.startswith('mlperf-rn50: ') and done.stderr.count('\n') == 1

@@ -8,30 +8,34 @@ import pytest
 from helpers import call, run, skip_for
 
 # Typed text and the completed last argument.
-CASES = [
-    ('rep', 'report'),
-    ('--debug che', 'check'),
-    ('report --fo', '--format'),
-    ('report x --format c', 'csv'),
-    ('report --out fold', 'folder'),
-    ('check folder/result_0.t', 'folder/result_0.txt'),
-    ('bench allr', 'allreduce'),
-    ('train --train.precision bf', 'bfloat16'),
-    ('train --run.clear_caches t', 'true'),
-    ('train --config foldf', 'foldfile.yaml'),
-    ('train --print schedule.base', 'schedule.base_lr'),
-    ('train --elastic --resume fold', 'folder'),
-    ('classify folder foldf', 'foldfile.yaml'),
-    ('report published --round 2.0 --round v0.5', 'v0.5'),
-]
-# Completed only in bash.
-BASH_CASES = [
-    ('mlperf-rn50 report published/v0.7/N', 'published/v0.7/NVIDIA/'),
-    ('mlperf-rn50 predict v4', 'v4.0/'),
-    ('./launch/local.sh --nodes 2 --ranks-per-n', '--ranks-per-node'),
-    ('launch/docker.sh --train.preci', '--train.precision'),
-    ('launch/sweep.sh --lay', '--layouts'),
-]
+CASES = """
+rep => report
+--debug che => check
+report --fo => --format
+report x --format c => csv
+report --out fold => folder
+check folder/result_0.t => folder/result_0.txt
+bench allr => allreduce
+train --train.precision bf => bfloat16
+train --run.clear_caches t => true
+train --config foldf => foldfile.yaml
+train --print schedule.base => schedule.base_lr
+train --elastic --resume fold => folder
+classify folder foldf => foldfile.yaml
+report published --round 2.0 --round v0.5 => v0.5
+"""
+# Completed only in bash: command lines, and the beginning of each completion.
+BASH_CASES = """
+mlperf-rn50 report published/v0.7/N => published/v0.7/NVIDIA/
+mlperf-rn50 predict v4 => v4.0/
+./launch/local.sh --nodes 2 --ranks-per-n => --ranks-per-node
+launch/docker.sh --train.preci => --train.precision
+launch/sweep.sh --lay => --layouts
+"""
+
+
+def cases_of(table):
+    return [line.split(' => ') for line in table.strip().splitlines()]
 
 
 def bash(script, typed, program='mlperf-rn50'):
@@ -70,13 +74,12 @@ def folder(tmp_path_factory):
 def test_completion_of_arguments(shell, folder, monkeypatch):
     skip_for('' if shutil.which(shell.__name__) else f'{shell.__name__} is not installed')
     monkeypatch.chdir(folder)
-    done = [(typed, shell(folder / f'_{shell.__name__}', typed)) for typed, _ in CASES]
-    assert [(typed, d.stdout.splitlines(), d.stderr) for typed, d in done] == [
-        (typed, [expected], '') for typed, expected in CASES
-    ]
+    for typed, expected in cases_of(CASES):
+        done = shell(folder / f'_{shell.__name__}', typed)
+        assert (done.stdout.splitlines(), done.stderr) == ([expected], ''), typed
 
 
-@pytest.mark.parametrize('typed, expected', BASH_CASES)
+@pytest.mark.parametrize('typed, expected', cases_of(BASH_CASES))
 def test_bash_completes_launch_scripts_and_published_names(typed, expected, folder, monkeypatch):
     monkeypatch.chdir(folder)
     program, _, words = typed.partition(' ')

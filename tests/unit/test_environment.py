@@ -18,16 +18,17 @@ from mlperf_rn50.system.environment import (
 
 
 def test_lscpu_output_is_parsed():
-    fields = {
-        'Model name:': 'Xeon 8174',
-        'Socket(s):': '2',
-        'Core(s) per socket:': '24',
-        'Thread(s) per core:': '2',
-        'CPU max MHz:': '3900.0000',
-        'L1d cache:': '1.5 MiB (48 instances)',
-        'L3 cache:': '66 MiB (2 instances)',
-    }
-    text = json.dumps({'lscpu': [{'field': k, 'data': v} for k, v in fields.items()]})
+    output = """
+Model name:: Xeon 8174
+Socket(s):: 2
+Core(s) per socket:: 24
+Thread(s) per core:: 2
+CPU max MHz:: 3900.0000
+L1d cache:: 1.5 MiB (48 instances)
+L3 cache:: 66 MiB (2 instances)
+"""
+    rows = [line.split(': ') for line in output.strip().splitlines()]
+    text = json.dumps({'lscpu': [{'field': name, 'data': value} for name, value in rows]})
     assert parse_cpu(text) == {
         'model': 'Xeon 8174',
         'sockets': 2,

@@ -9,16 +9,15 @@ import msgspec
 import mxnet as mx
 import numpy as np
 import pytest
+from nets import small_config
 from numbered import with_data
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.data import pipeline
-from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.data.pipeline import whole_images
 from mlperf_rn50.doctor import facts as doctor_facts
 from mlperf_rn50.doctor.facts import examine, run_folder_problem, try_batches
 from mlperf_rn50.doctor.result import MxnetFacts, Trial
-from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.system.gpus import Gpu
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.options import TrainConfig
@@ -74,14 +73,7 @@ NO_JPEG = np.frombuffer(b'\xff\xd8\xff\xe0 no JPEG' * 9, np.uint8)
 
 
 def config(**train):
-    data = DataConfig(
-        num_train=20, num_val=8, num_classes=3, image_size=32, resize_shorter=32, synthetic=True
-    )
-    return Config(
-        data=data,
-        model=ModelConfig(name='resnet18'),
-        train=TrainConfig(local_batch_size=4, **train),
-    )
+    return small_config(num_train=20, **train)
 
 
 def test_one_batch_of_each_kind_is_tried(monkeypatch, thin_resnets):

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from unittest.mock import Mock
 
 import mxnet as mx
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from helpers import assert_near
 from mxnet import autograd
 from mxnet.gluon import nn
+from nets import arrays_of, gradients_of, small_config
 
 from mlperf_rn50.config import Config, check_values
 from mlperf_rn50.data.batches import synthetic_batches
@@ -42,14 +44,8 @@ GPU = Config(
     train=TrainConfig(local_batch_size=4, device='gpu', precision='float16'),
 )
 CPU = Config(train=TrainConfig(local_batch_size=4))
-SMALL = replace(
-    CPU,
-    model=ModelConfig(name='resnet18'),
-    data=DataConfig(
-        num_train=16, num_val=8, num_classes=3, image_size=32, resize_shorter=32, synthetic=True
-    ),
-)
-BOTH = Fusion(NormRelu, NormAddRelu)
+SMALL = small_config(num_train=16)
+BOTH, ON_CPU = Fusion(NormRelu, NormAddRelu), Fusion(nn.BatchNormReLU)
 
 
 def with_level(level) -> Processor:
@@ -79,27 +75,23 @@ def nvidia(monkeypatch):
 
     monkeypatch.setattr(nn.BatchNorm, '__init__', layer)
     for space in (mx.nd, mx.sym):
+        add_operators(space, monkeypatch)
 
-        def batch_norm(
-            *arrays,
-            act_type=None,
-            bn_group=1,
-            xbuf_ptr=0,
-            plain=space.BatchNorm,
-            relu=space.Activation,
-            **keys,
-        ):
-            y = plain(*arrays, **keys)
-            return relu(y, act_type=act_type) if act_type else y
 
-        # The position of the addend differs between releases, so all arguments are keywords.
-        def batch_norm_add_relu(
-            *, addend, bn_group=1, xbuf_ptr=0, plain=space.BatchNorm, relu=space.Activation, **keys
-        ):
-            return relu(plain(**keys) + addend, act_type='relu')
+def add_operators(space, monkeypatch):
+    """Replace BatchNorm and add BatchNormAddRelu in mx.nd or mx.sym."""
+    plain, relu = space.BatchNorm, space.Activation
 
-        monkeypatch.setattr(space, 'BatchNorm', batch_norm)
-        monkeypatch.setattr(space, 'BatchNormAddRelu', batch_norm_add_relu, raising=False)
+    def batch_norm(*arrays, act_type=None, bn_group=1, xbuf_ptr=0, **keys):
+        y = plain(*arrays, **keys)
+        return relu(y, act_type=act_type) if act_type else y
+
+    # The position of the addend differs between releases, so all arguments are keywords.
+    def batch_norm_add_relu(*, addend, bn_group=1, xbuf_ptr=0, **keys):
+        return relu(plain(**keys) + addend, act_type='relu')
+
+    monkeypatch.setattr(space, 'BatchNorm', batch_norm)
+    monkeypatch.setattr(space, 'BatchNormAddRelu', batch_norm_add_relu, raising=False)
 
 
 # --- detection
@@ -108,13 +100,12 @@ def nvidia(monkeypatch):
 def test_missing_fused_operators_are_refused():
     assert fusion_of(GPU, BF16) == PLAIN and str(PLAIN) == 'fused operators: none'
     assert not fused.runs_nvidias_kernels(GPU)
-    for key, operator in (
-        ('fused_bn_relu', 'BatchNorm with act_type'),
-        ('fused_bn_add_relu', 'BatchNormAddRelu'),
-    ):
-        with pytest.raises(
-            ConfigError, match=rf'^model.{key}: got true, but MXNet \S+ has no {operator};'
-        ):
+    operators = {
+        'fused_bn_relu': 'BatchNorm with act_type',
+        'fused_bn_add_relu': 'BatchNormAddRelu',
+    }
+    for key, operator in operators.items():
+        with pytest.raises(ConfigError, match=rf'^model.{key}: got true, .* has no {operator};'):
             build_model(with_model(**{key: True}), mx.cpu(), 0)
 
 
@@ -129,7 +120,7 @@ def test_missing_fused_operators_are_refused():
         (with_model(layout='NCHW'), PLAIN),
         (replace(GPU, train=replace(GPU.train, precision='float32')), PLAIN),
         (replace(CPU, model=ModelConfig(fused_bn_relu=False)), PLAIN),
-        (replace(CPU, model=ModelConfig(fused_bn_relu=True)), Fusion(nn.BatchNormReLU)),
+        (replace(CPU, model=ModelConfig(fused_bn_relu=True)), ON_CPU),
     ],
 )
 def test_fused_operators_are_used_if_a_kernel_exists(nvidia, config, expected):
@@ -139,22 +130,19 @@ def test_fused_operators_are_used_if_a_kernel_exists(nvidia, config, expected):
 
 
 @pytest.mark.parametrize(
-    'processor, precision, expected',
+    'processors, precision, expected',
     [
-        (AVX2, 'float32', PLAIN),
-        (AVX512, 'float32', Fusion(nn.BatchNormReLU)),
-        (BF16, 'float32', Fusion(nn.BatchNormReLU)),
-        (AVX512, 'bfloat16', Fusion(nn.BatchNormReLU, pads_images=True)),
-        (BF16, 'bfloat16', Fusion(nn.BatchNormReLU, pads_images=True)),
+        ([AVX2], 'float32', PLAIN),
+        ([AVX512, BF16], 'float32', ON_CPU),
+        ([AVX512, BF16], 'bfloat16', replace(ON_CPU, pads_images=True)),
     ],
 )
-def test_layers_of_a_cpu_are_selected_for_processor_and_precision(processor, precision, expected):
+def test_layers_of_a_cpu_are_selected_for_processor_and_precision(processors, precision, expected):
     config = replace(CPU, train=replace(CPU.train, precision=precision))
-    assert fusion_of(config, processor) == expected
-    given = replace(
-        config, data=DataConfig(pad_to_4_channels=False), model=ModelConfig(fused_bn_relu=False)
-    )
-    assert fusion_of(given, processor) == PLAIN
+    plain = ModelConfig(fused_bn_relu=False)
+    given = replace(config, data=DataConfig(pad_to_4_channels=False), model=plain)
+    for processor in processors:
+        assert (fusion_of(config, processor), fusion_of(given, processor)) == (expected, PLAIN)
 
 
 def test_selected_layers_are_stated():
@@ -169,26 +157,21 @@ def on_cpu(**model) -> Config:
     return replace(CPU, model=ModelConfig(**model))
 
 
-@pytest.mark.parametrize(
-    'right, wrong, message',
-    [
-        (
-            with_model(layout=None, fused_bn_relu=True),
-            with_model(layout='NCHW', fused_bn_relu=True),
-            'fused_bn_relu: got true with train.device=.*expected null',
-        ),
-        (
-            with_model(fused_bn_add_relu=True),
-            on_cpu(fused_bn_add_relu=True),
-            'fused_bn_add_relu: got true with train.device=.*expected null',
-        ),
-        (on_cpu(fused_bn_relu=True), with_model(name='inception_v3'), 'layout: got NHWC with'),
-    ],
-)
-def test_options_without_a_kernel_are_refused(right, wrong, message):
-    check_values(right)
-    with pytest.raises(ConfigError, match=f'^model.{message}'):
-        check_values(wrong)
+def test_options_without_a_kernel_are_refused():
+    norm_relu, norm_add_relu = {'fused_bn_relu': True}, {'fused_bn_add_relu': True}
+    for right in (
+        with_model(layout=None, **norm_relu),
+        with_model(**norm_add_relu),
+        on_cpu(**norm_relu),
+    ):
+        check_values(right)
+    for wrong, message in (
+        (with_model(layout='NCHW', **norm_relu), 'fused_bn_relu: got true with train.device='),
+        (on_cpu(**norm_add_relu), 'fused_bn_add_relu: got true with train.device='),
+        (with_model(name='inception_v3'), 'layout: got NHWC with'),
+    ):
+        with pytest.raises(ConfigError, match=f'^model.{message}.*expected'):
+            check_values(wrong)
 
 
 @pytest.mark.parametrize(
@@ -217,9 +200,8 @@ def test_plain_mxnet_is_channels_first_and_warns_of_channels_last():
 
 def make_net(fusion, name, **model) -> ResNet:
     mx.random.seed(3)
-    net = ResNet(
-        Config(model=ModelConfig(name=name, **model), data=DataConfig(num_classes=4)), fusion=fusion
-    )
+    config = Config(model=ModelConfig(name=name, **model), data=DataConfig(num_classes=4))
+    net = ResNet(config, fusion=fusion)
     net.initialize()
     return net
 
@@ -236,12 +218,7 @@ def trained(net, is_hybrid):
             out = net(images)
         out.backward(mx.nd.array(random.normal(size=out.shape)))
     mx.nd.waitall()
-    params = net.collect_params()
-    values = {
-        name: (p.data() if p.grad_req == 'null' else p.grad()).asnumpy()
-        for name, p in params.items()
-    }
-    return {'out': out.asnumpy(), 'images': images.grad.asnumpy(), **values}
+    return {'out': out.asnumpy(), 'images': images.grad.asnumpy(), **gradients_of(net)}
 
 
 @pytest.mark.parametrize(
@@ -269,16 +246,13 @@ def test_a_channel_of_zeros_changes_no_result():
 
 
 def test_last_norm_of_a_unit_is_fused_with_the_addition(nvidia, monkeypatch):
-    names = set()
-    plain = mx.sym.BatchNormAddRelu
-    monkeypatch.setattr(
-        mx.sym, 'BatchNormAddRelu', lambda **keys: names.add(keys['gamma'].name) or plain(**keys)
-    )
+    operator = Mock(side_effect=mx.sym.BatchNormAddRelu)
+    monkeypatch.setattr(mx.sym, 'BatchNormAddRelu', operator)
     net = make_net(BOTH, 'resnet50', zero_gamma=True)
     net(mx.sym.var('data'))
-    gammas = {n: p.data().asnumpy() for n, p in net.collect_params('.*gamma').items()}
+    names = {c.kwargs['gamma'].name for c in operator.call_args_list}
     assert len(names) == 16 and all(n.endswith('_bn3_gamma') for n in names)
-    assert {n for n, gamma in gammas.items() if not gamma.any()} == names
+    assert {n for n, a in arrays_of(net).items() if 'gamma' in n and not a.any()} == names
 
 
 def test_norms_stay_float32_in_float16(nvidia):
@@ -291,8 +265,7 @@ def test_saved_weights_are_used_without_fused_operators(nvidia):
     """Evaluation and export, also on other machines, use plain operators."""
     config = with_model(fused_bn_relu=True, fused_bn_add_relu=True)
     net = build_model(config, mx.cpu(), 0)
-    arrays = {n: p.data().asnumpy() for n, p in net.collect_params().items()}
-    blocks = []
+    arrays, blocks = arrays_of(net), []
     restore_model(config, mx.cpu(), arrays, '').apply(blocks.append)
     assert len(blocks) > 50 and not [b for b in blocks if isinstance(b, NormRelu | NormAddRelu)]
     exported, _ = portable(config, arrays)
@@ -302,9 +275,10 @@ def test_saved_weights_are_used_without_fused_operators(nvidia):
 
 def test_a_run_continues_on_another_kind_of_processor(monkeypatch):
     plan, snapshots = make_plan(SMALL, 1), []
-    for after in (Fusion(nn.BatchNormReLU, pads_images=True), PLAIN):
+    padded = replace(ON_CPU, pads_images=True)
+    for after in (padded, PLAIN):
         states = []
-        for fusion in (Fusion(nn.BatchNormReLU, pads_images=True), after):
+        for fusion in (padded, after):
             monkeypatch.setattr(zoo, 'fusion_of', lambda *_, fusion=fusion: fusion)
             monkeypatch.setattr(resnet, 'pads_images', lambda _, fusion=fusion: fusion.pads_images)
             trainer = trainers.Trainer(plan, Comm(), 0, None)
@@ -330,11 +304,9 @@ def steps_of_two_passes() -> dict[str, bytes]:
 
 def test_gradients_are_added_explicitly_if_the_kernel_does_not(monkeypatch):
     added = steps_of_two_passes()
-    seen = []
-    monkeypatch.setattr(
-        trainers, 'runs_nvidias_kernels', lambda config: seen.append(config) or True
-    )
-    assert steps_of_two_passes() == added and len(seen) == 1
+    asked = Mock(return_value=True)
+    monkeypatch.setattr(trainers, 'runs_nvidias_kernels', asked)
+    assert steps_of_two_passes() == added and asked.call_count == 1
 
 
 # --- channels last

@@ -33,13 +33,13 @@ def gpu(number):
 @pytest.mark.parametrize(
     'visible, uuids',
     [
-        (None, ['GPU-a0', 'GPU-b1', 'GPU-c2']),
-        ('', []),
-        (' 2 , 0', ['GPU-c2', 'GPU-a0']),
-        ('0,-1,1', ['GPU-a0']),
-        ('1,3,0', ['GPU-b1']),
-        ('GPU-b1,0', ['GPU-b1', 'GPU-a0']),
-        ('MIG-c1', ['MIG-c1']),
+        (None, 'GPU-a0 GPU-b1 GPU-c2'),
+        ('', ''),
+        (' 2 , 0', 'GPU-c2 GPU-a0'),
+        ('0,-1,1', 'GPU-a0'),
+        ('1,3,0', 'GPU-b1'),
+        ('GPU-b1,0', 'GPU-b1 GPU-a0'),
+        ('MIG-c1', 'MIG-c1'),
     ],
 )
 def test_visible_devices_count_up_to_the_first_invalid_entry(monkeypatch, visible, uuids):
@@ -48,7 +48,7 @@ def test_visible_devices_count_up_to_the_first_invalid_entry(monkeypatch, visibl
     if visible is not None:
         monkeypatch.setenv('CUDA_VISIBLE_DEVICES', visible)
     gpus = find_visible_gpus()
-    assert [g.uuid for g in gpus] == uuids
+    assert [g.uuid for g in gpus] == uuids.split()
     assert gpu(0) in gpus or 'GPU-a0' not in uuids
     assert all(g.bus_id == '0000:2b:00.0' for g in gpus if g.uuid == 'MIG-c1')
 
@@ -60,11 +60,9 @@ def test_without_a_driver_there_is_no_gpu(monkeypatch):
     assert [linux_bus_id(t) for t in ('00000001:3B:00.0', '[N/A]', '')] == ['0001:3b:00.0', '', '']
 
 
-def views(*uuids_of_ranks, hosts=None, visible=None):
-    return [
-        View(hosts[i] if hosts else 'h1', tuple(uuids.split()), visible)
-        for i, uuids in enumerate(uuids_of_ranks)
-    ]
+def views(*uuids_of_ranks, hosts=('h1',) * 9, visible=None):
+    """Return views of ranks, each given as the UUIDs of the GPUs that it sees."""
+    return [View(h, tuple(uuids.split()), visible) for h, uuids in zip(hosts, uuids_of_ranks)]
 
 
 def numbered(*visible):
@@ -98,28 +96,12 @@ def test_ranks_divide_the_visible_gpus(rank_views, per_device, numbers):
             r'got 1 with 2 ranks on h1 that see 1 GPU \(CUDA_VISIBLE_DEVICES=0\); all see GPU-a; '
             'expected at least 2, or a GPU for each rank',
         ),
-        (
-            views(*['a b'] * 5),
-            2,
-            'got 2 with 5 ranks on h1 that see 2 GPUs; all see a, b; expected at least 3',
-        ),
-        (
-            views('a b', 'a'),
-            1,
-            'got 1, but ranks 0, 1 on h1 all use GPU a .* expected a GPU for each, or 2',
-        ),
+        (views(*['a b'] * 5), 2, 'see 2 GPUs; all see a, b; expected at least 3'),
+        (views('a b', 'a'), 1, 'ranks 0, 1 on h1 all use GPU a .* expected a GPU for each, or 2'),
         (views('a', 'a', hosts=['pod-0', 'pod-1']), 1, 'ranks 0, 1 on pod-0, pod-1 all use GPU a'),
-        (
-            views('a', '', visible=''),
-            1,
-            'rank 1 on h1 sees no GPU .CUDA_VISIBLE_DEVICES=.; make one visible',
-        ),
-        (
-            views(*'abab'),
-            2,
-            '^run.ranks_per_device: got 2, but ranks 0 and 2 on h1, which are not consecutive',
-        ),
-        (numbered(None, None), 1, 'got 1 with 2 ranks on h1 that see 1 GPU; expected at least 2'),
+        (views('a', '', visible=''), 1, 'rank 1 on h1 sees no GPU .CUDA_VISIBLE_DEVICES=.; make'),
+        (views(*'abab'), 2, 'got 2, but ranks 0 and 2 on h1, which are not consecutive'),
+        (numbered(None, None), 1, 'with 2 ranks on h1 that see 1 GPU; expected at least 2'),
     ],
 )
 def test_unintended_sharing_is_refused(rank_views, per_device, message):
@@ -139,11 +121,9 @@ class Name(str):
 
 
 def test_gpus_of_10_000_ranks_are_chosen_with_few_comparisons():
-    views = [
-        View(f'n{host}', tuple(Name(f'GPU-{host}-{i}') for i in range(8)))
-        for host in range(1250)
-        for _ in range(8)
-    ]
+    views = []
+    for host in range(1250):
+        views += [View(f'n{host}', tuple(Name(f'GPU-{host}-{i}') for i in range(8)))] * 8
     assert choose_gpus(views, 1) == [*range(8)] * 1250
     views[-1] = replace(views[-1], uuids=views[0].uuids[:1])
     with pytest.raises(ConfigError, match='ranks 0, 9999 on n0, n1249 all use GPU GPU-0-0 '):
@@ -162,15 +142,14 @@ def test_two_instances_of_a_card_are_refused_before_training():
     assert 'ranks 0 and 2 on h1 use MIG-h1-0 and MIG-h1-2, two instances of the' in str(e.value)
     assert 'card 0000:0b:00.0, which NCCL refuses' in str(e.value)
     for allowed, per_device in (
-        (instances('a', 'b', 'c'), 1),
+        (instances(*'abc'), 1),
         (instances('', ''), 1),
-        (instances('a', 'a'), 2),
-        (instances('a', 'a', 'b', 'b'), 2),
+        (instances(*'aabb'), 2),
         (instances('a') + instances('a', host='h2'), 1),
     ):
         assert choose_gpus(allowed, per_device) == [0] * len(allowed)
     with pytest.raises(ConfigError, match='ranks 0 and 2 on h1 use'):
-        choose_gpus(instances('a', 'a', 'a', 'a'), 2)
+        choose_gpus(instances(*'aaaa'), 2)
 
 
 def test_variable_in_a_message_is_escaped_and_shortened():
@@ -218,12 +197,13 @@ def test_device_numbers_of_two_ranks_follow_from_the_views_of_both(monkeypatch):
 
 def test_cards_of_a_host_are_read_from_sys(tmp_path):
     folder = tmp_path / 'bus/pci/devices'
-    for name, vendor, kind in (
-        ('0000:3b:00.0', '0x10de', '0x030200'),
-        ('0000:1a:00.0', '0x10de', '0x030000'),
-        ('0000:3c:00.0', '0x10de', '0x068000'),
-        ('0000:5e:00.0', '0x15b3', '0x020700'),
+    for line in (
+        '0000:3b:00.0 0x10de 0x030200',
+        '0000:1a:00.0 0x10de 0x030000',
+        '0000:3c:00.0 0x10de 0x068000',  # another device of the vendor
+        '0000:5e:00.0 0x15b3 0x020700',
     ):
+        name, vendor, kind = line.split()
         write_files(folder / name, {'vendor': vendor, 'class': kind})
     (folder / '0000:00:00.0').mkdir()
     assert all_bus_ids(tmp_path) == ['0000:1a:00.0', '0000:3b:00.0']

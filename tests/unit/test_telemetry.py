@@ -48,6 +48,9 @@ def sample(time_s, **values):
     return json.dumps({'time_ms': round(1000 * (5000 + time_s)), **values})
 
 
+START = sample(0, event='run_start', clock_s=0.0)
+
+
 def write_node(folder, host, *lines):
     path = folder / f'telemetry_0_{host}.jsonl'
     path.write_text('\n'.join(lines) + '\n')
@@ -55,19 +58,15 @@ def write_node(folder, host, *lines):
 
 
 def test_samples_are_aligned_to_run_clock_and_invalid_lines_skipped(tmp_path):
+    sent = {'net': {'lo': 100, 'eth0': 3}, 'infiniband': {'mlx5_0/1': 4}}
+    networks = {f'{kind}_send_bytes_per_s': rates for kind, rates in sent.items()}
     path = write_node(
         tmp_path,
         'n_1',
         sample(-3, event='start'),
         sample(-2, cpu_percent=1.0),
-        sample(0, event='run_start', clock_s=0.0),
-        sample(
-            1,
-            cpu_percent=50.0,
-            disk_read_bytes_per_s={'sda': 7, 'sdb': 1},
-            net_send_bytes_per_s={'lo': 100, 'eth0': 3},
-            infiniband_send_bytes_per_s={'mlx5_0/1': 4},
-        ),
+        START,
+        sample(1, cpu_percent=50.0, disk_read_bytes_per_s={'sda': 7, 'sdb': 1}, **networks),
         'not json',
         '[' * 100_000,
         '[]',
@@ -88,9 +87,7 @@ def test_samples_are_aligned_to_run_clock_and_invalid_lines_skipped(tmp_path):
     assert node.page_cache_bytes == pytest.approx((nan, nan, 5), nan_ok=True)
 
 
-@pytest.mark.parametrize(
-    'lines', [[], [sample(0, event='run_start', clock_s=0)], [sample(1, cpu_percent=1.0)]]
-)
+@pytest.mark.parametrize('lines', [[], [START], [sample(1, cpu_percent=1.0)]])
 def test_file_without_samples_of_run_yields_none(tmp_path, lines):
     assert read_node(write_node(tmp_path, 'n1', *lines)) is None
 
@@ -98,13 +95,9 @@ def test_file_without_samples_of_run_yields_none(tmp_path, lines):
 def test_report_draws_every_node(tmp_path):
     log = write_lines(tmp_path / 'result_0.txt', run_lines())
     assert read_telemetry(read_run(log)) == []
+    samples = [sample(t, disk_read_bytes_per_s={'sda': 2e6 / t}) for t in (1, 2, 3)]
     for host in ('n1', 'n<2'):
-        write_node(
-            tmp_path,
-            host,
-            sample(0, event='run_start', clock_s=0.0),
-            *(sample(t, disk_read_bytes_per_s={'sda': 2e6 / t}) for t in (1, 2, 3)),
-        )
+        write_node(tmp_path, host, START, *samples)
     assert [n.host for n in read_telemetry(read_run(log))] == ['n1', 'n<2']
     svg = next(render_svg(p) for p in draw_study(study_of(tmp_path)) if p.name == 'telemetry_0')
     assert 'n1: disk write' not in svg  # not in any sample
@@ -136,9 +129,8 @@ def test_sampler_writes_energy_from_start_to_stop(power_zones, tmp_path, monkeyp
     joules = [r['energy_j']['gpu']['0'] for r in lines if 'energy_j' in r]
     assert len(joules) >= 3 and joules == [3.0 * (i + 1) for i in range(len(joules))]
     sample = next(r for r in lines if 'cpu_percent' in r)
-    assert {'time_ms', 'memory_used_bytes', 'page_cache_bytes', 'net_send_bytes_per_s'} <= set(
-        sample
-    )
+    names = 'time_ms memory_used_bytes page_cache_bytes net_send_bytes_per_s'
+    assert set(names.split()) <= set(sample)
     recorded = read_node(path)
     assert recorded.host == 'n1' and len(recorded.times_s) >= 2 and 0 <= recorded.times_s[0] < 30
 
@@ -166,12 +158,8 @@ def test_partly_visible_gpus_of_a_node_are_not_metered(
 
 def test_samples_of_all_nodes_are_limited_in_total(tmp_path, monkeypatch):
     log = write_lines(tmp_path / 'result_0.txt', run_lines())
-    lines = [
-        sample(0, event='run_start', clock_s=0.0),
-        *(sample(k, cpu_percent=1.0) for k in range(1, 101)),
-    ]
     for host in ('n1', 'n2'):
-        write_node(tmp_path, host, *lines)
+        write_node(tmp_path, host, START, *(sample(k, cpu_percent=1.0) for k in range(1, 101)))
     monkeypatch.setattr(telemetry_files, '_MAX_SAMPLES', 100)
     for node in read_telemetry(read_run(log)):
         assert 20 < len(node.times_s) <= 50 and node.times_s[0] == pytest.approx(1)
