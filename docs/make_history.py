@@ -17,9 +17,9 @@ HEAD = """# Published results
 Look up published times, systems and recipes:
 
 ```bash
-mlperf-rn50 report published --accelerator h100 --nodes 1     # systems with times, epochs and images/s
-mlperf-rn50 report published --org nvidia --out nvidia        # also series with speed-up and efficiency
-mlperf-rn50 recipe 3200                                       # hyper-parameters that converged at a batch
+mlperf-rn50 report published --accelerator h100 --nodes 1  # systems with times, epochs, images/s
+mlperf-rn50 report published --org nvidia --out nvidia     # also series with speed-up, efficiency
+mlperf-rn50 recipe 3200                                    # what converged at a batch
 ```
 
 The packaged table has {all} sets of ResNet-50 from {rounds} rounds of MLPerf Training, v0.5 to
@@ -28,9 +28,10 @@ copies. This page is generated from these.
 
 ## Epochs by batch
 
-![Epochs to 75.9 % over the global batch, with the fewest epochs of each batch as a line](pictures/history_epochs.svg)
+![Epochs to 75.9 % over the batch; a line joins the fewest epochs](pictures/history_epochs.svg)
 
-Since v0.7, 35 or 36 epochs with LARS suffice up to 4,096 images. Beyond, the epochs rise, to {most:.0f} at {batch:,}.
+Since v0.7, 35 or 36 epochs with LARS suffice up to 4,096 images. Beyond, the epochs rise, to
+{most:.0f} at {batch:,}.
 
 ## Time by accelerators
 

@@ -1,4 +1,4 @@
-"""Print docs/output.md: the keys of JSON output, CSV output and metrics.jsonl. A test compares them.
+"""Print docs/output.md: the keys of JSON, CSV and metrics.jsonl. A test compares them.
 
 Keys come from the outputs of the commands and from runfolder/records.py, and the meanings of the
 former from output_keys.yaml. A key without a meaning, or a meaning without its key, is an error.
@@ -33,7 +33,8 @@ checks that it names every key.
 """
 CSV = """## CSV of report
 
-Columns are keys of the JSON report with one value. Cells that a spreadsheet would take for a formula begin with `'`.
+Columns are keys of the JSON report with one value. Cells that a spreadsheet would take for a
+formula begin with `'`.
 
 | `--rows` | a row per | columns |
 |---|---|---|

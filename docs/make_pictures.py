@@ -57,7 +57,8 @@ _PHONE = (
     1250,
 )
 _TERMINAL = """<body style="margin:0;background:{background};color:{foreground}">
-<pre style="margin:0;padding:14px;font:14px/17px 'DejaVu Sans Mono',monospace">{code}</pre></body>"""
+<pre style="margin:0;padding:14px;font:14px/17px 'DejaVu Sans Mono',monospace">{code}</pre>
+</body>"""
 
 
 def _shoot(

@@ -137,7 +137,8 @@ def check_room(engine: Engine, num_ranks: int) -> None:
     if 0 <= limit < _MIN_FREE_BYTES:
         raise ConfigError(
             f'ulimit -f: got {limit >> 10} KiB per file, expected at least '
-            f'{_MIN_FREE_BYTES >> 10}, for the shared memory of Open MPI; run ulimit -f unlimited before the launcher'
+            f'{_MIN_FREE_BYTES >> 10}, for the shared memory of Open MPI; run ulimit -f unlimited '
+            'before the launcher'
         )
     left = free_processes()
     needed = processes_needed(num_ranks)
