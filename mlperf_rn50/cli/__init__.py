@@ -292,7 +292,7 @@ def _main(argv: list[str]) -> int:
     except Exception as e:
         if has_interrupt(e):  # a package failed to clean up after Ctrl-C
             end_at_once()
-        # output has no name
+        # An error of stdout or stderr names no file.
         is_disk_fault = isinstance(e, OSError) and e.errno in DISK_FAULTS and e.filename is None
         if is_disk_fault or isinstance(e, BrokenPipeError):
             raise

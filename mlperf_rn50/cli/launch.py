@@ -66,7 +66,7 @@ def run(argv: Sequence[str]) -> int:
 
 def run_kubernetes(words: Sequence[str]) -> int:
     """Print the manifests for Kubernetes or, with --dry-run, the plan of the training."""
-    # before the import, for --help
+    # This comes first, because it answers --help, which needs no import.
     training = kubernetes.plan_training([w for w in words if w != '--dry-run'])
     if '--dry-run' in words:
         from mlperf_rn50.cli import train

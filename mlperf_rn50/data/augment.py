@@ -25,18 +25,25 @@ def random_resized_crops(
     """
     u = uniforms.reshape(len(uniforms), NUM_TRIES, 4)
     h, w = sizes.T.astype(float)
+    room = sizes[:, None]
+
+    # Draw the sizes and places of all tries.
     pixels = (area[0] + (area[1] - area[0]) * u[..., 0]) * h[:, None] * w[:, None]
     ratio = np.exp(np.log(aspect[0]) + np.log(aspect[1] / aspect[0]) * u[..., 1])
     crops = np.rint(np.sqrt(np.stack([pixels / ratio, pixels * ratio], axis=2)))
-    room = sizes[:, None]
-    fits = ((crops >= 1) & (crops <= room)).all(axis=2)
     anchors = np.floor(u[..., [3, 2]] * (room - crops + 1))
 
+    # The largest valid centre crop, for images without a try that fits.
     valid = np.clip(w / h, *aspect)
     centre = np.minimum(sizes, np.rint(np.stack([w / valid, h * valid], axis=1)))
-    has_fit, first = fits.any(axis=1)[:, None], (np.arange(len(u)), fits.argmax(axis=1))
-    pairs = ((anchors[first], np.floor((sizes - centre) / 2)), (crops[first], centre))
-    anchor, shape = (np.where(has_fit, drawn, other) / sizes for drawn, other in pairs)
+    centre_anchor = np.floor((sizes - centre) / 2)
+
+    # The first try of each image that fits.
+    fits = ((crops >= 1) & (crops <= room)).all(axis=2)
+    has_fit = fits.any(axis=1)[:, None]
+    first = np.arange(len(u)), fits.argmax(axis=1)
+    anchor = np.where(has_fit, anchors[first], centre_anchor) / sizes
+    shape = np.where(has_fit, crops[first], centre) / sizes
     return anchor.astype(np.float32), shape.astype(np.float32)
 
 

@@ -101,7 +101,8 @@ def _read_ahead(
 ) -> Iterator[Inputs]:
     """Yield inputs for endless requests in order. Read ahead one batch per read thread, and
     num_ready more."""
-    records, pool = open_records(), ThreadPoolExecutor(data.read_threads, 'read')
+    records = open_records()
+    pool = ThreadPoolExecutor(data.read_threads, 'read')
     cache = RecordCache(records.read, data.record_cache_mib << 20)
 
     def read(request: Request) -> Inputs:
@@ -153,7 +154,8 @@ def train_steps(shard: Shard, first_step: int) -> Iterator[tuple[int, int, int]]
 def train_requests(data: DataConfig, shard: Shard, seed: int, first_step: int) -> Iterator[Request]:
     """Return training requests, starting at a global step. A thread draws each epoch's order one
     epoch in advance."""
-    is_known, pool = np.zeros(shard.num_samples, bool), ThreadPoolExecutor(1, 'ahead')
+    is_known = np.zeros(shard.num_samples, bool)
+    pool = ThreadPoolExecutor(1, 'ahead')
 
     def draw(epoch: int) -> tuple[np.ndarray, np.ndarray]:
         order = shards.epoch_order(shard, seed, epoch)
@@ -242,12 +244,15 @@ def _in_turn(
 ) -> Iterator[Batch]:
     """Build the first pipeline. Return the batches of all runs of epochs, whose pipelines a thread
     builds in time."""
-    first, pool = build(*runs[0]), ThreadPoolExecutor(1, 'build')
+    first = build(*runs[0])
+    pool = ThreadPoolExecutor(1, 'build')
 
     def batches() -> Iterator[Batch]:
         current = first
         for (_, num), following in zip_longest(runs, runs[1:]):
-            built = following and pool.submit(build, *following)
+            built = None
+            if following:
+                built = pool.submit(build, *following)
             yield from current(islice(num_valid, num))
             if built:
                 current = built.result()
@@ -339,7 +344,7 @@ class _Feed:
             test = pipeline.DecoderTest(self._decoder, self._device_id)
             images = (pair for part in self._inside for pair in zip(part.images, part.samples))
             damaged = next((sample for image, sample in images if not test.passes(image)), None)
-            # no image is at fault
+            # Without such an image, or if even a synthetic one fails, no image is at fault.
             if damaged is None or not test.passes(pipeline.synthetic_inputs(1).images[0]):
                 raise
             raise DataError(

@@ -113,16 +113,19 @@ def epoch_order(shard: Shard, seed: int, epoch: int) -> np.ndarray:
     if shard.rotation_epochs is None:
         return np.resize(random.permutation(shard.num_samples), shard.num_positions)
     ranks = shard.ranks_of_nodes()
-    order, start = np.empty(shard.num_positions, np.int64), 0
+    order = np.empty(shard.num_positions, np.int64)
+    start = 0
     # The parts are the same in all runs, to reuse the page cache, and shuffled, because files are
     # sorted by class.
     dealt = _generator(_PART_STREAM).permutation(shard.num_samples)
-    for place in range(len(ranks)):
-        positions = shard.positions_of(ranks[(place - epoch // shard.rotation_epochs) % len(ranks)])
+    for part in range(len(ranks)):
+        node = (part - epoch // shard.rotation_epochs) % len(ranks)
+        positions = shard.positions_of(ranks[node])
         stop = start + int(np.searchsorted(positions, shard.num_samples))
+        shuffled = random.permutation(np.sort(dealt[start:stop]))
         # A node with only padded positions has an empty part; np.resize then fills its positions
         # with sample 0.
-        order[positions] = np.resize(random.permutation(np.sort(dealt[start:stop])), len(positions))
+        order[positions] = np.resize(shuffled, len(positions))
         start = stop
     return order
 

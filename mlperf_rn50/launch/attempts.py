@@ -91,18 +91,20 @@ def read_attempt(folder: Path, before: RunProgress, exit_code: int, is_resumed: 
     one."""
     run = before.chosen or newest_run(folder)
     is_same = run is not None and run.index == before.run
-    if run is None or is_same and not is_resumed:
+    if run is None or (is_same and not is_resumed):
         return Attempt(run=None, exit_code=exit_code, end=None, gained=False, can_resume=False)
     lines = read_metrics(run)[before.lines if is_same else 0 :]
     step = newest_step(run.checkpoints)
     resumed_at = [m.step for m in lines if isinstance(m, records.ResumedRecord)]
-    before_this = before.step if is_same else -1
+    start = before.step if is_same else -1
+    if resumed_at:
+        start = resumed_at[0]
     end = end_of(lines)
     return Attempt(
         run=run.index,
         exit_code=exit_code,
         end=end,
-        gained=step > (resumed_at or [before_this])[0],
+        gained=step > start,
         can_resume=step >= 0,
         has_stepped=any(isinstance(m, (records.TrainRecord, records.EvalRecord)) for m in lines),
         place=place_of(run),

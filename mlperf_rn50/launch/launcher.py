@@ -162,9 +162,10 @@ def run_engine(
             has_ended = bool(status())
             if has_ended:
                 since = now
-                limits |= dict(zip(_WAITING, END_LIMITS_S))
+                limits[Stage.RUNNING], limits[Stage.STOPPING] = END_LIMITS_S
         is_late = required is None and now - since >= limits[stage]
-        if is_late and stage is Stage.RUNNING and not has_ended and status and status() is not None:
+        is_start_late = is_late and stage is Stage.RUNNING and not has_ended
+        if is_start_late and status and status() is not None:
             is_late = False  # the run has begun
             limits[stage] = float('inf')
         if required is None and not is_late:
@@ -173,7 +174,7 @@ def run_engine(
         if is_late and stage in _WAITING:
             what = 'the run has ended, but not its processes' if has_ended else _WAITING[stage]
             report(f'{what} after {limits[stage]:.0f} s')
-        is_lost |= number == HOST_LOST or is_late and stage is Stage.RUNNING
+        is_lost |= number == HOST_LOST or (is_late and stage is Stage.RUNNING)
         after = next_stage(stage, required)
         if after is stage and not is_late:
             continue  # the signal of this stage was already sent
@@ -186,7 +187,9 @@ def run_engine(
             process.send_signal(end_signal)
         elif stage is Stage.KILLING:
             kill_job(job, process.pid)
-    if signals.is_forced or stage > Stage.STOPPING and (not status or stage is Stage.KILLING):
+    # Ranks without a state to save, and those that were terminated in vain, are not waited for.
+    is_terminated = stage > Stage.STOPPING and not status
+    if signals.is_forced or is_terminated or stage is Stage.KILLING:
         kill_job(job, process.pid)
     # mpirun leaves its ssh clients behind if their logins hang
     kill_all(processes_of(job, with_ranks=False))
@@ -274,7 +277,8 @@ class Launcher:
             status=status,
             report=report,
         )
-        if code in _MPI_ERRORS and not (status and status() is not None):
+        has_begun = status is not None and status() is not None
+        if code in _MPI_ERRORS and not has_begun:
             self.try_mpi(place, f'{job}m', config.train.device)
         return code
 

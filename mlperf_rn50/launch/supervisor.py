@@ -23,7 +23,7 @@ from mlperf_rn50.runfolder.records import (
 )
 from mlperf_rn50.system.out_of_memory import explain_exit
 from mlperf_rn50.system.signals import SignalQueue
-from mlperf_rn50.text import plural
+from mlperf_rn50.text import grouped, plural
 
 _DOCTOR = 'd'  # appended to an attempt's job name for its doctor
 _SIGNAL_CODES = 128  # exit code of an engine that a signal has ended, less the number of the signal
@@ -310,13 +310,16 @@ def bad_hosts(failures: Sequence[Failure], hosts: Sequence[str]) -> dict[str, st
     for failure in failures:
         if failure.rank is None:
             lost[failure.job].add(failure.host)
-    # A launcher that loses all other hosts is itself at fault.
-    counted = [
-        f for f in failures if f.rank is not None or not 1 < len(lost[f.job]) >= len(hosts) - 1
-    ]
-    bad = {
-        h: [f.cause for f in counted if f.host == h][-1]
-        for h in hosts
-        if len({f.job for f in counted if f.host == h}) >= attempts.MAX_FAILURES
-    }
+
+    def is_of_launcher(failure: Failure) -> bool:
+        """Return whether the launcher is at fault, because it lost all other hosts."""
+        num_lost = len(lost[failure.job])
+        return failure.rank is None and num_lost > 1 and num_lost >= len(hosts) - 1
+
+    counted = grouped((f for f in failures if not is_of_launcher(f)), lambda f: f.host)
+    bad = {}
+    for host in hosts:
+        of_host = counted.get(host, [])
+        if len({f.job for f in of_host}) >= attempts.MAX_FAILURES:
+            bad[host] = of_host[-1].cause
     return bad if len(bad) < len(hosts) else {}

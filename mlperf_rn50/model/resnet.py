@@ -360,7 +360,7 @@ class FoldedResNet:
         """Return the weight and bias of a convolution with its BatchNorm folded in. Both are
         float32."""
         head, _, number = layer.rpartition('conv')
-        norm = f'{head}bn{number.removeprefix("1") if number == "1sc" else number}'
+        norm = f'{head}bnsc' if number == '1sc' else f'{head}bn{number}'
         gamma, beta, mean, var = (
             source[f'{norm}_{kind}'].astype('float32')
             for kind in ('gamma', 'beta', 'running_mean', 'running_var')

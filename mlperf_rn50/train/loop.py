@@ -198,12 +198,14 @@ def train_epoch(run: TrainingRun, epoch: int, is_block_start: bool) -> bool:
         # Wait for the loss of an earlier step and for what any rank requested then; at the end, for
         # all steps.
         requests = reporter.read(num_ahead=STEPS_AHEAD if progress.step < last else 0)
-        report_trace(run, requests.trace)
-        # Take a checkpoint, which contains only steps with a checked loss. After the last step,
-        # run_epochs does it.
         is_planned = is_due(plan.config.checkpoint.period_steps, progress.step)
-        if progress.step < last and (requests.stop or requests.checkpoint or is_planned):
+        is_asked = requests.stop or requests.checkpoint
+        # run_epochs takes the checkpoint after the last step
+        must_save = progress.step < last and (is_asked or is_planned)
+        if must_save:  # a checkpoint contains only steps with a checked loss
             requests |= reporter.read()
+        report_trace(run, requests.trace)
+        if must_save:
             if requests.stop:
                 num_images = (progress.step - first) * plan.global_batch_size
                 progress.add_training(num_images, reporter.elapsed_s())
@@ -247,8 +249,10 @@ def report_reads(run: TrainingRun, epoch: int) -> None:
         return
     own = dict.fromkeys((h.name for h in run.hosts), (0, 0))
     own[run.host] = run.trainer.take_bytes()
+    # two numbers for each host, in the order of the hosts
     sums = run.comm.sum([n for counts in own.values() for n in counts])
-    num_bytes, num_new_bytes = dict(zip(own, sums[::2])), dict(zip(own, sums[1::2]))
+    num_bytes = dict(zip(own, sums[::2]))
+    num_new_bytes = dict(zip(own, sums[1::2]))
     run.emit(events.RecordsRead(EpochRecord(epoch + 1, num_bytes, num_new_bytes)))
 
 
@@ -302,10 +306,11 @@ def save_checkpoint(run: TrainingRun) -> None:
     if run.comm.rank == 0:
         check = partial(check_present, run.folder)
         keep = run.plan.config.checkpoint.keep
-        folder, progress, state = run.folder.checkpoints, copy(run.progress), run.trainer.state()
+        progress = copy(run.progress)
+        state = run.trainer.state()
         # Write the best network before the checkpoint, so that a run killed in between repeats the
         # evaluation.
-        write = partial(checkpoint.save, folder, progress, state, keep)
+        write = partial(checkpoint.save, run.folder.checkpoints, progress, state, keep)
         run.writer.submit(check, run.best_weights.write_best, write)
     run.times.checkpoint_s += time.monotonic() - start
 
@@ -350,10 +355,12 @@ class StepReporter:
     """The steps of an epoch: pushes each to the device, and reports it when it is done."""
 
     def __init__(self, run: TrainingRun):
-        self._run, self._start = run, time.monotonic()
+        self._run = run
+        self._start = time.monotonic()
         self._pending = deque[PendingStep]()
         self._losses: list[float] = []
-        self._first, self._num_steps = run.progress.step, 0
+        self._first = run.progress.step
+        self._num_steps = 0
 
     def elapsed_s(self) -> float:
         return time.monotonic() - self._start

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import mxnet as mx
 
@@ -170,12 +171,17 @@ def plan_new(
     """Return plan and progress of a new run; rank 0 claims the run number and chooses a seed or
     layout that is null."""
     plan = make_plan(config, comm.world_size)
-    drawn = secrets.randbelow(2**31) if config.run.seed is None else config.run.seed
-    seed, layout, index = comm.from_rank_0(
-        lambda: [drawn, with_layout(config).model.layout, new_run(Path(config.run.dir)).index]
+
+    def choose() -> list[Any]:
+        seed = secrets.randbelow(2**31) if config.run.seed is None else config.run.seed
+        return [seed, with_layout(config).model.layout, new_run(Path(config.run.dir)).index]
+
+    seed, layout, index = comm.from_rank_0(choose)
+    config = replace(
+        config,
+        model=replace(config.model, layout=layout),
+        run=replace(config.run, seed=seed),
     )
-    model, run = replace(config.model, layout=layout), replace(config.run, seed=seed)
-    config = replace(config, model=model, run=run)
     plan = replace(plan, config=config, nodes=tuple(nodes))
     progress = Progress(
         step=0,
@@ -198,7 +204,8 @@ def plan_new(
 def hold_run(comm: Comm, run: RunFolder, heartbeat: Heartbeat) -> Iterator[None]:
     """Hold a run's lock and remove unfinished files; raise UserError on all ranks if another
     program keeps the lock."""
-    lock, attempts = FileLock(run.lock), count()
+    lock = FileLock(run.lock)
+    attempts = count()
     try:
         while not comm.from_rank_0(lambda: _take(lock, next(attempts) * LOCK_PERIOD_S)):
             heartbeat.beat()

@@ -299,7 +299,7 @@ def _draw(found: Predictions) -> Iterator[Any]:
 
 def prediction_answer(found: Predictions) -> Answer:
     """Return predictions as an answer: the best layouts, then tables and their sources.
-    docs/predict.md explains the keys of the data."""
+    docs/output.md explains the keys of the data."""
     base, request = found.source.base, found.request
     times = _table(
         'Predictions',

@@ -157,7 +157,7 @@ def _systems(studies: Sequence[Study]) -> Iterator[tuple[RunSet, dict[str, Any]]
 
 
 def report_data(studies: Sequence[Study]) -> dict[str, Any]:
-    """Return the object of the JSON report, whose keys are described in docs/results.md."""
+    """Return the object of the JSON report, whose keys are described in docs/output.md."""
     return {
         'format': FORMAT,
         'version': mlperf_rn50.__version__,

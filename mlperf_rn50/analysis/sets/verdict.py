@@ -82,8 +82,8 @@ def _basis(verdict: Verdict) -> str:
     """Return how the round in a verdict was chosen, unless it was given or is in the name of a
     folder."""
     judged = verdict.run_set.judgement
-    # these list all rounds
-    if not judged.ruleset or not judged.basis or judged.obstacles and not judged.violations:
+    lists_all_rounds = judged.obstacles and not judged.violations
+    if not judged.ruleset or not judged.basis or lists_all_rounds:
         return ''
     return (
         f', judged by {ROUND_OF[judged.ruleset]}, {judged.basis}; --ruleset ROUND selects another'
@@ -166,7 +166,7 @@ def _other_rounds(verdicts: Sequence[Verdict]) -> list[str]:
             and any(ruleset in log.rulesets for log in v.logs)
         ]
         logs = [log for v in others if ruleset not in v.passed for log in v.logs]
-        # others list passed rounds
+        # The line on a set without a verdict lists the rounds that it passes.
         if logs or any(v.is_valid or v.run_set.judgement.violations for v in others):
             broken = violations_of(logs, ruleset)
             reasons = folded({log.path: broken.get(log.path, ())[:1] for log in logs})
@@ -179,7 +179,7 @@ def _other_rounds(verdicts: Sequence[Verdict]) -> list[str]:
 
 
 def _verdict_object(verdict: Verdict) -> dict[str, Any]:
-    """Return a verdict as JSON with the keys of docs/results.md."""
+    """Return a verdict as JSON with the keys of docs/output.md."""
     run_set, judged = verdict.run_set, verdict.run_set.judgement
     return {
         'place': str(verdict.place),

@@ -185,7 +185,7 @@ def check_log(
 
 
 def logs_as_json(logs: Sequence[CheckedLog]) -> dict[str, Any]:
-    """Return the verdicts as JSON with the keys of docs/results.md."""
+    """Return the verdicts as JSON with the keys of docs/output.md."""
     facts = ('dataset', 'is_imagenet', 'num_resumes')
     return {
         'passed': all(log.passed for log in logs),

@@ -199,7 +199,7 @@ class Watcher:
         # A stop signal comes from a launcher that ends its ranks and reports the reason.
         if self.health.orphaned_at is None and number not in STOP_SIGNALS:
             causes = self._causes(number)
-            # else a real-time signal
+            # real-time signals have no name
             name = next((s.name for s in signal.Signals if s == number), f'signal {number}')
             reason = ': '.join([f'killed by signal {number} ({name})', *causes])
             self._report(reason, is_outside=number == signal.SIGKILL and not causes)
@@ -309,10 +309,9 @@ def run_watched(
     except Exception as e:
         memory = out_of_memory.explain_error(e).partition(';')[0]
         text = memory or str(e).strip() or type(e).__name__
-        # The loss of another rank is not a failure of this one. Without can_stop, the program
-        # reports findings.
+        # The loss of another rank, of which MXNet knows only that Horovod has been shut down, is
+        # not a failure of this one. Without can_stop, the program reports findings.
         if can_stop and not isinstance(e, RankLost) and 'Horovod has been shut down' not in text:
-            # MXNet ends so
             stall_report.note_failed(folder, text.splitlines()[-1].strip(), is_outside=False)
         raise
 
@@ -335,7 +334,7 @@ def _prepare_rank(heartbeat: Heartbeat, reader: int, stacks: int, folder: Path |
 def _end_with_watcher(heartbeat: Heartbeat, reader: int, folder: Path | None) -> None:
     """Wait in a thread for the end of the watcher, report it, and end the rank."""
     os.read(reader, 1)
-    # else the launcher reports
+    # After a stop request or signal, the launcher has reported the reason.
     if not heartbeat.is_stop_requested and not signal.sigpending() & set(STOP_SIGNALS):
         text = 'the watcher was killed (SIGKILL, or out of memory); the rank ends with it'
         with suppress(OSError):  # the terminal may be gone
