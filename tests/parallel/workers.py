@@ -8,7 +8,6 @@ host and back.
 import json
 import sys
 import time
-import zlib
 from collections.abc import Iterator
 from copy import copy
 from itertools import count
@@ -36,17 +35,17 @@ from mlperf_rn50.train.plan import make_plan
 from mlperf_rn50.train.trainer import Trainer
 
 
+def _values(arrays):
+    return [a.asnumpy().ravel().tolist() for a in arrays]
+
+
 def collectives(comm):
     """Call every method of Comm, with results that depend on the participating ranks."""
     r = comm.rank
     special = np.array([-0.0, 0.0, np.inf, 1e-40, 1.5]) if r == 0 else np.full(5, np.nan)
-    shared = {
-        'b': mx.nd.full((3,), r),
-        'a': mx.nd.full((2,), 10 + r),
-        'c': mx.nd.array(special, dtype='float32'),
-        'd': mx.nd.array(special, dtype='float16'),
-    }
-    comm.broadcast(shared)
+    exact = [mx.nd.array(special, dtype=t) for t in ('float32', 'float16')]
+    shared = [mx.nd.full((3,), r), mx.nd.full((2,), 10 + r)]
+    comm.broadcast(dict(zip('bacd', shared + exact)))
     grads = [mx.nd.full((4,), 1.0 + r), mx.nd.full((2, 2), 10.0 * (r + 1))]
     comm.average_gradients(grads)
     halves = [mx.nd.array([60000.0 * (r < 2), 1 + r], dtype='float16')]
@@ -60,14 +59,9 @@ def collectives(comm):
         'rank': r,
         'world_size': comm.world_size,
         'local': [comm.local_rank, comm.local_size],
-        'broadcast': [shared[n].asnumpy().tolist() for n in 'ab'],
-        'special': [shared[n].asnumpy().tobytes().hex() for n in 'cd'],
+        'special': [a.asnumpy().tobytes().hex() for a in exact],
         'gathered': comm.gather_object({'rank': r, 'text': 'ü' * r}),
-        'grads': [g.asnumpy().ravel().tolist() for g in grads],
-        'halves': halves[0].asnumpy().tolist(),
-        'mean': means[0].asnumpy().tolist(),
-        'pulse': total.asnumpy().tolist(),
-        'kept': pulse.asnumpy().tolist(),
+        'arrays': _values([*shared, *grads, *halves, *means, total, pulse]),
         'counts': comm.sum([r, 2**40, r == 0]),
         'minimum': comm.minimum(np.array([r, 2.0**-40 - r])).tolist(),
     }
@@ -143,8 +137,8 @@ def steps(comm, data_dir, optimizer, micro, first_step):
         losses.append(float(pulse.sums.asnumpy()[0]))
     params = trainer.net.collect_params()
     names = 'conv0_weight stage3_unit1_conv1_weight bn0_gamma fc1_weight fc1_bias'.split()
-    weights = {n: params[n].data().asnumpy().ravel()[:200].tolist() for n in names}
-    return {'losses': losses, **weights}
+    weights = _values(params[n].data() for n in names)
+    return {'losses': losses, **{n: w[:200] for n, w in zip(names, weights)}}
 
 
 def compressed_steps(comm, data_dir):
@@ -164,32 +158,30 @@ def _statistics_of(arrays):
     return np.concatenate([a.ravel() for n, a in sorted(arrays.items()) if 'running' in n])
 
 
-def statistics(comm, data_dir):
-    """Return running statistics averaged only at the end, or also midway as by a checkpoint."""
+def _snapshots(comm, data_dir, is_averaged):
+    """Return a trainer, and snapshots after two steps, averaged or not, and after two more."""
     trainer, batches = _training(comm, data_dir)
     _run_steps(trainer, batches, 2)
-    local = _statistics_of(trainer.snapshot())
-    _run_steps(trainer, batches, 2)
-    trainer.average_statistics()
-    once = trainer.snapshot()
-    trainer, batches = _training(comm, data_dir)
-    _run_steps(trainer, batches, 2)
-    trainer.average_statistics()
+    if is_averaged:
+        trainer.average_statistics()
     middle = trainer.snapshot()
     _run_steps(trainer, batches, 2)
     trainer.average_statistics()
-    twice = trainer.snapshot()
+    return trainer, middle, trainer.snapshot()
+
+
+def statistics(comm, data_dir):
+    """Return running statistics averaged only at the end, or also midway as by a checkpoint."""
+    _, local, once = _snapshots(comm, data_dir, is_averaged=False)
+    trainer, middle, twice = _snapshots(comm, data_dir, is_averaged=True)
     trainer.load_state(TrainerState(middle if comm.rank == 0 else {}))
     back = trainer.snapshot()
-    learned = [n for n in once if 'running' not in n]
+    parts = {'local': local, 'middle': middle, 'once': once, 'twice': twice}
     return {
-        'local': local.tolist(),
-        'middle': _statistics_of(middle).tolist(),
-        'once': _statistics_of(once).tolist(),
-        'twice': _statistics_of(twice).tolist(),
+        **{name: _statistics_of(arrays).tolist() for name, arrays in parts.items()},
         # Bits may differ, because the order of ring sums depends on which gradients were fused.
         'is_learning_the_same': all(
-            np.allclose(once[n], twice[n], rtol=1e-5, atol=1e-7) for n in learned
+            np.allclose(once[n], twice[n], rtol=1e-5, atol=1e-7) for n in once if 'running' not in n
         ),
         'is_restored': all((middle[n] == back[n]).all() for n in middle),
     }
@@ -230,8 +222,7 @@ def float16_start(comm):
     optimizer = Optimizer(params, OptimizerConfig(), can_skip=True)
     optimizer.tensors[0].velocity[:] = 7 + comm.rank
     comm.broadcast(optimizer.owners())
-    arrays = {**optimizer.state(), **{n: p.data() for n, p in params.items()}}
-    return {n: a.asnumpy().ravel().tolist() for n, a in arrays.items()}
+    return _values([*optimizer.state().values(), *(p.data() for p in params.values())])
 
 
 def background(comm):
@@ -241,7 +232,7 @@ def background(comm):
         if comm.rank == 1:
             time.sleep(0.05)
         sums.append(comm.sum_in_background(mx.nd.array([comm.rank, k])))
-    return [s.asnumpy().tolist() for s in sums]
+    return _values(sums)
 
 
 def buckets(comm, data_dir):
@@ -251,9 +242,8 @@ def buckets(comm, data_dir):
         for num_buckets in (1, 5):
             trainer, batches = _training(comm, data_dir, optimizer, num_buckets=num_buckets)
             _run_steps(trainer, batches, 2)
-            digest = zlib.crc32(json.dumps(trainer.digests()).encode())
-            ends.append([len(trainer.optimizer.buckets), digest])
-    return {'ends': ends}
+            ends.append([len(trainer.optimizer.buckets), trainer.digests()])
+    return ends
 
 
 def divergence(comm, data_dir):
@@ -274,7 +264,7 @@ def divergence(comm, data_dir):
             bits = weight.asnumpy()
             bits.view(np.uint32).ravel()[1234] ^= 1
             weight[:] = bits
-    return {'errors': errors}
+    return errors
 
 
 def main():
