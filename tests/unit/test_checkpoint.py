@@ -77,8 +77,7 @@ def test_round_trip_of_numeric_arrays(tmp_path):
     assert (got, replace(trainer, arrays=ARRAYS)) == (progress(), STATE)
     assert trainer.arrays.keys() == given.keys()
     for name, array in trainer.arrays.items():
-        assert (array.dtype, array.shape) == (given[name].dtype, given[name].shape)
-        assert (array == given[name]).all()
+        assert array.dtype == given[name].dtype and np.array_equal(array, given[name]), name
 
 
 def test_state_of_an_earlier_version_is_read(tmp_path):
@@ -230,9 +229,11 @@ class _Trap:
         return (open, ('/nonexistent/must-not-run', 'w'))
 
 
-def zip_of(path, content):
+def zip_of(path, content, num_entries=1):
+    """Write an archive with one array, which its directory may list several times."""
     with zipfile.ZipFile(path, 'w') as archive:
         archive.writestr('a.npy', content)
+        archive.filelist *= num_entries
 
 
 def npy(header, data=b'', version=b'\x01\x00'):
@@ -256,6 +257,7 @@ TRAP = np.array([_Trap()], dtype=object)
         (lambda p: zip_of(p, npy(HUGE % '-1, -1', b'\0' * 4)), 'from its header'),
         (lambda p: zip_of(p, npy('[' * 60_000, version=b'\x02\x00')), 'ader'),
         (lambda p: zip_of(p, b'no array'), 'magic'),
+        (lambda p: zip_of(p, npy(HUGE % 1000, bytes(4000)), 1000), 'arrays larger than the'),
         (lambda p: np.savez(p, b=np.array([1, np.nan, np.inf])), 'b: got 2 non-finite of 3 values'),
     ],
 )
@@ -269,20 +271,6 @@ def test_hostile_arrays_are_refused_in_one_line_with_little_memory(tmp_path, wri
         assert tracemalloc.get_traced_memory()[1] < 32 << 20
     finally:
         tracemalloc.stop()
-
-
-def test_archive_with_overlapping_members_is_refused(tmp_path):
-    (path,) = save_all(tmp_path, 5)
-    zip_of(path / 'arrays.npz', npy(HUGE % 1000, bytes(4000)))
-    content = (path / 'arrays.npz').read_bytes()
-    start, end = content.index(b'PK\x01\x02'), content.index(b'PK\x05\x06')
-    entry, tail = content[start:end], content[end:]
-    counts = (1000).to_bytes(2, 'little') * 2 + (1000 * len(entry)).to_bytes(4, 'little')
-    tail = tail[:8] + counts + tail[16:]
-    (path / 'arrays.npz').write_bytes(content[:start] + 1000 * entry + tail)
-    rewrite(path)
-    with pytest.raises(DamagedCheckpoint, match='larger than the|not an .npz'):
-        load(path)
 
 
 @pytest.mark.parametrize(
