@@ -29,7 +29,6 @@ from mlperf_rn50.train.checkpoint.progress import TrainerState
 from mlperf_rn50.train.comm import step_timer
 from mlperf_rn50.train.comm.horovod import open_comm
 from mlperf_rn50.train.comm.rank_checks import check_agreement
-from mlperf_rn50.train.optimizer import Optimizer
 from mlperf_rn50.train.options import CommConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from mlperf_rn50.train.plan import make_plan
 from mlperf_rn50.train.trainer import Trainer
@@ -209,20 +208,6 @@ def times(comm, data_dir, micro):
             traced = [s.buckets for s in trainer.timer.take_trace()]
             halves.append([whole, rows[:, :5].sum(), rows[:, -1].tolist(), traced])
     return halves
-
-
-def float16_start(comm):
-    """Broadcast the weights and the state of float16 training, which differ between ranks; return
-    them."""
-    params = {}
-    for name, shape in (('a_weight', (3, 2)), ('b_weight', (5,)), ('bn_gamma', (3,))):
-        dtype = 'float16' if name.endswith('weight') else 'float32'
-        params[name] = mx.gluon.Parameter(name, shape=shape, dtype=dtype)
-        params[name].initialize(mx.init.Constant(comm.rank + 1))
-    optimizer = Optimizer(params, OptimizerConfig(), can_skip=True)
-    optimizer.tensors[0].velocity[:] = 7 + comm.rank
-    comm.broadcast(optimizer.owners())
-    return _values([*optimizer.state().values(), *(p.data() for p in params.values())])
 
 
 def background(comm):

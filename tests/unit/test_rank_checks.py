@@ -1,5 +1,6 @@
 """Digests of arrays, diverging ranks, stragglers, and waits for a device."""
 
+from itertools import product
 from types import SimpleNamespace
 
 import mxnet as mx
@@ -71,16 +72,13 @@ def test_device_digest_depends_on_each_bit_and_position(dtype, bits):
         first, second = mx.nd.array(values[:4].reshape(2, 2), dtype=dtype), values[4:]
         return device_digests({'a': first, 'b': mx.nd.array(second, dtype=dtype)})['a to b']
 
-    flipped = [
-        (values.view(bits) ^ bits(1 << b) * (np.arange(6) == i)).astype(bits).view(dtype)
-        for i in range(6)
-        for b in range(8 * values.itemsize)
-    ]
-    # a conversion to float32 may change a NaN's bits
-    numbers = [v for v in flipped if not np.isnan(v).any()]
-    zeros = abs(values * 0)
-    swapped = values[[0, 1, 2, 4, 3, 5]]
-    different = [values, values[::-1], swapped, zeros, -zeros, values * np.nan, *numbers]
+    different = [values, values[::-1], values[[0, 1, 2, 4, 3, 5]], values * np.nan]
+    different += [sign * np.zeros_like(values) for sign in (1, -1)]
+    for i, bit in product(range(6), range(8 * values.itemsize)):
+        flipped = values.copy()
+        flipped.view(bits)[i] ^= bits(1 << bit)
+        # a conversion to float32 may change a NaN's bits
+        different += [flipped] * (not np.isnan(flipped).any())
     digests = [digest(v) for v in different]
     assert len(set(digests)) == len(digests) and digest(values.copy()) == digests[0]
 
