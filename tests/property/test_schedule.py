@@ -44,7 +44,6 @@ def test_evaluations_are_a_period_apart_and_only_the_open_division_adds_the_last
     for division, expected in (('closed', grid), ('open', sorted({*grid, max_epochs - 1}))):
         plan = make_plan(Config(train=train, run=RunConfig(submission_division=division)), 1)
         assert [e for e in range(max_epochs) if plan.is_eval_epoch(e)] == expected
-        ends = [e + plan.block_epochs(e) - 1 for e in range(max_epochs)]
-        assert ends == [
-            min([x for x in expected if x >= e], default=max_epochs - 1) for e in range(max_epochs)
-        ]
+        for epoch in range(max_epochs):
+            end = min([x for x in expected if x >= epoch], default=max_epochs - 1)
+            assert epoch + plan.block_epochs(epoch) - 1 == end

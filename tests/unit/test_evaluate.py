@@ -101,12 +101,11 @@ def test_diagonal_matches_the_correct_counts(kind):
 def test_confusions_are_sorted_by_frequency_then_class():
     taken = [(0, 1), (2, 1), (2, 1), (1, 0), (1, 0), (1, 2), (0, 0), (2, 2)]
     matrix = matrix_of(np.eye(3)[[t for _, t in taken]], [c for c, _ in taken])
-    assert matrix.largest(3, 'xyz') == [
-        Confusion('y', 'x', 2, 2 / 3),
-        Confusion('z', 'y', 2, 2 / 3),
-        Confusion('x', 'y', 1, 1 / 2),
-    ]
-    assert [c.num_images for c in matrix.largest(100, 'xyz')] == [2, 2, 1, 1]
+    found = matrix.largest(100, 'xyz')
+    assert [c.true_class + c.taken_for for c in found] == ['yx', 'zy', 'xy', 'yz']
+    assert [c.num_images for c in found] == [2, 2, 1, 1]
+    assert [c.share for c in found] == [2 / 3, 2 / 3, 1 / 2, 1 / 3]
+    assert matrix.largest(3, 'xyz') == found[:3]
     [confusion] = matrix_of(np.full((2, 3), np.nan), [1, 1]).largest(5, 'xyz')
     assert confusion == Confusion('y', NO_CLASS, 2, 1.0)
 
