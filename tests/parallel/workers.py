@@ -1,8 +1,8 @@
-"""Worker of the parallel tests, run by every rank: python workers.py OUT NUM_SHARING CALLS.
+"""Worker of the parallel tests, run by every rank: python workers.py OUT DIGITS NUM_SHARING CALLS.
 
-CALLS is a JSON list of [key, function, arguments]; rank r writes the results by key to OUT/r.json.
-If several ranks share a GPU, arrays on mx.cpu(1) stand in for GPU arrays, which are copied to the
-host and back.
+Each call has a function and its arguments, such as 'steps sgd 1 0'; rank r writes the results by
+call to OUT/r.json. If several ranks share a GPU, arrays on mx.cpu(1) stand in for GPU arrays, which
+are copied to the host and back.
 """
 
 import json
@@ -33,6 +33,8 @@ from mlperf_rn50.train.options import CommConfig, OptimizerConfig, ScheduleConfi
 from mlperf_rn50.train.plan import make_plan
 from mlperf_rn50.train.trainer import Trainer
 
+OUT, DIGITS, NUM_SHARING, *CALLS = sys.argv[1:]
+
 
 def _values(arrays):
     return [a.asnumpy().ravel().tolist() for a in arrays]
@@ -55,9 +57,7 @@ def collectives(comm):
     total = comm.sum_in_background(pulse)
     comm.barrier()
     return {
-        'rank': r,
-        'world_size': comm.world_size,
-        'local': [comm.local_rank, comm.local_size],
+        'place': [r, comm.world_size, comm.local_rank, comm.local_size],
         'special': [a.asnumpy().tobytes().hex() for a in exact],
         'gathered': comm.gather_object({'rank': r, 'text': 'ü' * r}),
         'arrays': _values([*shared, *grads, *halves, *means, total, pulse]),
@@ -89,12 +89,12 @@ def late_rank(comm):
 
 
 def _training(
-    comm, data_dir, optimizer='sgd', micro=1, first=0, seed=0, num_buckets=8
+    comm, optimizer='sgd', micro=1, first=0, seed=0, num_buckets=8
 ) -> tuple[Trainer, Iterator[Batch]]:
     """Return a trainer with the weights of rank 0, and its batches of digits."""
     threads = {'num_threads': 1, 'read_threads': 1}
     sizes = {'num_train': 1437, 'num_val': 360, 'image_size': 32, 'resize_shorter': 32}
-    names = {'dir': data_dir, 'dataset': 'digits', 'num_classes': 10, 'crop': 'random_resized'}
+    names = {'dir': DIGITS, 'dataset': 'digits', 'num_classes': 10, 'crop': 'random_resized'}
     config = Config(
         data=DataConfig(**names, **sizes, **threads),
         model=ModelConfig(name='resnet18', zero_gamma=True),
@@ -115,18 +115,16 @@ def _freeze_statistics(block):
     """Use running statistics in BatchNorm, so that a sample does not depend on its batch."""
     if isinstance(block, (mx.gluon.nn.BatchNorm, mx.gluon.nn.BatchNormReLU)):
         block._kwargs['use_global_stats'] = True
-    for child in block._children.values():
-        _freeze_statistics(child)
 
 
-def steps(comm, data_dir, optimizer, micro, first_step):
+def steps(comm, optimizer, micro, first_step):
     """Return losses and weights of three steps of 48 images, including the padded last step of an
     epoch (step 29)."""
     first = int(first_step)
     # a different seed per rank; the weights of rank 0 must be used
-    trainer, batches = _training(comm, data_dir, optimizer, micro, first, seed=comm.rank)
+    trainer, batches = _training(comm, optimizer, micro, first, seed=comm.rank)
     plan = trainer.plan
-    _freeze_statistics(trainer.net)
+    trainer.net.apply(_freeze_statistics)
     for param in trainer.net.collect_params('.*running_var').values():
         # the network holds variances without a factor that depends on the local batch
         param.data()[:] = 1
@@ -140,11 +138,11 @@ def steps(comm, data_dir, optimizer, micro, first_step):
     return {'losses': losses, **{n: w[:200] for n, w in zip(names, weights)}}
 
 
-def compressed_steps(comm, data_dir):
+def compressed_steps(comm):
     """Return the result of steps with gradients compressed to 16 bits."""
     compressed = copy(comm)
     compressed.compression = 'fp16'
-    return steps(compressed, data_dir, 'sgd', 1, 0)
+    return steps(compressed, 'sgd', 1, 0)
 
 
 def _run_steps(trainer, batches, num_steps):
@@ -157,9 +155,9 @@ def _statistics_of(arrays):
     return np.concatenate([a.ravel() for n, a in sorted(arrays.items()) if 'running' in n])
 
 
-def _snapshots(comm, data_dir, is_averaged):
+def _snapshots(comm, is_averaged):
     """Return a trainer, and snapshots after two steps, averaged or not, and after two more."""
-    trainer, batches = _training(comm, data_dir)
+    trainer, batches = _training(comm)
     _run_steps(trainer, batches, 2)
     if is_averaged:
         trainer.average_statistics()
@@ -169,10 +167,10 @@ def _snapshots(comm, data_dir, is_averaged):
     return trainer, middle, trainer.snapshot()
 
 
-def statistics(comm, data_dir):
+def statistics(comm):
     """Return running statistics averaged only at the end, or also midway as by a checkpoint."""
-    _, local, once = _snapshots(comm, data_dir, is_averaged=False)
-    trainer, middle, twice = _snapshots(comm, data_dir, is_averaged=True)
+    _, local, once = _snapshots(comm, is_averaged=False)
+    trainer, middle, twice = _snapshots(comm, is_averaged=True)
     trainer.load_state(TrainerState(middle if comm.rank == 0 else {}))
     back = trainer.snapshot()
     parts = {'local': local, 'middle': middle, 'once': once, 'twice': twice}
@@ -186,14 +184,14 @@ def statistics(comm, data_dir):
     }
 
 
-def times(comm, data_dir, micro):
+def times(comm, micro):
     """Return the time of three steps in readings of the clock, the sum of their phases, and their
     hidden exchange.
 
     The first two are traced, and their buckets returned, but not the last, because the clock may be
     read for a bucket after the end of its step. The second half comes after a resumption.
     """
-    trainer, batches = _training(comm, data_dir, micro=micro)
+    trainer, batches = _training(comm, micro=micro)
     readings = count()
     clock = SimpleNamespace(monotonic=lambda: float(next(readings)), sleep=time.sleep)
     with patch.object(step_timer, 'time', clock), patch.object(trainer_module, 'time', clock):
@@ -220,21 +218,21 @@ def background(comm):
     return _values(sums)
 
 
-def buckets(comm, data_dir):
+def buckets(comm):
     """Return weight digests after two steps with one bucket of gradients and with several."""
     ends = []
     for optimizer in ('sgd', 'lars'):
         for num_buckets in (1, 5):
-            trainer, batches = _training(comm, data_dir, optimizer, num_buckets=num_buckets)
+            trainer, batches = _training(comm, optimizer, num_buckets=num_buckets)
             _run_steps(trainer, batches, 2)
             ends.append([len(trainer.optimizer.buckets), trainer.digests()])
     return ends
 
 
-def divergence(comm, data_dir):
+def divergence(comm):
     """Return the errors of the agreement check before and after a bit of an array on rank 1 is
     flipped."""
-    trainer, batches = _training(comm, data_dir)
+    trainer, batches = _training(comm)
     _run_steps(trainer, batches, 1)
     trainer.average_statistics()
     errors = []
@@ -253,15 +251,15 @@ def divergence(comm, data_dir):
 
 
 def main():
-    out, num_sharing, calls = sys.argv[1:]
     # a quarter of the channels takes a sixteenth of the time
     resnet.STAGE_CHANNELS = (16, 32, 64, 128)
-    comm = open_comm('none', [3], num_sharing=int(num_sharing))
+    comm = open_comm('none', [3], num_sharing=int(NUM_SHARING))
     results = {}
-    with mx.cpu(int(num_sharing) > 1):
-        for key, name, arguments in json.loads(calls):
-            results[key] = globals()[name](comm, *arguments)
-    (Path(out) / f'{comm.rank}.json').write_text(json.dumps(results))
+    with mx.cpu(int(NUM_SHARING) > 1):
+        for call in CALLS:
+            name, *arguments = call.split()
+            results[call] = globals()[name](comm, *arguments)
+    (Path(OUT) / f'{comm.rank}.json').write_text(json.dumps(results))
     comm.barrier()
 
 
