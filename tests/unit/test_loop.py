@@ -11,7 +11,7 @@ from tiny import tiny_config, tiny_run
 
 from mlperf_rn50.errors import RunFailed
 from mlperf_rn50.runfolder.names import list_checkpoints, step_of
-from mlperf_rn50.runfolder.records import LossScaleRecord
+from mlperf_rn50.runfolder.records import EpochRecord, LossScaleRecord
 from mlperf_rn50.train import loop
 from mlperf_rn50.train import run_events as events
 from mlperf_rn50.train.comm.horovod import Comm
@@ -156,5 +156,5 @@ def test_bytes_are_reported_for_each_host(tmp_path):
         run.trainer.take_bytes = lambda: (7, 5)
         report_reads(replace(run, plan=plan, hosts=hosts, comm=TwoHosts()), 3)
     (read,) = recorder.of(events.RecordsRead)
-    assert read.record.epoch == 4 and read.record.record_bytes == {'h0': 7, 'h1': 10}
-    assert read.record.new_record_bytes == {'h0': 5, 'h1': 10}
+    num_bytes, num_new_bytes = {'h0': 7, 'h1': 10}, {'h0': 5, 'h1': 10}
+    assert read.record == EpochRecord(4, num_bytes, num_new_bytes)
