@@ -296,7 +296,7 @@ def test_checkpoint_restores_network_and_average_to_the_bit(averaging):
     take_steps(averaging, 0, 3)
     state = trainer.state()
     assert part_of(state.arrays, 'ema/').keys() == current_weights(trainer.net).keys()
-    assert trainer.array_shapes().keys() == state.arrays.keys()
+    assert trainer.array_shapes().keys() == state.arrays.keys() and state.last_lr == 0.05
     take_steps(averaging, 3, 7)
     restored = other, _ = tiny_training(tiny_config(ema=0.9))
     other.load_state(TrainerState(dict(state.arrays), state.last_lr))
