@@ -79,7 +79,6 @@ def test_complete_epoch_counts_each_image_and_reports_applied_rates(
     assert saved_by(run, recorder) == [4, 8]
     assert run.progress.images == images and run.progress.images_per_s > 0
     steps = recorder.of(events.StepDone)
-    assert [s.step for s in steps] == list(range(1, 11))
     scheduled = [run.plan.learning_rate(s) for s in range(10)]
     assert [s.learning_rate for s in steps] == [*scheduled[:-1], filled * scheduled[-1]]
     records = [s.record for s in steps if s.record]
