@@ -209,6 +209,11 @@ def skip_for(reason: str) -> None:
         pytest.skip(reason)
 
 
+def slow(*values, marks=()):
+    """Return the values of a parametrized test that only launch/test.sh --all runs."""
+    return pytest.param(*values, marks=[pytest.mark.slow, *marks])
+
+
 def emit(sinks, *events) -> None:
     """Pass events of a run to sinks, then close them."""
     for event in events:

@@ -21,7 +21,7 @@ from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 def tiny_config(num_images=20, data=None, model=None, **train) -> Config:
     sizes = {'num_val': 8, 'num_classes': 3, 'image_size': 16, 'resize_shorter': 16}
     return Config(
-        data=DataConfig(num_train=num_images, synthetic=True, **{**sizes, **(data or {})}),
+        data=DataConfig(num_train=num_images, **{'synthetic': True, **sizes, **(data or {})}),
         model=ModelConfig(name='resnet18', **(model or {})),
         schedule=ScheduleConfig(warmup_epochs=0),
         train=TrainConfig(**{'local_batch_size': min(8, num_images), **train}),

@@ -4,7 +4,7 @@ behind."""
 import json
 
 import pytest
-from e2e.training import arguments, metrics
+from e2e.training import metrics, train
 from helpers import call
 from lines import write_set
 
@@ -30,11 +30,10 @@ def test_run_far_behind_stops_with_checkpoint_and_can_resume(tiny, tmp_path, mon
     # ImageNet is not available to the tests
     monkeypatch.setattr(differences, 'is_imagenet', lambda config: True)
     known, run_dir = reference(tmp_path / 'known', 0.97, 0.98, 0.985, 0.99), tmp_path / 'run'
-    options = '--run.stop_when_behind=true', '--checkpoint.period_epochs=0'
-    done = call(*arguments(run_dir, tiny, '--run.reference', known, *options))
+    options = '--run.stop_when_behind=true --checkpoint.period_epochs=0'
+    done = train(run_dir, tiny, f'--run.reference={known} {options}')
     assert done.returncode == 1, done.stderr
-    records = metrics(run_dir, 'course')
-    found = [(r['epoch'], r['below'], r['behind']) for r in records]
+    found = [(r['epoch'], r['below'], r['behind']) for r in metrics(run_dir, 'course')]
     assert found == [(1, True, False), (2, True, True)]
     assert [m['status'] for m in metrics(run_dir, 'end')] == ['aborted']
     assert done.stderr.count('behind: ') == 1 and 'aborted' in done.stdout

@@ -17,6 +17,7 @@ from e2e.training import (
     metrics,
     start,
     thin_ranks,
+    train,
     wait_for_checkpoint,
 )
 from helpers import call, run
@@ -34,20 +35,21 @@ from mlperf_rn50.train.checkpoint.checkpoint import load
 def assert_same_end(run_dir, whole_dir, step=20):
     """Assert that the last checkpoints and all evaluations are equal; learned parameters must match
     in every bit."""
-    ends = [list_checkpoints(d / 'checkpoints')[-1] for d in (run_dir, whole_dir)]
-    (progress, trainer), (whole_progress, whole_trainer) = map(load, ends)
+    (progress, trainer), (whole_progress, whole_trainer) = (
+        load(list_checkpoints(folder / 'checkpoints')[-1]) for folder in (run_dir, whole_dir)
+    )
     assert progress.step == whole_progress.step == step
     assert progress.best_top1 == whole_progress.best_top1
     assert replace(trainer, arrays={}) == replace(whole_trainer, arrays={})
-    arrays = [trainer.arrays, whole_trainer.arrays]
-    assert set(arrays[0]) == set(arrays[1])
-    for name, array in arrays[0].items():
+    assert trainer.arrays.keys() == whole_trainer.arrays.keys()
+    for name, array in trainer.arrays.items():
         # Running statistics are averaged at every checkpoint, and the runs checkpoint at different
         # steps.
         tolerance = 1e-6 if 'running' in name else 0
-        np.testing.assert_allclose(array, arrays[1][name], tolerance, tolerance, err_msg=name)
-    by_epoch = [{m['epoch']: m for m in metrics(d, 'eval')} for d in (run_dir, whole_dir)]
-    assert by_epoch[0] == by_epoch[1]
+        whole = whole_trainer.arrays[name]
+        np.testing.assert_allclose(array, whole, tolerance, tolerance, err_msg=name)
+    got, expected = ({m['epoch']: m for m in metrics(d, 'eval')} for d in (run_dir, whole_dir))
+    assert got == expected
 
 
 def assert_parts_add_up(run_dir):
@@ -81,7 +83,7 @@ def test_run_killed_between_checkpoints_resumes_exactly(whole_run, tiny, tmp_pat
 def ended(thin, tiny, tmp_path_factory):
     """Folder of a completed single-process run of two epochs; tests must not modify it."""
     run_dir = tmp_path_factory.mktemp('ended')
-    assert_aborted(call(*arguments(run_dir, tiny, '--train.max_epochs=2')))
+    assert_aborted(train(run_dir, tiny, '--train.max_epochs=2'))
     return run_dir
 
 
@@ -91,7 +93,7 @@ def test_stop_request_during_start_up_stops_after_first_steps_and_resumes(
     with monkeypatch.context() as m:
         early = 'mlperf_rn50.train.build.leave_openmp_to_engine'
         m.setattr(early, lambda: os.kill(os.getpid(), signal.SIGUSR1))
-        done = call(*arguments(tmp_path, tiny, '--train.max_epochs=2'))
+        done = train(tmp_path, tiny, '--train.max_epochs=2')
     assert done.returncode == 75, done.stderr
     assert f'mlperf-rn50 train --resume {tmp_path}' in done.stdout
     [path] = list_checkpoints(tmp_path / 'checkpoints')
@@ -133,7 +135,7 @@ def test_full_disk_is_one_line_and_the_run_resumes(thin, tiny, tmp_path, monkeyp
 
         m.setattr(LineFile, 'write', fill)
         options = '--train.max_epochs=2 --checkpoint.period_steps=3 --run.tensorboard=true'
-        done = call(*arguments(tmp_path, tiny, *options.split()))
+        done = train(tmp_path, tiny, options)
     text = f'{tmp_path}/metrics.jsonl: cannot write: No space left'
     assert_one_line(done, 1, 'step 7, training: ', text)
     assert [load(p)[0].step for p in list_checkpoints(tmp_path / 'checkpoints')] == [5, 6]

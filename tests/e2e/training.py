@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import psutil
-from helpers import CLI, under_ranks, wait_for
+from helpers import CLI, call, under_ranks, wait_for
 
 from mlperf_rn50.data.prepare.pack import pack
 from mlperf_rn50.data.prepare.samples import Dataset, digits
@@ -14,6 +14,16 @@ from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import newest_step
 
 NUM_TRAIN, NUM_VAL, STEPS_PER_EPOCH = 150, 50, 5
+# ResNet-18 to an unreachable target
+OPTIONS = f"""
+--data.dataset=tiny-digits --data.num_train={NUM_TRAIN} --data.num_val={NUM_VAL}
+--data.num_classes=10 --data.image_size=32 --data.resize_shorter=32 --data.crop=padded
+--data.num_threads=1 --model.name=resnet18 --model.zero_gamma=true
+--optimizer.name=lars --optimizer.lars_eta=0.1
+--schedule.base_lr=0.02 --schedule.warmup_epochs=1 --schedule.decay_epochs=4
+--train.global_batch_size=32 --train.eval_period=1 --train.target_accuracy=1.0
+--train.max_epochs=4 --comm.num_buckets=2 --run.seed=3 --run.metrics_period_steps=1
+"""
 THIN = [sys.executable, Path(__file__).with_name('thin.py')]
 _VOLATILE = (
     'time_s elapsed_parts job images_per_s time_to_train_s peak_flops_per_s checkpoint_s'.split()
@@ -29,34 +39,14 @@ def pack_tiny(out: Path, num_train: int = NUM_TRAIN) -> Path:
 
 
 def arguments(run_dir, data_dir, *options) -> list[str]:
-    """Return arguments that train ResNet-18 to an unreachable target, unless overridden."""
-    keys = {
-        'run.dir': run_dir,
-        'run.seed': 3,
-        'run.metrics_period_steps': 1,
-        'data.dir': data_dir,
-        'data.dataset': 'tiny-digits',
-        'data.num_train': NUM_TRAIN,
-        'data.num_val': NUM_VAL,
-        'data.num_classes': 10,
-        'data.image_size': 32,
-        'data.resize_shorter': 32,
-        'data.crop': 'padded',
-        'data.num_threads': 1,
-        'model.name': 'resnet18',
-        'model.zero_gamma': 'true',
-        'optimizer.name': 'lars',
-        'optimizer.lars_eta': 0.1,
-        'schedule.base_lr': 0.02,
-        'schedule.warmup_epochs': 1,
-        'schedule.decay_epochs': 4,
-        'train.global_batch_size': 32,
-        'train.eval_period': 1,
-        'train.target_accuracy': 1.0,
-        'train.max_epochs': 4,
-        'comm.num_buckets': 2,
-    }
-    return ['train', *(f'--{k}={v}' for k, v in keys.items()), *options]
+    """Return arguments that train with OPTIONS, unless overridden."""
+    places = f'--run.dir={run_dir}', f'--data.dir={data_dir}'
+    return ['train', *OPTIONS.split(), *places, *options]
+
+
+def train(run_dir, data_dir, options='') -> subprocess.CompletedProcess:
+    """Train with these arguments in this process; options: words without spaces."""
+    return call(*arguments(run_dir, data_dir, *options.split()))
 
 
 def command(run_dir, data_dir, *options) -> list[str]:
@@ -81,26 +71,22 @@ def metrics(run_dir, event=None, name='metrics.jsonl') -> list[dict]:
 def log_events(run_dir) -> list[dict]:
     """Return the events in the log of a run."""
     lines = (run_dir / 'result_0.txt').read_text().splitlines()
-    heads, texts = zip(*(line.split(' ', 1) for line in lines))
-    return [json.loads(text) for head, text in zip(heads, texts) if head == ':::MLLOG']
+    found = [line.partition(' ') for line in lines]
+    return [json.loads(text) for head, _, text in found if head == ':::MLLOG']
 
 
 def assert_one_line(done, code, *texts) -> None:
     """Assert that an error is one line with some texts, from rank 0 if there are several."""
     assert done.returncode == code and 'Traceback' not in done.stderr, done.stderr
-    lines = [
-        line
-        for line in done.stderr.splitlines()
-        if line.startswith('mlperf-rn50:') and 'rank 1' not in line
-    ]
-    assert len(lines) == 1 and all(text in lines[0] for text in texts), done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith('mlperf-rn50:')]
+    (line,) = (line for line in errors if 'rank 1' not in line)
+    assert all(text in line for text in texts), done.stderr
 
 
 def assert_aborted(done) -> None:
     """Assert that a run ended below its target, without a failure."""
-    assert done.returncode == 1 and 'aborted: the target was not reached' in done.stdout, (
-        done.stderr
-    )
+    is_aborted = 'aborted: the target was not reached' in done.stdout
+    assert done.returncode == 1 and is_aborted, done.stderr
 
 
 def start(words) -> subprocess.Popen:

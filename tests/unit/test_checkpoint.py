@@ -10,29 +10,30 @@ import tracemalloc
 import zipfile
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from helpers import deny
 
 from mlperf_rn50.errors import CheckpointError, DamagedCheckpoint, StorageError
 from mlperf_rn50.runfolder.names import list_checkpoints, new_run
 from mlperf_rn50.train.checkpoint import checkpoint
 from mlperf_rn50.train.checkpoint.checkpoint import load, load_newest, save, seal
-from mlperf_rn50.train.checkpoint.progress import Progress, TrainerState, dump_state, parse_state
+from mlperf_rn50.train.checkpoint.progress import Progress, TrainerState
 
 ARRAYS = {
     'model/a': np.arange(6, dtype=np.float32).reshape(2, 3),
     'optimizer/a': np.ones(3, np.float16),
 }
 STATE = TrainerState(ARRAYS, 0.3, 512.0, 7)
-COUNTS = {'world_size': 2, 'best_top1': 0.5, 'clock_s': 1.5, 'num_train': 100, 'nodes': [0, 0]}
-BATCHES = {'global_batch_size': 8, 'lr_batch_size': 8, 'result_index': 0}
 
 
 def progress(step=5, **keys):
+    """Return the progress of two ranks."""
+    counts = {'best_top1': 0.5, 'clock_s': 1.5, 'result_index': 0, 'nodes': [0, 0]}
+    sizes = {'global_batch_size': 8, 'lr_batch_size': 8, 'num_train': 100}
     config = {'schedule': {'base_lr': 0.3}}
-    return Progress(**{'step': step, 'seed': 1, **COUNTS, **BATCHES, 'config': config, **keys})
+    return Progress(step, 1, 2, **{**counts, **sizes, 'config': config, **keys})
 
 
 def save_all(folder, *steps, keep=9) -> list[Path]:
@@ -47,13 +48,20 @@ def refuse(path, message='', error=DamagedCheckpoint) -> str:
     return str(e.value)
 
 
-def change(path, **state):
-    """Change values in the state of a checkpoint and compute both checksums again."""
+def rewrite(path, **state):
+    """Change the state of a checkpoint, without keys that become None, and compute both
+    checksums."""
     content = json.loads((path / 'state.json').read_text())
     del content['sha256']
-    content['state'].update(state)
+    changed = {**content['state'], **state}
+    content['state'] = {key: value for key, value in changed.items() if value is not None}
     content['arrays_sha256'] = hashlib.sha256((path / 'arrays.npz').read_bytes()).hexdigest()
     (path / 'state.json').write_text(seal(content))
+
+
+def steps_in(folder) -> list[int]:
+    """Return the steps of the intact checkpoints of a folder without others."""
+    return [load(path)[0].step for path in list_checkpoints(folder)]
 
 
 def test_round_trip_of_numeric_arrays(tmp_path):
@@ -69,26 +77,16 @@ def test_round_trip_of_numeric_arrays(tmp_path):
     assert (got, replace(trainer, arrays=ARRAYS)) == (progress(), STATE)
     assert trainer.arrays.keys() == given.keys()
     for name, array in trainer.arrays.items():
-        assert (array.dtype, array.shape) == (given[name].dtype, given[name].shape)
-        assert (array == given[name]).all()
+        assert array.dtype == given[name].dtype and np.array_equal(array, given[name]), name
 
 
 def test_state_of_an_earlier_version_is_read(tmp_path):
-    tree = dump_state(progress(), STATE)
-    added = ('data_sha256', 'boot', 'start_s')
-    older = {k: v for k, v in tree.items() if k not in added}
-    assert parse_state(older) == (progress(), replace(STATE, arrays={}))
-    with pytest.raises(ValueError, match='the state lacks keys'):
-        parse_state({k: v for k, v in tree.items() if k != 'seed'})
-    # the keys and the order of version 0.5
-    words = 'step seed world_size best_top1 clock_s global_batch_size lr_batch_size num_train'
-    words += ' result_index nodes num_resumes last_lr loss_scale num_finite_steps images train_s'
     (path,) = save_all(tmp_path, 5)
-    content = json.loads((path / 'state.json').read_text())
-    del content['sha256']
-    content['state'] = {key: tree[key] for key in (*words.split(), 'config', 'data_sha256')}
-    (path / 'state.json').write_text(seal(content))
-    assert load(path)[0] == progress() and content['format'] == 4
+    rewrite(path, data_sha256=None, boot=None, start_s=None)
+    assert json.loads((path / 'state.json').read_text())['format'] == 4
+    assert load(path)[0] == progress()
+    rewrite(path, seed=None)
+    refuse(path, 'the state lacks keys')
 
 
 def test_entries_of_new_folders_are_synced_by_the_first_checkpoint(tmp_path, monkeypatch):
@@ -109,14 +107,14 @@ def test_entries_of_new_folders_are_synced_by_the_first_checkpoint(tmp_path, mon
 
 def test_newest_checkpoints_by_step_are_kept_and_other_names_ignored(tmp_path):
     (tmp_path / '.step_00000009.123.tmp').mkdir()
-    (tmp_path / 'step_x').mkdir()
-    assert list_checkpoints(tmp_path) == []
+    for name in ('step_x', 'step_', 'step_²', 'step_٣', 'damaged_step_5'):
+        (tmp_path / name).mkdir()
+    assert not list_checkpoints(tmp_path)
+    assert not checkpoint.is_checkpoint_name(f'step_{"9" * 5000}')
     checkpoint.clear_unfinished(tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == ['step_x']
+    assert len(list(tmp_path.iterdir())) == 5
     save_all(tmp_path, 9, 10, 100_000_000, 11, keep=3)
-    assert [load(p)[0].step for p in list_checkpoints(tmp_path)] == [10, 11, 100_000_000]
-    names = ['step_x', 'step_', 'step_²', 'step_٣', f'step_{"9" * 5000}', 'damaged_step_5']
-    assert not any(map(checkpoint.is_checkpoint_name, names))
+    assert steps_in(tmp_path) == [10, 11, 100_000_000]
 
 
 @pytest.mark.parametrize(
@@ -126,21 +124,17 @@ def test_newest_checkpoints_by_step_are_kept_and_other_names_ignored(tmp_path):
         ('state.json', lambda b: b[:50], 'not a checkpoint of this program'),
         ('state.json', lambda b: b'[' * 100_000, 'nested too deeply'),
         ('state.json', lambda b: b' ' * (1 << 25), 'is larger than'),
-        ('state.json', None, 'got a named pipe, expected a file'),
-        ('arrays.npz', None, 'got a named pipe, expected a file'),
     ],
 )
 def test_damaged_checkpoint_is_refused_and_the_previous_one_suggested(
     tmp_path, name, damage, message
 ):
     first, second = save_all(tmp_path, 5, 6)
-    if damage:
-        (second / name).write_bytes(damage((second / name).read_bytes()))
-        assert f'--resume {first}' in refuse(second, message)
-    else:
-        (second / name).unlink()
-        os.mkfifo(second / name)
-        refuse(second, message, CheckpointError)
+    (second / name).write_bytes(damage((second / name).read_bytes()))
+    assert f'--resume {first}' in refuse(second, message)
+    (second / name).unlink()
+    os.mkfifo(second / name)
+    refuse(second, 'got a named pipe, expected a file', CheckpointError)
 
 
 def test_any_changed_bit_is_detected(tmp_path):
@@ -163,9 +157,8 @@ def test_any_changed_bit_is_detected(tmp_path):
         ({'seed': '1'}, 'got `str` - at `$.seed`'),
         ({'step': True}, 'got `bool`'),
         ({'step': -1}, '>= 0 - at `$.step`'),
-        ({'step': 10**30}, '$.step'),
-        ({'step': 2**63 - 1}, 'step'),
-        ({'step': 6}, 'step'),
+        ({'step': 2**63 - 1}, '$.step'),
+        ({'step': 6}, 'step: got 6, expected 5'),
         ({'clock_s': float('nan')}, 'got NaN'),
         ({'clock_s': 1e18}, 'clock_s'),
         ({'last_lr': float('inf')}, 'got Infinity'),
@@ -181,63 +174,53 @@ def test_any_changed_bit_is_detected(tmp_path):
 )
 def test_invalid_state_with_a_valid_checksum_is_refused(tmp_path, state, message):
     (path,) = save_all(tmp_path, 5)
-    change(path, **state)
+    rewrite(path, **state)
     refuse(path, message)
 
 
 def test_checkpoint_of_different_format_is_refused_and_not_skipped(tmp_path):
     save_all(tmp_path, 5)
-    unsealed, sealed = {'format': 3, 'state': {}, 'sha256': 'x'}, json.loads(seal({'format': 5}))
-    for number, content in ((6, unsealed), (7, sealed)):
+    unsealed = json.dumps({'format': 3, 'state': {}, 'sha256': 'x'}, indent=1)
+    for number, version, text in ((6, 3, unsealed), (7, 5, seal({'format': 5}))):
         (path,) = save_all(tmp_path, number)
-        (path / 'state.json').write_text(json.dumps(content, indent=1))
-        message = f'{path.name}: got format {content["format"]}, expected 4'
-        for read, place in ((load, path), (load_newest, tmp_path)):
-            with pytest.raises(CheckpointError, match=message) as e:
-                read(place)
-            assert not isinstance(e.value, DamagedCheckpoint)
+        (path / 'state.json').write_text(text)
+        with pytest.raises(CheckpointError, match=f'got format {version}, expected 4') as e:
+            load_newest(tmp_path)
+        assert not isinstance(e.value, DamagedCheckpoint) and path.name in str(e.value)
 
 
-def test_newest_intact_checkpoint_is_loaded(tmp_path):
-    paths = save_all(tmp_path, 5, 6, 7, 8)
+def test_newest_intact_checkpoint_is_loaded(tmp_path, monkeypatch):
+    paths = whole, *damaged = save_all(tmp_path, 5, 6, 7, 8)
     (paths[1] / 'state.json').write_bytes(b'x')
     (paths[2] / 'arrays.npz').unlink()
     (paths[3] / 'state.json').unlink()
     loaded = load_newest(tmp_path)
-    assert (loaded.path, loaded.progress.step) == (paths[0], 5)
+    assert (loaded.path, loaded.progress) == (whole, progress(5))
     assert loaded.trainer.arrays.keys() == ARRAYS.keys()
-    assert [p for p, _ in loaded.damaged] == paths[:0:-1]
+    assert [p for p, _ in loaded.damaged] == damaged[::-1]
     reasons = [reason for _, reason in loaded.damaged]
     assert 'state.json is missing' in reasons[0] and 'arrays.npz is missing' in reasons[1]
-    (paths[0] / 'arrays.npz').write_bytes(b'x')
+    (whole / 'arrays.npz').write_bytes(b'x')
     for folder, message in (
         (tmp_path, f'none of its 4 .* newest: {paths[3]}'),
-        (Path('x'), 'no c'),
+        (whole, 'contains no checkpoint'),
     ):
         with pytest.raises(CheckpointError, match=message):
             load_newest(folder)
-
-
-def test_checkpoint_without_read_permission_is_not_skipped(tmp_path, monkeypatch):
-    save_all(tmp_path, 5, 6)
-    denied = Mock(side_effect=PermissionError(13, 'Permission denied'))
-    monkeypatch.setattr(checkpoint, 'read_text', denied)
-    with pytest.raises(CheckpointError, match='step_00000006: cannot read .* Permission denied'):
+    deny(monkeypatch, '.json', 'open')  # not skipped, because it may be intact
+    with pytest.raises(CheckpointError, match=f'{paths[3]}: cannot read .* Permission denied'):
         load_newest(tmp_path)
 
 
 def test_damaged_checkpoints_put_aside_do_not_displace_intact_ones(tmp_path):
-    whole, *damaged = save_all(tmp_path, 5, 6, 7)
-    for _ in range(2):  # the second round replaces the first
-        checkpoint.put_aside(damaged)
+    for text in ('first', 'second'):
+        whole, damaged = save_all(tmp_path, 5, 6)
+        (damaged / 'state.json').write_text(text)
+        checkpoint.put_aside([damaged])
         assert list_checkpoints(tmp_path) == [whole]
-        for path in damaged:
-            path.mkdir()
-            (path / 'state.json').write_text('again')
-    checkpoint.put_aside(damaged)
-    assert (tmp_path / 'damaged_step_00000007/state.json').read_text() == 'again'
+        assert (tmp_path / 'damaged_step_00000006/state.json').read_text() == text
     save_all(tmp_path, 6, keep=2)
-    assert [checkpoint.step_of(p) for p in list_checkpoints(tmp_path)] == [5, 6]
+    assert steps_in(tmp_path) == [5, 6]
 
 
 class _Trap:
@@ -245,9 +228,11 @@ class _Trap:
         return (open, ('/nonexistent/must-not-run', 'w'))
 
 
-def zip_of(path, content):
+def zip_of(path, content, num_entries=1):
+    """Write an archive with one array, which its directory may list several times."""
     with zipfile.ZipFile(path, 'w') as archive:
         archive.writestr('a.npy', content)
+        archive.filelist *= num_entries
 
 
 def npy(header, data=b'', version=b'\x01\x00'):
@@ -271,33 +256,20 @@ TRAP = np.array([_Trap()], dtype=object)
         (lambda p: zip_of(p, npy(HUGE % '-1, -1', b'\0' * 4)), 'from its header'),
         (lambda p: zip_of(p, npy('[' * 60_000, version=b'\x02\x00')), 'ader'),
         (lambda p: zip_of(p, b'no array'), 'magic'),
+        (lambda p: zip_of(p, npy(HUGE % 1000, bytes(4000)), 1000), 'arrays larger than the'),
         (lambda p: np.savez(p, b=np.array([1, np.nan, np.inf])), 'b: got 2 non-finite of 3 values'),
     ],
 )
 def test_hostile_arrays_are_refused_in_one_line_with_little_memory(tmp_path, write, message):
     (path,) = save_all(tmp_path, 5)
     write(path / 'arrays.npz')
-    change(path)
+    rewrite(path)
     tracemalloc.start()
     try:
         refuse(path, message)
         assert tracemalloc.get_traced_memory()[1] < 32 << 20
     finally:
         tracemalloc.stop()
-
-
-def test_archive_with_overlapping_members_is_refused(tmp_path):
-    (path,) = save_all(tmp_path, 5)
-    zip_of(path / 'arrays.npz', npy(HUGE % 1000, bytes(4000)))
-    content = (path / 'arrays.npz').read_bytes()
-    start, end = content.index(b'PK\x01\x02'), content.index(b'PK\x05\x06')
-    entry, tail = content[start:end], content[end:]
-    counts = (1000).to_bytes(2, 'little') * 2 + (1000 * len(entry)).to_bytes(4, 'little')
-    tail = tail[:8] + counts + tail[16:]
-    (path / 'arrays.npz').write_bytes(content[:start] + 1000 * entry + tail)
-    change(path)
-    with pytest.raises(DamagedCheckpoint, match='larger than the|not an .npz'):
-        load(path)
 
 
 @pytest.mark.parametrize(
@@ -316,15 +288,10 @@ def test_arrays_of_different_model_are_refused(tmp_path, shapes, message):
         checkpoint.check_arrays(tmp_path, ARRAYS, expected)
 
 
-def test_failed_write_keeps_the_existing_checkpoint(tmp_path):
+def test_failed_write_keeps_the_existing_checkpoints(tmp_path, monkeypatch):
     (first,) = save_all(tmp_path, 5)
     with pytest.raises(CheckpointError, match='cannot write the checkpoint'):
         save_all(first / 'state.json', 6)  # a file in the way
-    assert load(first)[0].step == 5
-
-
-def test_full_disk_at_the_removal_of_an_old_checkpoint_is_one_line(tmp_path, monkeypatch):
-    save_all(tmp_path, 5)
     rename = Path.rename
 
     def fail_aside(self, target):
@@ -335,11 +302,11 @@ def test_full_disk_at_the_removal_of_an_old_checkpoint_is_one_line(tmp_path, mon
     monkeypatch.setattr(Path, 'rename', fail_aside)
     for step in (6, 5):  # the next checkpoint, and the same one again
         with pytest.raises(
-            StorageError, match='step_00000005: cannot write: No space left .* free'
+            StorageError, match=f'{first.name}: cannot write: No space left .* free'
         ):
             save_all(tmp_path, step, keep=1)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ['step_00000005', 'step_00000006']
-    assert [load(p)[0].step for p in list_checkpoints(tmp_path)] == [5, 6]
+    assert sorted(tmp_path.iterdir()) == list_checkpoints(tmp_path)
+    assert steps_in(tmp_path) == [5, 6]
 
 
 @pytest.mark.parametrize(
@@ -348,7 +315,7 @@ def test_full_disk_at_the_removal_of_an_old_checkpoint_is_one_line(tmp_path, mon
 def test_checkpoints_of_a_resumed_run_are_the_newest(tmp_path, step, kept):
     first, second, _ = save_all(tmp_path, 40, 200, 300)
     checkpoint.rewind(tmp_path, first if step == 40 else second, progress(step), STATE)
-    assert [load(p)[0].step for p in list_checkpoints(tmp_path)] == kept
+    assert steps_in(tmp_path) == kept
 
 
 WRITER = """

@@ -1,5 +1,7 @@
 """Evaluation: correct counts, confusion matrix and likeliest classes."""
 
+from dataclasses import replace
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -17,7 +19,6 @@ from mlperf_rn50.train.evaluate import (
     Accuracy,
     Confusion,
     ConfusionMatrix,
-    correct_counts,
     evaluate,
     with_mirror,
 )
@@ -28,17 +29,30 @@ def batch(logits, labels, num_valid=None) -> Batch:
     return Batch(mx.nd.array(logits), mx.nd.array(labels, dtype='int32'), num_valid)
 
 
-def counts(logits, labels):
-    b = batch(logits, labels)
-    return correct_counts(b.images, b.labels, b.num_valid).asnumpy().tolist()
+def evaluated(*batches, num_images=None, **keys) -> Accuracy:
+    """Return the accuracy of given logits, which a single rank has."""
+    num_images = num_images or sum(b.num_valid for b in batches)
+    return evaluate(lambda logits: logits, batches, num_images, Comm(), **keys)
+
+
+def counts(logits, labels) -> list[int]:
+    accuracy = evaluated(batch(logits, labels))
+    return [accuracy.num_top1, accuracy.num_top5]
+
+
+def random_logits(num_images, num_classes):
+    random = np.random.default_rng(0)
+    return random.normal(size=(num_images, num_classes)), random.integers(
+        0, num_classes, num_images
+    )
 
 
 def test_counts_match_sorting():
-    random = np.random.default_rng(0)
-    logits, labels = random.normal(size=(200, 20)), random.integers(0, 20, 200)
+    logits, labels = random_logits(200, 20)
     ranked = np.argsort(-logits, axis=1)
-    expected = [sum(label in row[:k] for row, label in zip(ranked, labels)) for k in (1, 5)]
-    assert counts(logits, labels) == expected
+    assert counts(logits, labels) == [
+        sum(label in row[:k] for row, label in zip(ranked, labels)) for k in (1, 5)
+    ]
 
 
 @pytest.mark.parametrize('num_classes', [4, 5, 6, 10])
@@ -56,46 +70,43 @@ def test_ties_rank_by_class_number_and_top5_includes_all_of_fewer_classes():
 
 def test_images_are_counted_once_and_a_wrong_number_is_an_error():
     batches = [batch(np.eye(4), range(4), n) for n in (4, 4, 2)]
-    assert evaluate(lambda images: images, batches, 10, Comm()) == Accuracy(10, 10, 10)
+    assert evaluated(*batches) == Accuracy(10, 10, 10)
     for num_images in (9, 11):
         with pytest.raises(RunFailed, match=f'got 10 images over all ranks, expected {num_images}'):
-            evaluate(lambda images: images, batches, num_images, Comm())
+            evaluated(*batches, num_images=num_images)
 
 
-def matrix_of(*batches) -> ConfusionMatrix:
-    matrix = ConfusionMatrix(batches[0].images.shape[1])
-    num_images = sum(b.num_valid for b in batches)
-    accuracy = evaluate(lambda x: x, batches, num_images, Comm(), on_logits=matrix.add)
+def matrix_of(logits, labels, num_valid=None) -> ConfusionMatrix:
+    matrix = ConfusionMatrix(len(logits[0]))
+    accuracy = evaluated(batch(logits, labels, num_valid), on_logits=matrix.add)
     assert matrix.counts.trace() == accuracy.num_top1 and matrix.counts.sum() == accuracy.num_images
     return matrix
 
 
 @pytest.mark.parametrize('kind', ['normal', 'ties', 'infinite', 'nan'])
 def test_diagonal_matches_the_correct_counts(kind):
-    random = np.random.default_rng(0)
-    logits, labels = random.normal(size=(300, 7)), random.integers(0, 7, 300)
+    logits, labels = random_logits(300, 7)
     if kind == 'ties':
         logits = np.round(logits)
     elif kind == 'infinite':
         logits[np.abs(logits) > 1] *= np.inf
     elif kind == 'nan':
-        logits[random.random(logits.shape) < 0.1] = np.nan
-    matrix = matrix_of(batch(logits, labels))
+        logits[logits > 1] = np.nan
+    matrix = matrix_of(logits, labels)
     np.testing.assert_array_equal(matrix.counts.sum(axis=1), np.bincount(labels, minlength=7))
     assert (matrix.counts[:, -1].sum() > 0) == (kind == 'nan')
-    assert matrix_of(batch(logits, labels, 200)).counts.sum() == 200  # no padding
+    assert matrix_of(logits, labels, 200).counts.sum() == 200  # no padding
 
 
 def test_confusions_are_sorted_by_frequency_then_class():
     taken = [(0, 1), (2, 1), (2, 1), (1, 0), (1, 0), (1, 2), (0, 0), (2, 2)]
-    matrix = matrix_of(batch(np.eye(3)[[t for _, t in taken]], [c for c, _ in taken]))
-    assert matrix.largest(3, 'xyz') == [
-        Confusion('y', 'x', 2, 2 / 3),
-        Confusion('z', 'y', 2, 2 / 3),
-        Confusion('x', 'y', 1, 1 / 2),
-    ]
-    assert [c.num_images for c in matrix.largest(100, 'xyz')] == [2, 2, 1, 1]
-    [confusion] = matrix_of(batch(np.full((2, 3), np.nan), [1, 1])).largest(5, 'xyz')
+    matrix = matrix_of(np.eye(3)[[t for _, t in taken]], [c for c, _ in taken])
+    found = matrix.largest(100, 'xyz')
+    assert [c.true_class + c.taken_for for c in found] == ['yx', 'zy', 'xy', 'yz']
+    assert [c.num_images for c in found] == [2, 2, 1, 1]
+    assert [c.share for c in found] == [2 / 3, 2 / 3, 1 / 2, 1 / 3]
+    assert matrix.largest(3, 'xyz') == found[:3]
+    [confusion] = matrix_of(np.full((2, 3), np.nan), [1, 1]).largest(5, 'xyz')
     assert confusion == Confusion('y', NO_CLASS, 2, 1.0)
 
 
@@ -104,7 +115,7 @@ def test_sum_over_ranks_is_exact():
         def sum(self, counts):
             return [c + 2**53 for c in counts]
 
-    matrix = matrix_of(batch(np.eye(3), [0, 1, 1]))
+    matrix = matrix_of(np.eye(3), [0, 1, 1])
     matrix.sum(TwoRanks())
     assert matrix.counts[1, 2] == 2**53 + 1 and matrix.counts[0, 3] == 2**53
 
@@ -118,27 +129,16 @@ def test_likeliest_classes_of_logits():
     assert len(likeliest(np.zeros(3, np.float32), 'abc')) == 3
 
 
-@pytest.mark.parametrize('layout', ['NCHW', 'NHWC'])
-def test_logits_of_an_image_and_its_mirror_image_are_averaged(layout):
-    config = Config(data=DataConfig(eval_flip=True), model=ModelConfig(layout=layout))
-    images = np.random.default_rng(0).normal(size=(2, 3, 4, 3)).astype(np.float32)
-    axis = 2 if layout == 'NHWC' else 3
-    weights = mx.nd.array(np.random.default_rng(1).normal(size=images.shape[1:]))
-    mirrored = with_mirror(lambda x: (x * weights).sum(axis=(1, 2, 3)), config)
-    got = mirrored(mx.nd.array(images)).asnumpy()
-    each = [(i * weights.asnumpy()).sum(axis=(1, 2, 3)) for i in (images, np.flip(images, axis))]
-    np.testing.assert_allclose(got, np.mean(each, axis=0), rtol=1e-5)
-
-
-def test_mirrored_pass_keeps_the_logits_of_the_first_pass(thin_resnets):
+def test_logits_of_an_image_and_its_mirror_image_are_averaged(thin_resnets):
     """A network with static memory must not overwrite its earlier output."""
-    config = Config(
-        data=DataConfig(eval_flip=True, image_size=16, num_classes=4),
-        model=ModelConfig(name='resnet18'),
-    )
+    data = DataConfig(eval_flip=True, image_size=16, num_classes=4)
+    config = Config(data=data, model=ModelConfig(name='resnet18'))
     net = build_model(config, mx.cpu(), 0)
     images = mx.nd.array(np.random.default_rng(0).normal(size=(2, 3, 16, 16)))
     each = [net(x).asnumpy() for x in (images, images[:, :, :, ::-1])]
     assert (each[0] != each[1]).any()
     got = with_mirror(net, config)(images).asnumpy()
     np.testing.assert_array_equal(got, (each[0] + each[1]) / 2)
+    by_rows = replace(config, model=ModelConfig(layout='NHWC'))
+    row = mx.nd.array([[[[1], [3], [8]]]])
+    assert with_mirror(lambda x: x, by_rows)(row).asnumpy().ravel().tolist() == [4.5, 3, 4.5]

@@ -6,7 +6,7 @@ tests/parallel checks the values of the sums on real ranks.
 import signal
 import subprocess
 import sys
-from collections import Counter
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import mxnet as mx
@@ -47,11 +47,10 @@ class Horovod:
     Sum = 'sum'
 
     def __init__(self, rank, num_ranks):
-        self.rank, self.size, self.local_rank, self.local_size = (
-            lambda n=n: n for n in (rank, num_ranks, 0, 1)
-        )
+        self.rank, self.size = lambda: rank, lambda: num_ranks
+        self.local_rank, self.local_size = lambda: 0, lambda: 1
+        self.mpi_built = self.gloo_built = lambda: True
         self.global_process_set, self.calls = self.ProcessSet(range(num_ranks)), []
-        self.nccl_built = self.mpi_built = self.gloo_built = lambda: True
 
     def ProcessSet(self, ranks):
         return SimpleNamespace(ranks=tuple(ranks))
@@ -65,195 +64,128 @@ class Horovod:
         self.calls.append((process_set.ranks, name, device, arrays[0].is_zero, prescale_factor))
 
 
-def install(monkeypatch, hvd):
-    monkeypatch.setitem(sys.modules, 'horovod', SimpleNamespace(mxnet=hvd))
-    monkeypatch.setitem(sys.modules, 'horovod.mxnet', hvd)
+@pytest.fixture
+def open_with(monkeypatch):
+    """Function that opens the Comm of a rank of a Horovod, which may be None."""
+
+    def open_with(hvd, num_ranks, *arguments, **keys):
+        monkeypatch.setattr(comm_module, 'launched_size', lambda: num_ranks)
+        monkeypatch.setitem(sys.modules, 'horovod', SimpleNamespace(mxnet=hvd))
+        monkeypatch.setitem(sys.modules, 'horovod.mxnet', hvd)
+        return open_comm('none', *arguments, **keys)
+
+    return open_with
 
 
 @pytest.fixture
-def calls_of(monkeypatch):
-    """Function that calls a function with the Comm of each rank; returns the requested exchanges by
-    rank."""
+def calls_of(monkeypatch, open_with):
+    """Function that runs every kind of exchange of GPU arrays on ranks, and on a subset of them;
+    returns the requested exchanges by rank."""
 
-    def calls_of(function, num_ranks, num_sharing, places, subset_sizes=()):
-        monkeypatch.setattr(comm_module, 'launched_size', lambda: num_ranks)
+    def calls_of(num_ranks, ranks_per_node, num_sharing, subset):
+        places = [[f'h{r // ranks_per_node}', r % ranks_per_node] for r in range(num_ranks)]
         monkeypatch.setattr(HorovodComm, 'gather_object', lambda comm, value: places)
-        monkeypatch.setattr(
-            comm_module,
-            'mx',
-            SimpleNamespace(
-                cpu=mx.cpu,
-                cpu_pinned=mx.cpu_pinned,
-                nd=SimpleNamespace(empty=lambda shape, context, dtype: Array(context)),
-            ),
-        )
+        empty = SimpleNamespace(empty=lambda shape, context, dtype: Array(context))
+        stand_in = SimpleNamespace(cpu=mx.cpu, cpu_pinned=mx.cpu_pinned, nd=empty)
+        monkeypatch.setattr(comm_module, 'mx', stand_in)
         worlds = [Horovod(rank, num_ranks) for rank in range(num_ranks)]
         for world in worlds:
-            install(monkeypatch, world)
-            function(open_comm('none', subset_sizes, num_sharing=num_sharing))
+            whole = open_with(world, num_ranks, [subset], num_sharing=num_sharing)
+            for comm in filter(None, dict.fromkeys([whole, whole.subset(subset)])):
+                comm.average_gradients([Array(mx.gpu()), Array(mx.gpu())], 1)
+                comm.broadcast({'a': Array(mx.gpu())})
+                comm.average([Array(mx.gpu())])
+                comm.sum_in_background(Array(mx.gpu()))
         return [world.calls for world in worlds]
 
     return calls_of
 
 
-def exchange_all(comm):
-    """Run every kind of exchange on GPU arrays."""
-    comm.average_gradients([Array(mx.gpu()), Array(mx.gpu())], 1)
-    comm.broadcast({'a': Array(mx.gpu())})
-    comm.average([Array(mx.gpu())])
-    comm.sum_in_background(Array(mx.gpu()))
-
-
-def assert_fits(calls, leaders):
-    """Assert that ranks of a set request equal exchanges, only leaders use GPUs, and no sum counts
-    twice."""
-    for ranks in {c[0] for rank_calls in calls for c in rank_calls}:
-        requested = [[c[:3] for c in rank_calls if c[0] == ranks] for rank_calls in calls]
-        assert tuple(r for r, rank_calls in enumerate(requested) if rank_calls) == ranks
-        assert all(requested[r] == requested[ranks[0]] for r in ranks)
-    assert {c[0] for rank_calls in calls for c in rank_calls if c[2] == 'gpu'} == leaders
-    counting = Counter(
-        (c[0], c[1])
-        for rank_calls in calls
-        for c in rank_calls
-        if c[1].endswith('/back') and not c[3]
-    )
-    assert set(counting.values()) <= {1}  # the value from the leader
-
-
-@pytest.mark.parametrize('size', [None, 1, 2])
-def test_only_several_ranks_need_horovod(monkeypatch, size):
-    monkeypatch.setattr(comm_module, 'launched_size', lambda: size)
-    monkeypatch.setitem(sys.modules, 'horovod.mxnet', None)
-    if size != 2:
-        comm = open_comm('none')
+def test_only_several_ranks_need_horovod(open_with):
+    for num_ranks in (None, 1):
+        comm = open_with(None, num_ranks)
         assert (comm.rank, comm.world_size, comm.sum([3])) == (0, 1, [3])
-        return
     with pytest.raises(
         ConfigError, match='expected Horovod built with MXNet for 2 ranks; start one rank, or run'
     ):
-        open_comm('none')
+        open_with(None, 2)
 
 
-@pytest.fixture
-def counted(monkeypatch):
-    """A Comm of two ranks that records the name and the array of each sum of counts and gathering
-    of texts."""
-    calls = []
+def test_counts_and_texts_are_exchanged_on_the_cpu_by_names_for_each_length(open_with):
+    """NCCL would refuse arrays of two ranks that share a GPU. Horovod's response cache drops a name
+    whose shape changes, and then all ranks negotiate again."""
+    calls, world = [], Horovod(0, 2)
 
     def record(array, name, **keys):
         calls.append((name, array))
         return array
 
-    world = Horovod(0, 2)
     world.allreduce = world.allgather = record
-    install(monkeypatch, world)
-    monkeypatch.setattr(comm_module, 'launched_size', lambda: 2)
-    return open_comm('none'), calls
-
-
-def test_counts_and_texts_are_exchanged_on_the_cpu(counted):
-    """NCCL would refuse arrays of two ranks that share a GPU."""
-    comm, calls = counted
+    comm = open_with(world, 2)
     with mx.cpu(1):  # stands for a GPU as current context
-        assert comm.sum([1, 2**40]) == [1, 2**40] and comm.gather_object('ü') == ['ü']
+        for counts in ([1, 2**40], [1], [0, 0, 0], [4, 5]):
+            assert comm.sum(counts) == counts
         comm.barrier()
-    assert [array.context for _, array in calls] == [mx.cpu(0)] * 3
-
-
-def test_sums_of_different_lengths_have_different_names(counted):
-    """Horovod's response cache drops a name whose shape changes, and then all ranks negotiate
-    again."""
-    comm, calls = counted
-    for counts in ([1], [1, 2], [0, 0, 0], [3], [4, 5]):
-        comm.sum(counts)
-    shapes = {(name, array.shape) for name, array in calls}
-    assert len(shapes) == len(dict(shapes)) == 3
-
-
-def places_of(num_ranks, ranks_per_node):
-    return [[f'h{r // ranks_per_node}', r % ranks_per_node] for r in range(num_ranks)]
+        sums = {(name, array.shape) for name, array in calls}
+        assert len(sums) == len(dict(sums)) == 3
+        assert comm.gather_object('ü') == ['ü']
+    assert [array.context for _, array in calls] == [mx.cpu(0)] * 6
 
 
 @pytest.mark.parametrize(
-    'num_ranks, ranks_per_node, num_sharing, leaders',
+    'num_ranks, ranks_per_node, num_sharing, subset, leaders',
     [
-        (4, 4, 1, {(0, 1, 2, 3)}),
-        (2, 2, 2, set()),
-        (3, 3, 2, {(0, 2)}),
-        (8, 4, 2, {(0, 2, 4, 6)}),
-        (6, 3, 3, {(0, 3)}),
+        (4, 4, 1, 4, {(0, 1, 2, 3)}),
+        (2, 2, 2, 1, set()),
+        (3, 3, 2, 2, {(0, 2)}),
+        (8, 4, 2, 8, {(0, 2, 4, 6)}),
+        (6, 3, 3, 3, {(0, 3)}),
+        (4, 4, 2, 3, {(0, 2)}),
+        (7, 7, 2, 5, {(0, 2, 4, 6), (0, 2, 4)}),
     ],
 )
-def test_only_leaders_of_gpus_use_nccl(calls_of, num_ranks, ranks_per_node, num_sharing, leaders):
-    assert_fits(
-        calls_of(exchange_all, num_ranks, num_sharing, places_of(num_ranks, ranks_per_node)),
-        leaders,
-    )
-
-
-@pytest.mark.parametrize('size, leaders', [(1, set()), (2, set()), (5, {(0, 2, 4)})])
-def test_subset_may_split_the_ranks_of_a_gpu(calls_of, size, leaders):
-    def in_part(comm):
-        if part := comm.subset(size):
-            exchange_all(part)
-
-    assert_fits(calls_of(in_part, 7, 2, places_of(7, 7), [size]), leaders)
-
-
-def test_all_ranks_and_a_subset_may_sum_concurrently(calls_of):
-    def both(comm):
-        for ranks in filter(None, (comm, comm.subset(3))):
-            ranks.average_gradients([Array(mx.gpu())], 0)
-
-    for rank_calls in calls_of(both, 4, 2, places_of(4, 4), [3]):
+def test_only_leaders_of_gpus_use_nccl(
+    calls_of, num_ranks, ranks_per_node, num_sharing, subset, leaders
+):
+    calls = calls_of(num_ranks, ranks_per_node, num_sharing, subset)
+    every = [call for rank_calls in calls for call in rank_calls]
+    assert {ranks for ranks, _, device, *_ in every if device == 'gpu'} == leaders
+    for ranks in {call[0] for call in every}:
+        requested = [[c[:3] for c in rank_calls if c[0] == ranks] for rank_calls in calls]
+        assert tuple(r for r, rank_calls in enumerate(requested) if rank_calls) == ranks
+        assert all(requested[r] == requested[ranks[0]] for r in ranks)
         # Horovod refuses a name that is in use in a set
-        assert len({c[:2] for c in rank_calls}) == len(rank_calls)
+        assert len(set(requested[ranks[0]])) == len(requested[ranks[0]])
+    back = [c[:2] for c in every if c[1].endswith('/back') and not c[3]]
+    assert len(back) == len(set(back))  # only the values from the leader
 
 
 def test_places_of_ranks_are_checked_before_sharing(calls_of):
     with pytest.raises(ConfigError, match='which are to share a GPU'):
-        calls_of(exchange_all, 2, 2, places_of(2, 1))
+        calls_of(2, 1, 2, 2)
+
+
+GLOO, MPI = {'HOROVOD_CONTROLLER': 'gloo'}, {'OMPI_COMM_WORLD_SIZE': '2', 'PMIX_NAMESPACE': '1'}
+LEFT = "SIZE: got '2' in the environment without a launcher; unset it"
 
 
 @pytest.mark.parametrize(
     'env, has_mpi, has_gloo, message',
     [
-        (
-            {'HOROVOD_CONTROLLER': 'gloo'},
-            True,
-            False,
-            'built without Gloo; start the ranks with launch/mpirun.sh',
-        ),
-        (
-            {'OMPI_COMM_WORLD_SIZE': '2', 'PMIX_NAMESPACE': '1'},
-            False,
-            True,
-            'built without MPI; use launch/horovodrun.sh',
-        ),
+        (GLOO, True, False, 'built without Gloo; start the ranks with launch/mpirun.sh'),
+        (MPI, False, True, 'built without MPI; use launch/horovodrun.sh'),
+        # the number of ranks that an earlier launcher left
+        ({'OMPI_COMM_WORLD_SIZE': '2'}, True, True, LEFT),
+        ({'HOROVOD_SIZE': '2'}, True, True, LEFT),
+        (GLOO, False, True, ''),
+        (MPI, True, False, ''),
+        ({'HOROVOD_SIZE': '2', 'HOROVOD_GLOO_RENDEZVOUS_ADDR': 'h1'}, False, True, ''),
+        ({}, False, False, ''),  # a single process uses neither
     ],
 )
 def test_missing_controller_of_horovod_is_named(env, has_mpi, has_gloo, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) if message else nullcontext():
         check_controller(env, has_mpi, has_gloo)
-    check_controller(env, True, True)
-    check_controller({}, False, False)  # a single process uses neither
-    check_controller({'HOROVOD_CONTROLLER': 'gloo'}, False, True)
-
-
-@pytest.mark.parametrize(
-    'name, others',
-    [
-        ('OMPI_COMM_WORLD_SIZE', {'PMIX_NAMESPACE': '1'}),
-        ('HOROVOD_SIZE', {'HOROVOD_GLOO_RENDEZVOUS_ADDR': 'h1'}),
-    ],
-)
-def test_number_of_ranks_that_an_earlier_launcher_left_is_refused(name, others):
-    with pytest.raises(
-        ConfigError, match=f"{name}: got '2' in the environment without a launcher; unset it"
-    ):
-        check_controller({name: '2'}, True, True)
-    check_controller({name: '2', **others}, True, True)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+from helpers import write_files
 from tiny import tiny_config
 
 from mlperf_rn50.errors import UserError
@@ -20,7 +21,7 @@ from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
 
 def config_in(folder, **data):
-    config = tiny_config(640, data=data)
+    config = tiny_config(640, data)
     return replace(config, run=replace(config.run, dir=str(folder)))
 
 
@@ -32,15 +33,15 @@ def test_nodes_are_counted_in_the_order_of_their_first_rank():
 def test_new_run_draws_a_seed_and_has_its_nodes(tmp_path):
     comm = Comm()
     comm.world_size = 4
-    plan, progress = plan_new(config_in(tmp_path), comm, [0, 0, 1, 1], '')
-    assert plan_new(config_in(tmp_path), comm, [0, 0, 1, 1], '')[1].seed != progress.seed
-    assert plan.nodes == (0, 0, 1, 1) and plan.config.run.seed == progress.seed
+    (plan, progress), (_, other) = (
+        plan_new(config_in(tmp_path), comm, [0, 0, 1, 1], '') for _ in range(2)
+    )
+    assert plan.nodes == (0, 0, 1, 1) and plan.config.run.seed == progress.seed != other.seed
     assert (progress.step, progress.global_batch_size, progress.lr_batch_size) == (0, 32, 32)
 
 
 def test_refused_data_leaves_no_file(tmp_path):
-    config = config_in(tmp_path / 'run')
-    config = replace(config, data=replace(config.data, synthetic=False, dir=str(tmp_path)))
+    config = config_in(tmp_path / 'run', synthetic=False, dir=str(tmp_path))
     job = runs.Job(config, Comm(), Heartbeat())
     with pytest.raises(UserError, match='manifest.json: no such file'), runs.open_run(job):
         pass
@@ -54,34 +55,40 @@ def test_all_ranks_of_a_new_run_have_the_layout_of_rank_0(tmp_path, monkeypatch)
 
 
 @pytest.fixture
-def run(tmp_path):
-    folder = new_run(tmp_path)
-    folder.checkpoints.mkdir()
-    return folder
+def run(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, 'LOCK_PERIOD_S', 0.01)
+    return new_run(tmp_path)
 
 
 def hold(run, on_wait=lambda: None):
     return hold_run(Comm(), run, SimpleNamespace(beat=on_wait))
 
 
+def lock(run):
+    """Lock a run as another program does; return the open file."""
+    file = open(run.lock, 'a')
+    fcntl.flock(file, fcntl.LOCK_EX)
+    file.write('process 7 on h9')
+    file.flush()
+    return file
+
+
+def leave_checkpoint(run, end='.tmp'):
+    """Create the folder of an unfinished checkpoint, as of a killed writer."""
+    path = run.checkpoints / f'.step_00000009.1{end}'
+    write_files(path, {'arrays.npz': 'half'})
+    return path
+
+
 def test_writer_locks_a_run_and_removes_leftovers_of_a_killed_one(run, capsys, monkeypatch):
-    leftovers = [run.checkpoints / f'.step_00000009.1{end}' for end in ('.tmp', '.old.tmp')]
-    for path in leftovers:
-        path.mkdir()
-        (path / 'arrays.npz').write_bytes(b'half')
-    run.weights.mkdir()
-    files = run.weights / 'best.npz', run.weights / 'last.json', run.config, run.env, run.trace(3)
-    leftovers += map(temporary_of, files)
+    weights = run.weights / 'best.npz', run.weights / 'last.json'
+    files = [temporary_of(path) for path in (*weights, run.config, run.env, run.trace(3))]
     other_run = temporary_of(RunFolder(run.dir, 1).config)
     others = [other_run, run.dir / '.config.yaml', run.checkpoints / 'step_x']
-    for path in (*leftovers[2:], *others):
-        path.write_text('half')
+    write_files(run.dir, dict.fromkeys([*files, *others], 'half'))
+    leftovers = [*files, *(leave_checkpoint(run, end) for end in ('.tmp', '.old.tmp'))]
     monkeypatch.setattr(runs, 'LOCK_LIMIT_S', 0.0)
-    monkeypatch.setattr(runs, 'LOCK_PERIOD_S', 0.01)
-    with open(run.lock, 'a') as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        other.write('process 7 on h9')
-        other.flush()
+    with lock(run):
         with pytest.raises(UserError, match='process 7 on h9 writes this run'), hold(run):
             pass
         assert capsys.readouterr().err.count('waiting for it') == 1
@@ -95,23 +102,17 @@ def test_writer_locks_a_run_and_removes_leftovers_of_a_killed_one(run, capsys, m
 
 
 def test_new_run_removes_leftovers_of_a_killed_one(run, tmp_path):
-    folders = run.checkpoints, new_run(tmp_path).checkpoints
-    leftovers, written = (folder / '.step_00000009.1.tmp' for folder in folders)
-    for path in (leftovers, written):
-        path.mkdir(parents=True)
-    with open(RunFolder(tmp_path, 1).lock, 'a') as other, hold(new_run(tmp_path)):
-        assert not leftovers.exists() and not written.exists()
-        written.mkdir()
-        fcntl.flock(other, fcntl.LOCK_EX)
-        with hold(new_run(tmp_path)):
-            assert written.exists()  # the writer is alive
+    left, alive = leave_checkpoint(run), new_run(tmp_path)
+    written = leave_checkpoint(alive)
+    with open(alive.lock, 'a'), hold(new_run(tmp_path)):
+        assert not left.exists() and not written.exists()
+    written = leave_checkpoint(alive)
+    with lock(alive), hold(new_run(tmp_path)):
+        assert written.exists()
 
 
-def test_lock_is_awaited_until_the_other_writer_ends(run, monkeypatch):
-    monkeypatch.setattr(runs, 'LOCK_PERIOD_S', 0.0)
-    other = open(run.lock, 'a')
-    fcntl.flock(other, fcntl.LOCK_EX)
-    beats = []
+def test_lock_is_awaited_until_the_other_writer_ends(run):
+    other, beats = lock(run), []
 
     def beat():
         beats.append(1)
@@ -124,8 +125,7 @@ def test_lock_is_awaited_until_the_other_writer_ends(run, monkeypatch):
 
 def test_file_system_without_locks_is_a_warning(run, monkeypatch, capsys):
     monkeypatch.setattr(fcntl, 'flock', Mock(side_effect=OSError(95, 'Operation not supported')))
-    leftovers = run.checkpoints / '.step_00000009.1.tmp'
-    leftovers.mkdir()
+    left = leave_checkpoint(run)
     with hold(run):
         assert 'this file system has no locks (Operation not supported)' in capsys.readouterr().err
-        assert leftovers.exists()  # the owner is unknown
+        assert left.exists()  # the owner is unknown

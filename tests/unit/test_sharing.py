@@ -11,19 +11,18 @@ from mlperf_rn50.train.comm import sharing
 from mlperf_rn50.train.options import TrainConfig
 
 
-def test_stages_and_sets():
-    def ranks_of(sets):
-        return [tuple(ranks) for ranks in sets]
-
-    assert ranks_of(sharing.find_stages(0, 5, 2)) == [(0, 1), (0, 2, 4)]
-    assert ranks_of(sharing.find_stages(4, 5, 2)) == [(4,), (0, 2, 4)]
-    assert ranks_of(sharing.find_stages(2, 4, 1)) == [(2,), (0, 1, 2, 3)]
-    assert ranks_of(sharing.find_sets(5, 2)) == [(0, 1, 2, 3, 4), (0, 1), (0, 2, 4), (2, 3)]
-    assert [ranks_of(sharing.find_sets(*sizes)) for sizes in ((4, 1), (2, 2), (1, 4))] == [
-        [(0, 1, 2, 3)],
-        [(0, 1)],
-        [(0,)],
-    ]
+@pytest.mark.parametrize(
+    'num_ranks, num_sharing, expected',
+    [
+        (5, 2, ['01234', '01', '024', '23']),
+        (4, 1, ['0123']),
+        (2, 2, ['01']),
+        (1, 4, ['0']),
+    ],
+)
+def test_sets_of_ranks(num_ranks, num_sharing, expected):
+    sets = sharing.find_sets(num_ranks, num_sharing)
+    assert [''.join(map(str, ranks)) for ranks in sets] == expected
 
 
 def test_stages_of_an_exchange_do_not_list_all_ranks():
@@ -33,14 +32,16 @@ def test_stages_of_an_exchange_do_not_list_all_ranks():
 def test_ranks_of_a_gpu_must_be_consecutive():
     for counts in ([4], [3], [4, 2], [2, 3]):
         sharing.check_places([(f'h{i}', r) for i, n in enumerate(counts) for r in range(n)], 2)
-    with pytest.raises(
-        ConfigError,
-        match='^run.ranks_per_device: got 2, and ranks 2 and 3, which are to share a GPU, '
-        'are number 2 on h0 and number 0 on h1; start a multiple of 2 ranks',
+    message = (
+        '^run.ranks_per_device: got 2, and ranks 2 and 3, which are to share a GPU, '
+        'are number 2 on h0 and number 0 on h1; start a multiple of 2 ranks'
+    )
+    for places, match in (
+        ([('h0', 0), ('h0', 1), ('h0', 2), ('h1', 0)], message),
+        ([('h0', 0), ('h0', 2)], 'number 0 on h0 and number 2 on h0'),
     ):
-        sharing.check_places([('h0', 0), ('h0', 1), ('h0', 2), ('h1', 0)], 2)
-    with pytest.raises(ConfigError, match='number 0 on h0 and number 2 on h0'):
-        sharing.check_places([('h0', 0), ('h0', 2)], 2)
+        with pytest.raises(ConfigError, match=match):
+            sharing.check_places(places, 2)
 
 
 @pytest.mark.parametrize(
