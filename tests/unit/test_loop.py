@@ -110,10 +110,13 @@ def test_clock_stops_when_the_target_is_detected_and_checks_still_decide(
         assert ended.best_top1 == evaluated.accuracy.top1 == 1
 
 
-def test_requested_trace_and_change_of_the_loss_scale_are_reported_once(tmp_path, monkeypatch):
+@pytest.mark.parametrize('period_steps, traced_steps', [(0, [8, 9, 10]), (6, [7, 8, 9, 10])])
+def test_requested_trace_and_change_of_the_loss_scale_are_reported_once(
+    tmp_path, monkeypatch, period_steps, traced_steps
+):
     """The request is found when step 2 is read, after the push of step 4, and is in the exchange of
-    step 5, which is read after the push of step 7."""
-    with tiny_run(tmp_path, CONFIG) as (run, recorder):
+    step 5, which is read after the push of step 7, or by the checkpoint of step 6."""
+    with tiny_run(tmp_path, CONFIG, period_steps=period_steps) as (run, recorder):
         run.folder.trace_request.touch()
         outcomes = iter([1, 1, 1, 1, 1, 0, 1, 1, 1, 1])
         run.trainer.can_skip, run.trainer.loss_scale = True, LossScale(1024.0)
@@ -122,7 +125,7 @@ def test_requested_trace_and_change_of_the_loss_scale_are_reported_once(tmp_path
         )
         run_to_end(run)
     (traced,), (changed,) = recorder.of(events.StepsTraced), recorder.of(events.LossScaleChanged)
-    assert [s.step for s in traced.spans] == [8, 9, 10]
+    assert [s.step for s in traced.spans] == traced_steps
     assert changed.record == LossScaleRecord(step=6, before=1024.0, now=512.0)
 
 
