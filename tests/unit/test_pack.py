@@ -179,9 +179,11 @@ def test_interrupted_preparation_resumes_with_its_whole_parts(
 
 
 def test_failed_write_in_any_file_is_one_line_and_the_next_attempt_completes_the_data(
-    words, tmp_path, monkeypatch
+    words, source, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(pack, 'PART_SIZE', 2)
+    for path in source.rglob('*.bmp'):  # records are smaller than the manifest
+        path.write_bytes(encoded('PNG', Image.new('L', (1, 1))))
 
     def written(out):
         assert prepare(*words[:-1], out) == 0
