@@ -94,6 +94,7 @@ def test_event_followed_by_other_output_counts(line, value):
     [
         (v05('train_epoch', 0, 3) + '4%', 'line_torn'),
         (v05('eval_accuracy', 0, 0.7) + '.1', 'event_torn'),
+        (v05('eval_accuracy', 0, {'epoch': 1, 'value': 0.5})[:-4], 'event_torn'),
         (v05('run_sto', 0), 'event_torn'),
         (v05('train_epoch', 0) + ' :', 'line_torn'),
         (mllog('run_stop', 0, status='success')[:-3], 'event_torn'),
