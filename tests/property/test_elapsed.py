@@ -64,19 +64,19 @@ def test_resume_from_an_older_checkpoint_loses_all_later_training():
     first = make_resume([], 10.0, resumed_s=70.0, stopped_s=15.0, is_pause=False)
     second = make_resume([first], 4.0, resumed_s=100.0, stopped_s=90.0, is_pause=True)
     assert elapsed_parts([first, second], 130.0) == (34.0, 11.0 + 20.0, 10.0, 55.0)
-    assert (
-        gaps_of([first, second]) == [(4.0, 100.0)]
-        and outside_s(gaps_of([first, second]), 2.0, 103.0) == 5.0
-    )
+    gaps = gaps_of([first, second])
+    assert gaps == [(4.0, 100.0)] and outside_s(gaps, 2.0, 103.0) == 5.0
 
 
 @pytest.fixture
 def read(tmp_path):
-    """Function that reads a log with a resume at 100 s and its end at 110 s."""
+    """Function that reads a log of two epochs with a resume at 100 s and its end at 110 s."""
 
-    def read(lines, resumed_s=100, status='aborted', **resume):
-        resumed = mllog('run_resumed', resumed_s, 5, **resume)
-        lines = [*lines, resumed, mllog('run_stop', 110, status=status)]
+    def read(resumed_s=100, last_accuracy=0.76, **resume):
+        lines = run_lines((0.1, last_accuracy), status=None)
+        lines.append(mllog('run_resumed', resumed_s, 5, **resume))
+        status = 'success' if last_accuracy > 0.75 else 'aborted'
+        lines.append(mllog('run_stop', 110, status=status))
         return read_run(write_lines(tmp_path / 'result_0.txt', lines))
 
     return read
@@ -88,8 +88,7 @@ def read(tmp_path):
 )
 def test_sign_of_life_after_the_last_line_is_training_lost(read, stopped_s, lost_s, is_odd):
     """One outside the gap is ignored with a warning."""
-    *lines, _ = run_lines((0.1, 0.2))
-    run = read(lines, epoch_num=2, clock_s=12.0, stopped_s=stopped_s)
+    run = read(last_accuracy=0.2, epoch_num=2, clock_s=12.0, stopped_s=stopped_s)
     assert run.elapsed == pytest.approx((22.0, lost_s, 0.0, 88.0 - lost_s))
     assert ('resume_stop_odd' in [f.kind for f in run.findings]) == is_odd
 
@@ -103,13 +102,11 @@ def test_sign_of_life_after_the_last_line_is_training_lost(read, stopped_s, lost
     ],
 )
 def test_time_to_train_is_known_although_the_parts_are_not(read, keys, kind):
-    *lines, _ = run_lines((0.1, 0.76))
-    run = read(lines, status='success', epoch_num=3, **keys)
+    run = read(epoch_num=3, **keys)
     assert (run.status, run.time_to_train_s, run.elapsed) == ('converged', 110.0, None)
     assert kind in [f.kind for f in run.findings if f.grade == 'warning']
 
 
 def test_resume_before_the_line_before_is_an_error(read):
-    *lines, _ = run_lines((0.1, 0.76))
-    run = read(lines, resumed_s=5, status='success', epoch_num=1, clock_s=5.0)
+    run = read(resumed_s=5, epoch_num=1, clock_s=5.0)
     assert run.time_to_train_s is None and 'earlier than the line before' in ' '.join(run.errors)

@@ -4,17 +4,18 @@ other file names; logs without an end. The logs in tests/logs are more of them."
 import bz2
 import fcntl
 import gzip
+import io
 import json
 import lzma
 import os
 import platform
-import tarfile
 import tracemalloc
 import zipfile
 
 import pytest
-from helpers import call
+from helpers import call, write_files
 from lines import START_S, complete, mllog, run_lines, v05, v06, write_lines, write_set
+from numbered import tar_of
 
 from mlperf_rn50.analysis.sets.defects import set_findings
 from mlperf_rn50.analysis.sets.load import describe_others, load_logs, load_run_sets
@@ -38,7 +39,7 @@ def read(tmp_path):
     return read
 
 
-def lines_of(line, nodes=1, ranks=8, entry=None):
+def lines_of(line, nodes=1, ranks=8, entry=None, batch=32):
     """Return a log in the format of v0.5 or v0.6, with a line of each node and rank."""
     entries = [line('submission_entry', -4.0, entry)] if entry else []
     if line is v06:
@@ -55,7 +56,7 @@ def lines_of(line, nodes=1, ranks=8, entry=None):
         *(v05('run_clear_caches', k - 5.0) for k in range(nodes)),
         *(v05('run_set_random_seed', k / 1e3, k) for k in range(ranks)),
         v05('run_start', 1.0),
-        v05('input_batch_size', 1.0, 32),
+        v05('input_batch_size', 1.0, batch),
         v05('train_epoch', 2.0, 0),
         v05('eval_accuracy', 12.0, {'epoch': 0, 'value': 0.76}),
         v05('run_stop', 13.0),
@@ -66,59 +67,47 @@ def lines_of(line, nodes=1, ranks=8, entry=None):
 # --- lines
 
 
-@pytest.mark.parametrize(
-    'line, tail, value',
-    [
-        (mllog('k', 0, 3), 'rank 7: ready', 3),
-        (mllog('k', 0, 'a}'), '"}]', 'a}'),
-        (mllog('k', 0, 3).replace(':::MLLOG ', ':::MLLOG'), ' ', 3),
-        (v06('k', 0, {'a': [1]}), ' 3/10 [00:01]', {'a': [1]}),
-        (v05('k', 0, 3), '\x1b[0m', 3),
-        (v05('k', 0, 3), ' | 7 images/s', 3),
-        (v05('k', 0, {'a': 0.5}), 'x', {'a': 0.5}),
-        (v05('k', 0, 'none'), 'x', 'none'),
-        (v05('k', 0), '\x1b[0m', None),
-        (v05('k', 0), ' images: 7', None),
-    ],
-)
-def test_event_followed_by_other_output_counts(line, tail, value):
-    (event,) = decode_events(f'1%\x1b[32m{line}{tail}')
-    assert (event.key, event.value, event.time_s) == ('k', value, START_S)
-
-
+@pytest.mark.parametrize('value', [3, 'none', 'a}', {'a': [0.5]}, None])
 @pytest.mark.parametrize(
     'line',
     [
-        v05('train_epoch', 0, 3) + '4%',
-        v05('eval_accuracy', 0, 0.7) + '.1',
-        v05('run_st', 0),
-        v05('train_epoch', 0) + ' :',
-        mllog('run_stop', 0)[:-1],
-        v06('run_stop', 0)[:-1] + '\x1b[0m',
-        ':::MLPv0.7.0 resnet 1',
+        mllog,
+        lambda *event: mllog(*event).replace(' ', '', 1),
+        v06,
+        v05,
+        lambda *event: v05(*event).replace('.000000000', ''),
     ],
 )
-def test_cut_or_unknown_event_is_an_error_with_a_reason(line):
-    (event,) = decode_events(line)
-    assert isinstance(event, ValueError) and event.args[0] and event.args[1] == line.strip()
-
-
-def test_whole_seconds_are_a_time_of_v05():
-    (event,) = decode_events(':::MLPv0.5.0 resnet 1541213547 (caffe.cpp:248) run_start')
-    assert (event.key, event.time_s) == ('run_start', 1541213547.0)
+def test_event_followed_by_other_output_counts(line, value):
+    for tail in (
+        '\x1b[0m',
+        ' | 7 images/s',
+        ' images: 7',
+        '"}]' if value not in (3, None) else ' ',
+    ):
+        (event,) = decode_events(f'1%\x1b[32m{line("k", 0, value)}{tail}')
+        assert (event.key, event.value, event.time_s) == ('k', value, START_S)
 
 
 @pytest.mark.parametrize(
-    'torn',
+    'line, kind',
     [
-        mllog('run_stop', 22, status='success')[:-3],
-        v05('eval_accuracy', 0, {'epoch': 1, 'value': 0.5})[:-4],
-        v05('run_sto', 0),
+        (v05('train_epoch', 0, 3) + '4%', 'line_torn'),
+        (v05('eval_accuracy', 0, 0.7) + '.1', 'event_torn'),
+        (v05('eval_accuracy', 0, {'epoch': 1, 'value': 0.5})[:-4], 'event_torn'),
+        (v05('run_sto', 0), 'event_torn'),
+        (v05('train_epoch', 0) + ' :', 'line_torn'),
+        (mllog('run_stop', 0, status='success')[:-3], 'event_torn'),
+        (v06('run_stop', 0)[:-1] + '\x1b[0m', 'event_torn'),
+        (mllog('epoch_stop', 0)[:-9], 'line_torn'),
+        (':::MLPv0.7.0 resnet 1', 'line_torn'),
     ],
 )
-def test_torn_line_of_a_vital_event_is_a_warning(read, torn):
-    run = read([*run_lines(), torn, mllog('epoch_stop', 0)[:-9]])
-    assert [f.kind for f in run.findings if 'torn' in f.kind] == ['event_torn', 'line_torn']
+def test_cut_or_unknown_event_is_an_error_and_a_finding(read, line, kind):
+    (event,) = decode_events(line)
+    assert isinstance(event, ValueError) and event.args[0] and event.args[1] == line.strip()
+    findings = read([*run_lines(), line]).findings
+    assert [f.kind for f in findings if f.kind.endswith('_torn')] == [kind]
 
 
 def test_events_that_cannot_be_decoded_are_stated_with_the_reason(tmp_path):
@@ -161,9 +150,8 @@ def test_evaluation_that_is_ignored_is_called_so(read):
         mllog('eval_accuracy', 22, 1.5, epoch_num=3),
     ]
     run = read([*run_lines()[:-1], *ignored])
-    texts = [f.text for f in run.findings if 'eval_accuracy' in f.text]
-    assert run.curve == ((1, 0.5), (2, 0.76)) and len(texts) == 3
-    assert all('ignored' in text for text in texts)
+    assert run.curve == ((1, 0.5), (2, 0.76))
+    assert ['ignored' in f.text for f in run.findings if 'eval_accuracy' in f.text] == [True] * 3
 
 
 # --- numbers of nodes, ranks and accelerators
@@ -198,18 +186,23 @@ def test_other_logs_of_a_set_settle_counts_that_a_log_contradicts(tmp_path, lost
     assert not any('288 is used' in f.text or '36 is used' in f.text for f in found)
 
 
-@pytest.mark.parametrize('ranks', [(2, 4, 4, 4, 4), (4, 7, 8, 8, 8)])
-def test_other_layouts_are_no_lost_lines(tmp_path, ranks):
-    write_set(tmp_path, 5, ranks=lambda k: ranks[k])
-    assert load_run_sets([tmp_path])[0].refusal.startswith('num_accelerators')
-
-
-def test_batch_that_a_log_states_is_not_settled(tmp_path):
+@pytest.mark.parametrize(
+    'make, refusal',
+    [
+        (lambda k: run_lines(ranks=2 if k == 0 else 4), 'num_accelerators'),
+        (lambda k: run_lines(ranks=(4, 7, 8, 8, 8)[k]), 'num_accelerators'),
+        (lambda k: lines_of(v05, 3, 24, batch=32 if k else 30), 'global_batch_size is 720'),
+        (
+            lambda k: lines_of(v06, entry={'nodes': [{**NODES, 'accelerator': f'A{k}'}]}),
+            'accelerator is A0 in result_0.txt and A1',
+        ),
+    ],
+    ids=['half', 'growing', 'batch', 'accelerator'],
+)
+def test_runs_of_other_layouts_are_no_set_and_no_lost_lines(tmp_path, make, refusal):
     for k in range(5):
-        size = 'size: 32' if k else 'size: 30'
-        lines = [line.replace('size: 32', size) for line in lines_of(v05, 3, 24)]
-        write_lines(tmp_path / f'result_{k}.txt', lines)
-    assert load_run_sets([tmp_path])[0].refusal.startswith('global_batch_size is 720')
+        write_lines(tmp_path / f'result_{k}.txt', make(k))
+    assert load_run_sets([tmp_path])[0].refusal.startswith(refusal)
 
 
 @pytest.mark.parametrize(
@@ -238,9 +231,9 @@ def test_repeated_seeds_of_v05_are_of_one_rank(read, seeds, accelerators):
     ],
 )
 def test_facts_in_a_log_precede_its_description(read, tmp_path, entry):
-    description = {'number_of_nodes': 1, 'accelerators_per_node': 1, 'framework': 'TF'}
-    (tmp_path / 'us/systems').mkdir(parents=True)
-    (tmp_path / 'us/systems/box.json').write_text(json.dumps({**description, 'submitter': 'us'}))
+    counts = {'number_of_nodes': 1, 'accelerators_per_node': 1}
+    description = json.dumps({**counts, 'framework': 'TF', 'submitter': 'us'})
+    write_files(tmp_path, {'us/systems/box.json': description})
     run = read(lines_of(v06, ranks=1, entry=entry), 'us/results/box/resnet/result_0.txt')
     assert (run.num_nodes, run.num_accelerators, run.org) == (36, 288, 'us')
     assert (run.accelerator, run.framework) == ('Tesla V100', 'MXNet 1.4')
@@ -273,18 +266,9 @@ def test_ranks_precede_an_inventory(read, nodes, ranks, layout):
     assert (run.num_nodes, run.num_accelerators) == layout
 
 
-def test_runs_on_different_accelerators_are_no_set(tmp_path):
-    for k in range(2):
-        entry = {'nodes': [{**NODES, 'accelerator': f'A{k}'}]}
-        write_lines(tmp_path / f'result_{k}.txt', lines_of(v06, entry=entry))
-    refusal = load_run_sets([tmp_path])[0].refusal
-    assert refusal.startswith('accelerator is A0 in result_0.txt and A1')
-
-
 @pytest.mark.parametrize('stated, grade', [(False, 'warning'), (True, 'note')])
 def test_unreadable_description_that_may_change_counts_is_a_warning(read, tmp_path, stated, grade):
-    (tmp_path / 'us/systems').mkdir(parents=True)
-    (tmp_path / 'us/systems/box.json').write_text('{')
+    write_files(tmp_path, {'us/systems/box.json': '{'})
     run = read(run_lines(accelerators=not stated), 'us/results/box/resnet/result_0.txt')
     assert [f.grade for f in run.findings if f.kind == 'description_unreadable'] == [grade]
 
@@ -373,38 +357,35 @@ def test_a_single_line_of_a_training_run_is_a_run(read, line):
     assert read([*INFERENCE[1:], line]).status == 'failed'
 
 
-def write_tar(path, data):
-    with tarfile.open(path, 'w') as packed:
-        packed.addfile(tarfile.TarInfo('result_0.txt'), None)
+def zipped(log: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, 'w', zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr('result_0.txt', log)
+    return buffer.getvalue()
 
 
-def write_zip(path, data):
-    with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED) as packed:
-        packed.writestr('result_0.txt', data)
-
-
-def quoted(path, data):
-    path.write_text('\n'.join(json.dumps({'log': line}) for line in data.decode().splitlines()))
+def quoted(log: bytes) -> bytes:
+    return b'\n'.join(json.dumps({'log': line.decode()}).encode() for line in log.splitlines())
 
 
 @pytest.mark.parametrize(
-    'write, hint',
+    'pack, hint',
     [
-        (lambda p, data: p.write_bytes(gzip.compress(data)), 'packed with gzip; unpack it'),
-        (lambda p, data: p.write_bytes(bz2.compress(data)), 'packed with bzip2'),
-        (lambda p, data: p.write_bytes(lzma.compress(data)), 'packed with xz'),
-        (lambda p, data: p.write_bytes(b'\x28\xb5\x2f\xfd'), 'packed with zstd'),
-        (write_zip, 'packed with zip'),
-        (write_tar, 'packed with tar'),
-        (lambda p, data: p.write_text(json.dumps([data.decode()], indent=1)), 'as in a notebook'),
+        (gzip.compress, 'packed with gzip; unpack it'),
+        (bz2.compress, 'packed with bzip2'),
+        (lzma.compress, 'packed with xz'),
+        (lambda log: b'\x28\xb5\x2f\xfd', 'packed with zstd'),
+        (zipped, 'packed with zip'),
+        (lambda log: tar_of({'result_0.txt': log}), 'packed with tar'),
+        (lambda log: json.dumps([log.decode()], indent=1).encode(), 'as in a notebook'),
         (quoted, 'line 1 is JSON within JSON'),
-        (lambda p, data: p.write_text(data.decode(), 'utf-16'), 'UTF-16; convert it to UTF-8'),
-        (lambda p, data: p.write_text(f'\ufeff{data}', 'utf-16-be'), 'UTF-16; convert it'),
+        (lambda log: log.decode().encode('utf-16'), 'UTF-16; convert it to UTF-8'),
+        (lambda log: f'\ufeff{log.decode()}'.encode('utf-16-be'), 'UTF-16; convert it'),
     ],
 )
-def test_packed_and_quoted_logs_have_a_hint(tmp_path, write, hint):
-    path = tmp_path / 'result_0.txt'
-    write(path, '\n'.join(run_lines()).encode())
+def test_packed_and_quoted_logs_have_a_hint(tmp_path, pack, hint):
+    path = write_lines(tmp_path / 'result_0.txt', run_lines())
+    path.write_bytes(pack(path.read_bytes()))
     with pytest.raises(UserError, match=hint):
         read_run(path)
 
@@ -470,17 +451,16 @@ SLOW = {'accuracies': (0.5,), 'epoch_s': 1000, 'eval_s': 12}
     ids=['just written', 'quiet', 'slow', 'slow and quiet', 'a copy of an old log'],
 )
 def test_quiet_log_belongs_to_a_failed_run(unended, written_s, keys, now_s, status):
-    assert read_run(unended(written_s, **keys), now_s=START_S + now_s).status == status
+    run = read_run(unended(written_s, **keys), now_s=START_S + now_s)
+    assert (run.status, run.age_s is None) == (status, status == 'failed')
+    assert [f.kind for f in run.findings] == ['no_run_stop'] * (status == 'failed')
 
 
 def test_only_a_running_run_has_an_age(unended, read):
     run = read_run(unended(accuracies=(0.5, 0.4)), now_s=START_S + 82)
     assert (run.age_s, run.last_epoch, run.best_accuracy) == (60.0, 2, 0.5)
-    assert (run.epochs_to_converge, run.time_to_train_s, run.findings) == (None, None, ())
-    run = read_run(unended(), now_s=START_S + 22 + 601)
-    assert run.age_s is None and [f.kind for f in run.findings] == ['no_run_stop']
-    run = read(run_lines(), now_s=START_S + 22)
-    assert (run.status, run.age_s) == ('converged', None)
+    assert run.epochs_to_converge is run.time_to_train_s is None
+    assert read(run_lines(), now_s=START_S + 22).age_s is None
 
 
 @pytest.mark.parametrize('k', [0, 3])

@@ -19,8 +19,12 @@ NUM_TRAIN, NUM_VAL = 60, 12
 
 
 @pytest.fixture
-def folder(tmp_path):
-    make_config(tmp_path, ramp(NUM_TRAIN), num_val=NUM_VAL)
+def config(tmp_path):
+    return make_config(tmp_path, ramp(NUM_TRAIN), num_val=NUM_VAL)
+
+
+@pytest.fixture
+def folder(config, tmp_path):
     return tmp_path
 
 
@@ -54,12 +58,12 @@ def test_flipped_bits_are_reported_by_record(folder):
         flip(rec, place_of(rec, position).stop - 1 - (position == 0) * 90)
     done = call('prepare', '--verify', folder)
     assert done.returncode == 1
-    assert (
-        'train.rec: 3 of 60 records do not match their checksums: 0, 37, 59 (counted from 0)\n'
-        in done.stdout
-    )
-    assert 'validation.rec: 12 records match their checksums\n' in done.stdout
-    assert f'{folder}: damaged; copy the folder' in done.stdout
+    for text in (
+        'train.rec: 3 of 60 records do not match their checksums: 0, 37, 59 (counted from 0)\n',
+        'validation.rec: 12 records match their checksums\n',
+        f'{folder}: damaged; copy the folder',
+    ):
+        assert text in done.stdout
 
 
 def test_truncated_file_lists_ten_records_and_counts_the_rest(folder):
@@ -75,6 +79,7 @@ def test_truncated_file_lists_ten_records_and_counts_the_rest(folder):
 
 
 DIGEST = 'does not match its SHA-256 in manifest.json'
+WHOLE = 'train.rec: matches its SHA-256 (no usable record checksums)'
 
 
 @pytest.mark.parametrize(
@@ -101,8 +106,7 @@ def test_whole_file_is_checked_if_indexes_are_damaged(folder):
     for name in ('train.idx', 'train.index.npy'):
         flip(folder / name, -3)
     right, problems = verify(folder, 2)
-    assert len(problems) == 2
-    assert 'train.rec: matches its SHA-256 (no usable record checksums)' in right[0]
+    assert len(problems) == 2 and WHOLE in right[0]
 
 
 @pytest.mark.parametrize(
@@ -112,20 +116,14 @@ def test_whole_file_is_checked_if_indexes_are_damaged(folder):
         (lambda text: text[:-40], 'not a manifest'),
     ],
 )
-def test_damaged_manifest_is_named(folder, damage, message):
+def test_damaged_manifest_is_named_also_by_the_doctor(config, folder, damage, message):
+    assert data_facts(config, 0).problem == ''
     path = folder / 'manifest.json'
     path.write_text(damage(path.read_text()))
     done = call('prepare', '--verify', folder)
     assert done.returncode == 1 and 'Traceback' not in done.stderr
-    assert f'{path}: {message}' in done.stdout
-
-
-def test_doctor_names_an_edited_manifest(tmp_path):
-    config = make_config(tmp_path, ramp(NUM_TRAIN), num_val=NUM_VAL)
-    assert data_facts(config, 0).problem == ''
-    path = tmp_path / 'manifest.json'
-    path.write_text(path.read_text().replace('"0"', '"zero"'))
-    assert data_facts(config, 0).problem == f'{path}: does not match its own SHA-256'
+    for text in (done.stdout, data_facts(config, 0).problem):
+        assert f'{path}: {message}' in text
 
 
 def test_older_folder_is_checked_by_available_checksums(folder):
@@ -141,7 +139,7 @@ def test_older_folder_is_checked_by_available_checksums(folder):
     assert 'train.rec: matches its SHA-256 (no usable record checksums)' in right[0]
     flip(folder / 'train.rec', 5000)
     [found] = verify(folder, 2)[1]
-    assert 'train.rec: does not match its SHA-256 in manifest.json' in found
+    assert f'train.rec: {DIGEST}' in found
 
 
 # --- the sample of the doctor
@@ -158,14 +156,10 @@ def sample(folder, num_records, seed):
 def test_last_record_is_in_every_sample(folder):
     flip(folder / 'train.rec', -1)
     for seed in range(3):
-        with pytest.raises(
-            DataError, match='train.rec, record 59: does not match its checksum; copy the folder'
-        ):
+        with pytest.raises(DataError, match='record 59: does not match its checksum; copy the fo'):
             sample(folder, 2, seed)
     flip(folder / 'train.crc.npy', -1)
-    with pytest.raises(
-        DataError, match='train.crc.npy: does not match its SHA-256 in manifest.json'
-    ):
+    with pytest.raises(DataError, match=f'train.crc.npy: {DIGEST}'):
         sample(folder, 2, 0)
 
 
