@@ -44,7 +44,7 @@ def written_set(folder: Path, *arguments, **keys) -> RunSet:
 def write_layouts(folder: Path, epochs_s: Mapping[str, object], num_runs: int = 1, **keys) -> Path:
     """Write a set for each layout, such as 2x4 for 2 nodes of 4 ranks, given its epoch times."""
     for name, epoch_s in epochs_s.items():
-        nodes, per_node = map(int, name.partition('/')[0].split('x'))
+        nodes, per_node = map(int, name.split('x'))
         ranks = nodes * per_node
         write_set(folder / name, num_runs, nodes=nodes, ranks=ranks, epoch_s=epoch_s, **keys)
     return folder
