@@ -1,5 +1,6 @@
 """Studies of folders, run sets from a recipe and curves, and run sets with changed facts."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -115,3 +116,10 @@ def refused(system: RunSet, reason: str) -> RunSet:
         changed(system, status='failed', epochs_to_converge=None, time_to_train_s=None),
         refusal=reason,
     )
+
+
+def hide_package(monkeypatch, name: str) -> None:
+    """Make imports of a package fail, as if it were not installed."""
+    for module in [m for m in sys.modules if m.startswith(f'{name}.')]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, name, None)

@@ -34,24 +34,15 @@ def lose_line(dice, log, _):
     log.write_bytes(b'\n'.join(lines))
 
 
+NEW_VALUES = b'0 1 "success" "aborted" "open" 0.76 77 null'.split()
+
+
 def change_value(dice, log, _):
-    values = list(re.finditer(rb'"(?:value|status|epoch_num)": ("\w*"|[\d.]+)', log.read_bytes()))
+    text = log.read_bytes()
+    values = list(re.finditer(rb'"(?:value|status|epoch_num)": ("\w*"|[\d.]+)', text))
     if values:
         found = dice.choice(values)
-        new = dice.choice(
-            [
-                b'0',
-                b'1',
-                b'"success"',
-                b'"aborted"',
-                b'"open"',
-                b'0.76',
-                b'77',
-                b'null',
-                found[1][::-1],
-            ]
-        )
-        text = found.string
+        new = dice.choice([*NEW_VALUES, found[1][::-1]])
         log.write_bytes(text[: found.start(1)] + new + text[found.end(1) :])
 
 
@@ -100,11 +91,11 @@ def verdicts_of(*words):
     """Return exit code, and sets by folder, of check; passed_rounds and reasons are in the
     values."""
     done = call('check', *words, '--format', 'json')
-    found = json.loads(done.stdout)['sets'] if done.stdout else []
-    return done.returncode, {
-        str(Path(s['place']).parent if s['place'].endswith('.txt') else s['place']): s
-        for s in found
-    }
+    sets = {}
+    for s in json.loads(done.stdout)['sets'] if done.stdout else []:
+        place = Path(s['place'])
+        sets[str(place.parent if place.suffix == '.txt' else place)] = s
+    return done.returncode, sets
 
 
 def compare(folder):
@@ -112,36 +103,30 @@ def compare(folder):
     found = []
     code, sets = verdicts_of(folder)
     report = call('report', folder, '--format', 'json')
-    systems = (
-        {f: s for s in json.loads(report.stdout)['systems'] for f in s['folders']}
-        if report.stdout
-        else {}
-    )
+    listed = json.loads(report.stdout)['systems'] if report.stdout else []
+    systems = {f: s for s in listed for f in s['folders']}
     if report.returncode != code:
         found.append(f'check {code}, report {report.returncode}')
     for place, s in sets.items():
-        system = systems[place]
-        same = [
-            list(system[k]) == list(s[k]) if k != 'score_minutes' else system[k] == s[k]
-            for k in ('violations', 'obstacles', 'score_minutes')
-        ]
-        if not all(same):
-            found.append(f'check {s}, report { {k: system[k] for k in s if k in system} }')
-        if s['violations'] and s['score_minutes'] is not None:
-            found.append(f'score of a refused set: {s}')
+        system, is_refused = systems[place], bool(s['violations'])
+        shared = {k: system[k] for k in ('violations', 'obstacles', 'score_minutes')}
         watch, predict = call('watch', place, '--once', '--format', 'json'), call('predict', place)
-        if watch.returncode != bool(s['violations']):
-            found.append(
-                f'check {s}, watch {watch.returncode} {watch.stdout[-300:]} {watch.stderr}'
+        found += [
+            f'check {s}, {text}'
+            for text, is_wrong in (
+                (f'report {shared}', shared != {k: s[k] for k in shared}),
+                ('score of a refused set', is_refused and s['score_minutes'] is not None),
+                (f'watch {watch}', watch.returncode != is_refused),
+                (f'predict {predict}', is_refused and not predict.returncode),
             )
-        if s['violations'] and not predict.returncode:
-            found.append(f'check {s}, predict {predict.stdout[:300]}')
+            if is_wrong
+        ]
     by_round = judge_by_round(folder)
     _, sets = verdicts_of(folder, '--ruleset', ROUND)
     for place, is_refused in (by_round or {}).items():
         s = sets[place]
         others = [o for o in s['obstacles'] if o in ('resumed', 'running') or 'runs, expected' in o]
-        if s['violations'] and not is_refused or others and not is_refused:
+        if (s['violations'] or others) and not is_refused:
             found.append(f'check {s}, package accepts')
         if is_refused and s['is_valid']:
             found.append(f'check {s}, package refuses')

@@ -127,15 +127,9 @@ VALUES = (
     | st.floats()
     | st.lists(st.floats() | st.none(), max_size=3)
 )
-KEYS = [
-    'opt_name',
-    'sgd_opt_base_learning_rate',
-    'opt_learning_rate_warmup_epochs',
-    'opt_momentum',
-    'sgd_opt_learning_rate_decay_steps',
-    'opt_learning_rate_decay_boundary_epochs',
-    'label_smoothing',
-]
+KEYS = """opt_name sgd_opt_base_learning_rate opt_learning_rate_warmup_epochs opt_momentum
+    sgd_opt_learning_rate_decay_steps opt_learning_rate_decay_boundary_epochs
+    label_smoothing""".split()
 CURVES = st.lists(st.lists(st.tuples(st.integers(0, 10**6), st.just(0.5)), max_size=4), max_size=2)
 
 
@@ -147,14 +141,8 @@ CURVES = st.lists(st.lists(st.tuples(st.integers(0, 10**6), st.just(0.5)), max_s
 )
 def test_recipe_of_any_log_has_valid_numbers_or_none(optimizer, batch, samples, curves):
     r = make_recipe(optimizer, batch, samples, 0.759, curves)
-    numbers = [
-        r.base_lr,
-        r.warmup_epochs,
-        r.decay_epochs,
-        r.momentum,
-        r.label_smoothing,
-        *(r.step_epochs or ()),
-    ]
+    numbers = [r.base_lr, r.warmup_epochs, r.decay_epochs, r.momentum, r.label_smoothing]
+    numbers += r.step_epochs or ()
     assert all(n is None or type(n) in (int, float) and 0 <= n < math.inf for n in numbers)
     assert r.opt_name is None or isinstance(r.opt_name, str)
     if r.last_eval_epoch is not None:
@@ -179,8 +167,7 @@ def test_any_layout_of_a_published_system_has_an_answer(start, splits, batch, is
         if not row.refusal:
             assert row.hardware_efficiency > 0 and row.interval[0] <= row.minutes <= row.interval[1]
             assert row.node_hours == pytest.approx(row.minutes / 60 * row.layout.num_nodes)
-            steps = (
-                row.layout.epochs.mean * base.train_samples / row.layout.recipe.global_batch_size
-            )
+            epochs, recipe = row.layout.epochs, row.layout.recipe
+            steps = epochs.mean * base.train_samples / recipe.global_batch_size
             # start and evaluations take no negative time
             assert 60 * row.minutes >= 0.999 * steps * row.step_s

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lines import write_set
+from made_systems import study_of
+from pytest import approx
 
-from mlperf_rn50.analysis.sets.load import load_run_sets
-from mlperf_rn50.analysis.sets.scaling import make_studies
 from mlperf_rn50.analysis.sets.time_parts import parts_of
 
 
@@ -37,33 +37,18 @@ def test_speedup_is_product_of_throughput_epochs_and_share(folder, small, large)
         path.unlink()
     write_set(folder / 'a', **small)
     # the first run has one more evaluation
-    write_set(
-        folder / 'b',
-        nodes=2,
-        ranks=8,
-        batch=128,
-        **{**large, 'accuracies': lambda k: (0.4,) * (k == 0) + large['accuracies']},
-    )
-    study = make_studies(load_run_sets([folder]))[0]
-    base, c = study.comparisons
-    assert (
-        base.speedup,
-        base.efficiency,
-        base.throughput_gain,
-        base.epoch_ratio,
-        base.share_ratio,
-    ) == (1, 1, 1, 1, 1)
-    assert c.throughput_gain * c.epoch_ratio * c.share_ratio == pytest.approx(c.speedup, rel=1e-6)
-    assert c.hardware_efficiency * c.epoch_ratio * c.rest == pytest.approx(c.efficiency, rel=1e-6)
-    assert c.speedup == pytest.approx(study.run_sets[0].time_s / study.run_sets[1].time_s)
-    assert (c.efficiency, c.hardware_efficiency) == pytest.approx(
-        (c.speedup / 2, c.throughput_gain / 2)
-    )
-    for system in study.run_sets:
-        for run in system.runs:
-            parts = parts_of(run)
-            assert parts.on_clock_s == pytest.approx(run.time_to_train_s, abs=0.01)
-            assert (
-                min(parts.first_s, parts.training_s, parts.evaluation_s) >= 0
-                and parts.other_s > -0.01
-            )
+    curves = {'accuracies': lambda k: (0.4,) * (k == 0) + large['accuracies']}
+    write_set(folder / 'b', nodes=2, ranks=8, batch=128, **large | curves)
+    study = study_of(folder)
+    (first, second), (base, c) = study.run_sets, study.comparisons
+    assert base.speedup == base.efficiency == base.throughput_gain == 1
+    assert base.epoch_ratio == base.share_ratio == 1
+    assert c.throughput_gain * c.epoch_ratio * c.share_ratio == approx(c.speedup, rel=1e-6)
+    assert c.hardware_efficiency * c.epoch_ratio * c.rest == approx(c.efficiency, rel=1e-6)
+    assert c.speedup == approx(first.time_s / second.time_s)
+    assert (c.efficiency, c.hardware_efficiency) == approx((c.speedup / 2, c.throughput_gain / 2))
+    for run in (*first.runs, *second.runs):
+        parts = parts_of(run)
+        assert parts.on_clock_s == approx(run.time_to_train_s, abs=0.01)
+        assert min(parts.first_s, parts.training_s, parts.evaluation_s) >= 0
+        assert parts.other_s > -0.01

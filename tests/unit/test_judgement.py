@@ -2,11 +2,11 @@
 
 import json
 import shutil
-import sys
 
 import pytest
 from helpers import call, shipped_logs
 from lines import complete, mllog, run_lines, write_lines, write_set
+from made_systems import hide_package
 
 from mlperf_rn50.analysis.sets.load import load_run_sets
 
@@ -38,16 +38,8 @@ def spoil(folder, *kinds):
     if 'contradiction' in kinds:
         edit(folder / 'result_1.txt', without_accuracy(-1))
     if 'batch' in kinds:
-        edit(
-            folder / 'result_2.txt',
-            lambda lines: [
-                line.replace(
-                    '"key": "global_batch_size", "value": ',
-                    '"key": "global_batch_size", "value": 9',
-                )
-                for line in lines
-            ],
-        )
+        path, name = folder / 'result_2.txt', '"key": "global_batch_size", "value": '
+        path.write_text(path.read_text().replace(name, f'{name}9'))
     if 'duplicate' in kinds:
         shutil.copy(folder / 'result_3.txt', folder / 'result_4.txt')
     if 'format' in kinds:
@@ -58,62 +50,47 @@ def spoil(folder, *kinds):
     return folder
 
 
+REASONS = {
+    'contradiction': 'result_1.txt: run_stop has status success, but the last accuracy',
+    'duplicate': 'result_4.txt is a duplicate of result_3.txt',
+    'garbage': 'result_0.txt: contains no MLPerf log line',
+    'format': 'cache_clear is missing',
+    'batch': 'global_batch_size is ',
+}
+
+
 @pytest.mark.parametrize(
-    'kinds, reasons',
-    [
-        (['contradiction'], ['result_1.txt: run_stop has status success, but the last accuracy']),
-        (['duplicate'], ['result_4.txt is a duplicate of result_3.txt']),
-        (['garbage'], ['result_0.txt: contains no MLPerf log line']),
-        (['format'], ['cache_clear is missing']),
-        (
-            ['contradiction', 'batch', 'duplicate'],
-            [
-                'global_batch_size is ',
-                'result_1.txt: run_stop has status success',
-                'result_4.txt is a duplicate of result_3.txt',
-            ],
-        ),
-    ],
+    'kinds', ['contradiction', 'duplicate', 'garbage', 'format', 'contradiction batch duplicate']
 )
-def test_each_command_refuses_a_faulty_set_with_all_reasons_first(tmp_path, kinds, reasons):
+def test_each_command_refuses_a_faulty_set_with_all_reasons_first(tmp_path, kinds):
+    kinds = kinds.split()
     folder = spoil(shutil.copytree(DIGITS, tmp_path / 'five'), *kinds)
     checked, report = call('check', folder, '--ruleset', 'v4.0'), call('report', folder)
     package = call('package', folder, '--org', 'us', '--system', 'x', '--out', tmp_path / 'out')
     watch, predict = call('watch', folder, '--once', '--format', 'json'), call('predict', folder)
-    assert [d.returncode for d in (checked, report, package, watch)] == [
-        1
-    ] * 4 and predict.returncode == 2
+    codes = [done.returncode for done in (checked, report, package, watch, predict)]
+    assert codes == [1, 1, 1, 1, 2] and not (tmp_path / 'out').exists()
     assert 'valid for v4.0 open: no (' in checked.stdout.splitlines()[0]
     sentences = '\n'.join(line for line in report.stdout.splitlines()[:6] if line.startswith('- '))
     assert 'Refused by the rules of' in sentences and 'MLPerf score' not in sentences
     for text in (checked.stdout, sentences, package.stdout, watch.stdout, predict.stderr):
-        assert all(reason in text for reason in reasons), text
+        assert all(REASONS[kind] in text for kind in kinds), text
     (system,) = json.loads(call('report', folder, '--format', 'json').stdout)['systems']
-    assert (
-        system['score_minutes'] is None and system['violations'] and not (tmp_path / 'out').exists()
-    )
+    assert system['score_minutes'] is None and system['violations']
 
 
 def test_run_that_failed_is_tolerated_by_each_command_and_named(tmp_path):
     folder = shutil.copytree(DIGITS, tmp_path / 'five')
     edit(folder / 'result_1.txt', without_clearing)
-    checked, report = (
-        call('check', folder, '--ruleset', 'v4.0'),
-        call('report', folder, '--format', 'json'),
-    )
+    checked = call('check', folder, '--ruleset', 'v4.0')
+    report = call('report', folder, '--format', 'json')
     assert checked.returncode == report.returncode == 0
-    assert (
-        '(one may fail: result_1.txt, breaks the rules: cache_clear is missing)'
-        in checked.stdout.splitlines()[0]
-    )
+    text = '(one may fail: result_1.txt, breaks the rules: cache_clear is missing)'
+    assert text in checked.stdout.splitlines()[0]
     (run_set,) = load_run_sets([folder])  # without the rules
-    times = {r.path.name: r.time_to_train_s for r in run_set.runs}
-    slowest = times.pop('result_1.txt')
-    kept = sorted(times.values())[1:]
-    assert json.loads(report.stdout)['systems'][0]['score_minutes'] == pytest.approx(
-        sum(kept) / 3 / 60
-    )
-    assert slowest
+    kept = sorted(r.time_to_train_s for r in run_set.runs if r.path.name != 'result_1.txt')[1:]
+    (system,) = json.loads(report.stdout)['systems']
+    assert system['score_minutes'] == pytest.approx(sum(kept) / 3 / 60)
 
 
 def test_round_that_was_not_named_is_stated_with_the_option_that_selects_another(tmp_path):
@@ -129,79 +106,50 @@ def test_score_without_mlperf_logging_is_marked_as_unchecked(tmp_path, monkeypat
     # which the official checkers refuse
     folder = write_set(tmp_path / 'runs', epoch_s=lambda k: 10.123 + k)
     assert 'Refused by the rules of v4.0' in call('report', folder).stdout
-    for name in [name for name in sys.modules if name.startswith('mlperf_logging')]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, 'mlperf_logging', None)
+    hide_package(monkeypatch, 'mlperf_logging')
     done = call('report', folder, '--findings')
     assert done.returncode == 0 and '(MLPerf score, rules not checked)' in done.stdout
-    assert (
-        "note: the rules of the round were not checked; run pip install '.[check]'" in done.stdout
-    )
+    assert 'note: the rules of the round were not checked; run pip install' in done.stdout
     assert call('check', folder).returncode == 2
 
 
 def test_logs_of_other_benchmarks_are_skipped_and_counted(tmp_path):
-    write_set(
-        tmp_path / 'v0.7/us/results/box/resnet', is_complete=True, epoch_s=lambda k: 10.123 + k
-    )
+    box = tmp_path / 'v0.7/us/results/box'
+    write_set(box / 'resnet', is_complete=True, epoch_s=lambda k: 10.123 + k)
+    bert = [mllog('submission_benchmark', 0, 'bert')]
     for k in range(3):
-        write_lines(
-            tmp_path / f'v0.7/us/results/box/bert/result_{k}.txt',
-            [mllog('submission_benchmark', 0, 'bert')],
-        )
-    text = 'skipped 3 logs of other benchmarks: bert'
-    for command in ('check', 'report'):
-        done = call(command, tmp_path)
-        assert done.returncode == 0 and text in done.stdout + done.stderr
-        for path in (
-            tmp_path / 'v0.7/us/results/box/bert',
-            tmp_path / 'v0.7/us/results/box/bert/result_1.txt',
-        ):
-            done = call(command, path)
+        write_lines(box / f'bert/result_{k}.txt', bert)
+    for words in (['check'], ['report'], ['predict'], ['watch', '--once']):
+        done = call(*words, tmp_path)
+        # watch shows the newest of a folder
+        text = '1 log' if 'watch' in words else '3 logs'
+        assert done.returncode == 0
+        assert f'skipped {text} of other benchmarks: bert' in done.stdout + done.stderr
+        for path in (box / 'bert', box / 'bert/result_1.txt'):
+            done = call(*words, path)
             assert (done.returncode, done.stdout, done.stderr.count('\n')) == (2, '', 1)
             assert "got a log of the benchmark 'bert', expected resnet" in done.stderr
-    assert text in call('predict', tmp_path).stdout
-    watch = call('watch', tmp_path, '--once')
-    # the newest of a folder
-    assert watch.returncode == 0 and 'skipped 1 log of other benchmarks: bert' in watch.stderr
-    assert call('watch', tmp_path / 'v0.7/us/results/box/bert', '--once').returncode == 2
-    assert (
-        json.loads(call('check', tmp_path, '--format', 'json').stdout)['num_other_benchmarks'] == 3
-    )
-
-
-def resumed(lines, *later):
-    """Return the lines of a run that was interrupted at 12 s and resumed at 60 s."""
-    cut = [line for line in lines if 'run_stop' not in line and '"epoch_num": 2' not in line]
-    return [
-        *cut,
-        mllog('run_stop', 12, status='aborted', reason='interrupted'),
-        mllog('run_resumed', 60, 1, epoch_num=2, clock_s=11.5),
-        *later,
-    ]
+    found = json.loads(call('check', tmp_path, '--format', 'json').stdout)
+    assert found['num_other_benchmarks'] == 3
 
 
 def test_run_that_was_killed_after_a_resume_is_refused(tmp_path):
+    """It was interrupted at 12 s and resumed at 60 s."""
     lines = complete(run_lines(division='open'))
-    done = call(
-        'check',
-        write_lines(
-            tmp_path / 'result_0.txt', resumed(lines, mllog('epoch_start', 61, epoch_num=2))
-        ),
-    )
-    assert (
-        done.returncode == 1 and 'no_run_stop' not in done.stdout and 'no run_stop' in done.stdout
-    )
+    lines = [line for line in lines if 'run_stop' not in line and '"epoch_num": 2' not in line]
+    lines += [
+        mllog('run_stop', 12, status='aborted', reason='interrupted'),
+        mllog('run_resumed', 60, 1, epoch_num=2, clock_s=11.5),
+        mllog('epoch_start', 61, epoch_num=2),
+    ]
+    done = call('check', write_lines(tmp_path / 'result_0.txt', lines))
+    assert done.returncode == 1 and 'no run_stop' in done.stdout
 
 
 @pytest.mark.parametrize('num_images, is_refused', [(50_000, True), (1_277_952, False)])
 def test_closed_division_refuses_unnamed_data_that_is_not_nearly_imagenet(
     tmp_path, num_images, is_refused
 ):
-    folder = write_set(
-        tmp_path / 'v0.7/us/results/box/resnet',
-        is_complete=True,
-        train_samples=num_images,
-        epoch_s=lambda k: 10.123 + k,
-    )
+    keys = {'train_samples': num_images, 'epoch_s': lambda k: 10.123 + k}
+    folder = write_set(tmp_path / 'v0.7/us/results/box/resnet', is_complete=True, **keys)
     assert ('requires ImageNet' in call('check', folder).stdout) == is_refused

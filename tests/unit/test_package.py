@@ -4,12 +4,12 @@ import json
 import os
 import re
 import shutil
-import sys
 from dataclasses import replace
 
 import pytest
 from helpers import CLI, ROOT, call, git, run, shipped_logs, write_files
 from lines import mllog
+from made_systems import hide_package
 from sample_log import ENV, LARS, SGD, closed, write_five
 
 from mlperf_rn50.analysis.sets.judgement import judge_set
@@ -24,12 +24,13 @@ from mlperf_rn50.mllog.rulesets import ROUNDS
 
 DIGITS = shipped_logs() / 'digits_five'  # five real runs
 CODE = 'benchmarks/resnet/implementations/mlperf_rn50'
+GPU = replace(SGD, train=replace(SGD.train, device='gpu'))
 OPEN = 'NOT ready for submission'
 
 
-def build(folder, tmp_path, *options):
+def build(folder, tmp_path):
     out = tmp_path / 'out'
-    return call('package', folder, '--org', 'us', '--system', 'box', '--out', out, *options)
+    return call('package', folder, '--org', 'us', '--system', 'box', '--out', out)
 
 
 def lines_of(text):
@@ -71,9 +72,7 @@ def tree(tmp_path, good):
 def test_five_real_runs_pass_the_official_checkers_and_are_labelled(good):
     home, score = good.home, load_run_sets([DIGITS])[0].score_minutes
     answer = submission.package_answer(good, 'heading', score)
-    assert lines_of(render_text(answer))[:7] == [
-        'heading',
-        '',
+    assert lines_of(render_text(answer))[2:7] == [
         'logs 5 of 5 pass the rules of v4.0',
         'system description passed',
         'package_checker found no errors (v4.0)',
@@ -83,20 +82,21 @@ def test_five_real_runs_pass_the_official_checkers_and_are_labelled(good):
     report = answer.data
     assert report['passed'] and report['tree'] == str(home) and report['score_minutes'] == score
     assert {'checker': 'package_checker', 'text': 'found no errors (v4.0)'} in report['findings']
-    label, gaps = (
+    label, gaps, _ = (
         next(n for n in report['notes'] if n.startswith(text))
-        for text in ('Trained on digits, not ImageNet;', 'the system description lacks ')
+        for text in (
+            'Trained on digits, not ImageNet;',
+            'the system description lacks ',
+            'the system description comes from the logs and env.json',
+        )
     )
     assert 'cooling' in gaps
-    assert 'the system description comes from the logs and env.json' in report['notes']
     assert json.loads((home / 'systems/box.json').read_text())['sw_notes'] == label
     assert label in (home / CODE / 'README.md').read_text()
     for k in range(5):
-        copy = home / f'results/box/resnet/result_{k}.txt'
-        assert copy.read_bytes() == result(DIGITS, k).read_bytes()
+        assert result(home / 'results/box/resnet', k).read_bytes() == result(DIGITS, k).read_bytes()
     files = {f'{name}.{k}' for k in range(5) for name in ('config', 'env')}
-    found = (home / CODE / 'runs_box').iterdir()
-    assert {p.stem.replace('_', '.') for p in found} == files
+    assert {p.stem.replace('_', '.') for p in (home / CODE / 'runs_box').iterdir()} == files
     shellcheck = run([CLI[0].replace('python', 'shellcheck'), *(home / CODE).glob('*.sh')])
     assert shellcheck.returncode == 0, shellcheck.stdout
 
@@ -109,33 +109,23 @@ def rewrite(folder, source, target, old, new):
     result(folder, target).write_text(result(folder, source).read_text().replace(old, new))
 
 
+FAILURES = 'got 2 failed runs, expected at most one: result_0.txt (aborted), result_1.txt (failed)'
+SMALL_DATA = closed(replace(SGD, data=DataConfig(dataset='digits', num_train=1437, num_val=360)))
+
+
 @pytest.mark.parametrize(
     'keys, damage, rules',
     [
         ({'num': 4}, None, ['4 runs, expected 5']),
         ({'num': 6}, None, ['6 runs, expected 5']),
-        (
-            {'ends': ['aborted', 'failed']},
-            None,
-            [
-                'got 2 failed runs, expected at most one: result_0.txt (aborted), result_1.txt (failed)'
-            ],
-        ),
+        ({'ends': ['aborted', 'failed']}, None, [FAILURES]),
         (
             {'ends': ['aborted']},
             lambda folder: rewrite(folder, 1, 1, '"key": "cache_clear"', '"key": "other"'),
             ['result_1.txt: cache_clear is missing', 'result_0.txt: did not converge (aborted)'],
         ),
         ({'seeds': [1, 2, 3, 4, 4]}, None, ['some runs have the same seed']),
-        (
-            {
-                'config': closed(
-                    replace(SGD, data=DataConfig(dataset='digits', num_train=1437, num_val=360))
-                )
-            },
-            None,
-            ['the closed division requires ImageNet, but'],
-        ),
+        ({'config': SMALL_DATA}, None, ['the closed division requires ImageNet, but']),
         (
             {'pace_ms': 50},
             lambda folder: rewrite(folder, 3, 4, '"value": 4,', '"value": 99,'),
@@ -155,34 +145,33 @@ def test_refused_set_leaves_no_files(tmp_path, keys, damage, rules):
     if damage:
         damage(folder)
     tree = make_package(folder, order(tmp_path))
-    assert tree.home is None and not list((tmp_path / 'out').rglob('*'))
+    assert tree.home is None and not (tmp_path / 'out').exists()
     texts = [t for t in tree.refusals if 'RCP' in t or not t.startswith('package_checker')]
-    found = [text[: len(rule)] for text, rule in zip(texts, rules)]
-    assert len(texts) == len(rules) and found == rules, tree.refusals
+    assert len(texts) == len(rules) and all(map(str.startswith, texts, rules)), tree.refusals
 
 
 def test_unsuitable_runs_are_refused(tmp_path):
     (run_set,) = load_run_sets([DIGITS], Rules(['4.0.0']))
-    runs = run_set.runs
+    first, *others = run_set.runs
 
-    def refusals(*changed):
-        return submission.refusals_of(judge_set(replace(run_set, runs=changed)).judgement, changed)
+    def refusals(*runs):
+        return submission.refusals_of(judge_set(replace(run_set, runs=runs)).judgement, runs)
 
-    assert refusals(*runs) == []
+    assert refusals(first, *others) == []
     for change, rule in [
         ({'num_resumes': 1}, 'resumed'),
         ({'status': 'running'}, 'running'),
         ({'division': 'closed'}, 'got the divisions closed, open, expected one'),
     ]:
-        assert refusals(replace(runs[0], **change), *runs[1:])[:1] == [rule]
+        assert refusals(replace(first, **change), *others)[0] == rule
     # accepted by MLPerf
-    padded = [replace(r, division='closed', dataset=None, train_samples=1_277_952) for r in runs]
-    assert not any('requires ImageNet' in text for text in refusals(*padded))
-    os.mkfifo(tmp_path / 'result_5.txt')
+    padded = {'division': 'closed', 'dataset': None, 'train_samples': 1_277_952}
+    found = refusals(*(replace(r, **padded) for r in run_set.runs))
+    assert not any('requires ImageNet' in text for text in found)
+    os.mkfifo(result(tmp_path, 5))
     for k in range(1, 5):
         shutil.copy(result(DIGITS, k), tmp_path)
-    text = build(tmp_path, tmp_path).stdout
-    assert 'error  result_5.txt: cannot read the log' in text
+    assert 'error  result_5.txt: cannot read the log' in build(tmp_path, tmp_path).stdout
 
 
 def test_one_failed_run_is_accepted_and_is_the_first_warning(tmp_path):
@@ -191,9 +180,9 @@ def test_one_failed_run_is_accepted_and_is_the_first_warning(tmp_path):
     (run_set,) = load_run_sets([folder], Rules(['4.0.0']))
     assert submission.refusals_of(run_set.judgement, run_set.runs) == []
     (grade, text), *remarks = submission.find_remarks(run_set.runs, run_set.judgement)
-    assert (grade, text) == (
+    assert (grade, text.partition(')')[0]) == (
         'warning',
-        '1 of 5 runs did not converge (result_0.txt: failed) and counts as the slowest',
+        '1 of 5 runs did not converge (result_0.txt: failed',
     )
     assert [t for _, t in remarks if re.match(r'result_2.txt:.*global_batch_size is 63', t)]
 
@@ -211,65 +200,62 @@ def test_score_is_scaled_by_reference_convergence_points(tmp_path):
     assert len(list((tree.home / 'results/box/resnet').iterdir())) == 5
 
 
+def lines_as_dict(text):
+    """Return keys and values of lines such as 'key: value'."""
+    return dict(line.strip().split(': ') for line in text.strip().splitlines())
+
+
+def test_description_of_the_machine_comes_from_the_logs_and_env_json(tmp_path):
+    runs = runs_of(write_five(tmp_path / 'runs', GPU))
+    built = describe_system(runs, ENV, 'us', 'box', 'v4.0', None)
+    expected = lines_as_dict("""
+        number_of_nodes: 2
+        accelerators_per_node: 4
+        accelerator_model_name: V100
+        accelerator_memory_capacity: 32510 MiB
+        host_processors_per_node: 2
+        host_processor_core_count: 20
+        host_processor_vcpu_count: 40
+        host_memory_capacity: 512 GB
+        host_storage_type: 2x NVMe SSD
+        host_storage_capacity: 2x 1600 GB
+        host_networking: mlx5_0 100 Gb/sec
+        operating_system: Debian GNU/Linux 12
+        framework: MXNet 1.9.1 Gluon""")
+    assert built | expected == built and len(built) == 33
+
+
 def test_gaps_in_the_submitted_description_are_filled_from_the_machine(tmp_path):
-    submitted = {
-        'submitter': 'them',
-        'division': 'closed',
-        'status': 'onprem',
-        'system_name': 'node',
-        'number_of_nodes': 3,
-        'accelerators_per_node': '4',
-        'host_processor_model_name': 'EPYC',
-        'host_memory_capacity': ' N/A',
-        'cooling': 'water',
-        'other_software_stack': {'a': '1'},
-        'extra': 'x',
-    }
-    folder = write_five(
-        tmp_path / 'results/node/resnet', replace(SGD, train=replace(SGD.train, device='gpu'))
-    )
-    (tmp_path / 'systems').mkdir()
-    (tmp_path / 'systems/node.json').write_text(json.dumps(submitted))
+    kept = {'cooling': 'water', 'other_software_stack': {'a': '1'}, 'extra': 'x'}
+    submitted = kept | lines_as_dict("""
+        submitter: them
+        division: closed
+        status: onprem
+        system_name: node
+        number_of_nodes: 3
+        accelerators_per_node: 4
+        host_processor_model_name: EPYC
+        host_memory_capacity:  N/A""")
+    folder = write_five(tmp_path / 'results/node/resnet', GPU)
+    write_files(tmp_path, {'systems/node.json': json.dumps(submitted)})
     runs, base = runs_of(folder), find_base(folder / 'result_0.txt')
     built, logged = (describe_system(runs, env, 'us', 'box', 'v4.0', base) for env in (ENV, {}))
-    assert len(built) == 33
-    expected = {
-        'number_of_nodes': '2',
-        'accelerators_per_node': '4',
-        'accelerator_model_name': 'V100',
-        'accelerator_memory_capacity': '32510 MiB',
-        'host_processors_per_node': '2',
-        'host_processor_core_count': '20',
-        'host_processor_vcpu_count': '40',
-        'host_memory_capacity': '512 GB',
-        'host_storage_type': '2x NVMe SSD',
-        'host_storage_capacity': '2x 1600 GB',
-        'host_networking': 'mlx5_0 100 Gb/sec',
-        'operating_system': 'Debian GNU/Linux 12',
-        'framework': 'MXNet 1.9.1 Gluon',
-    }
-    assert {k: built[k] for k in expected} == expected
     built['sw_notes'] = logged['sw_notes'] = 'a label'
     merged, notes = merge_description(base, built, logged)
-    expected = {k: submitted[k] for k in ('cooling', 'other_software_stack', 'extra')} | {
-        'host_processor_model_name': 'EPYC',
-        'number_of_nodes': '3',
-        'submitter': 'us',
-        'system_name': 'box',
-        'division': 'open',
-        'status': built['status'],
-        'host_memory_capacity': '512 GB',
-        'sw_notes': 'a label',
-    }
-    assert {k: merged[k] for k in expected} == expected
+    expected = kept | lines_as_dict("""
+        host_processor_model_name: EPYC
+        number_of_nodes: 3
+        submitter: us
+        system_name: box
+        division: open
+        host_memory_capacity: 512 GB
+        sw_notes: a label""")
+    assert merged | expected == merged and merged['status'] == built['status']
     env, logs = notes[0].split('; from the logs: ')
     assert env.startswith('the system description is systems/node.json; from env.json: ')
     assert 'host_memory_capacity' in env and 'hw_notes' in logs
     assert 'cooling' not in notes[0] and 'sw_notes' not in notes[0]
-    assert notes[1:] == [
-        'number_of_nodes is 3 in systems/node.json, but 2 in the logs; the two must agree',
-        'division is closed in systems/node.json, but open in the logs, which is used',
-    ]
+    assert [n.partition(' is ')[0] for n in notes[1:]] == ['number_of_nodes', 'division']
 
 
 @pytest.mark.parametrize(
@@ -289,15 +275,15 @@ def test_gaps_in_the_submitted_description_are_filled_from_the_machine(tmp_path)
     ],
 )
 def test_malformed_description_and_env_json_are_tolerated(tmp_path, submitted, env):
-    (tmp_path / 'systems').mkdir()
-    (tmp_path / 'systems/node.json').write_text(submitted)
+    write_files(tmp_path, {'systems/node.json': submitted})
     base = find_base(tmp_path / 'results/node/resnet/result_0.txt')
     built = describe_system((), env, 'us', 'box', 'v4.0', base)
-    merged = merge_description(base, built, built)[0] if base else built
-    for k, v in built.items():
-        assert isinstance(merged[k], type(v)) or k == 'other_software_stack'
-    assert merged['division'] == 'open' and json.dumps(merged)
     assert (base is None) == submitted.startswith('[')
+    if base:
+        merged, _ = merge_description(base, built, built)
+        for k, v in built.items():
+            assert isinstance(merged[k], type(v)) or k == 'other_software_stack'
+        assert merged['division'] == 'open' and json.dumps(merged)
 
 
 def test_code_comes_from_the_commit_of_the_runs_or_else_the_checkout(tmp_path):
@@ -331,8 +317,7 @@ def test_second_system_is_added_and_nothing_is_overwritten(tmp_path, tree):
         make_package(DIGITS, order(tmp_path))
     assert make_package(DIGITS, order(tmp_path, system='box2', round='v1.0')).refusals == ()
     assert (tree / CODE / 'run_and_time_box2.sh').is_file()
-    assert contents(tree) | before == contents(tree)
-    assert [p.name for p in (tmp_path / 'out').iterdir()] == ['us']
+    assert contents(tmp_path / 'out') == contents(tree) == contents(tree) | before
 
 
 @pytest.mark.parametrize(
@@ -347,7 +332,7 @@ def test_second_system_is_added_and_nothing_is_overwritten(tmp_path, tree):
 )
 def test_invalid_names_and_incomplete_code_are_refused(tmp_path, keys, message):
     with pytest.raises(UserError, match=message):
-        make_package(DIGITS, order(tmp_path, **{'round': 'v4.0', **keys}))
+        make_package(DIGITS, order(tmp_path, **keys))
     assert not (tmp_path / 'out').exists()
 
 
@@ -358,32 +343,33 @@ def test_finished_tree_is_rechecked(tree):
     first, _, *rows = lines_of(done.stdout)
     assert first == f'{tree}: v4.0, no errors found'
     assert 'logs box: 5 of 5 pass the rules of v4.0' in rows
-    text = "box: all 5 logs: submission_org is 'unnamed', but 'us' in box.json; the latter is used"
-    assert f'note {text}' in rows
-    assert any(row.startswith('result_summarizer box: ') for row in rows)
+    for start in (
+        "note box: all 5 logs: submission_org is 'unnamed', but 'us' in box.json;",
+        'result_summarizer box: ',
+    ):
+        assert any(row.startswith(start) for row in rows)
     [gaps] = [row for row in rows if row.startswith('note systems/box.json lacks ')]
     assert 'cooling' in gaps
     assert 'accelerator' not in gaps and 'hw_notes' not in gaps  # the machine has no accelerators
 
 
-def change(tree, **fields):
-    path = tree / 'systems/box.json'
-    content = json.loads(path.read_text()) | fields
-    path.write_text(json.dumps({k: v for k, v in content.items() if v is not ...}))
+def change(**fields):
+    """Return a function that changes fields of a system description, or removes those of ..."""
+
+    def write(tree):
+        path = tree / 'systems/box.json'
+        content = json.loads(path.read_text()) | fields
+        path.write_text(json.dumps({k: v for k, v in content.items() if v is not ...}))
+
+    return write
 
 
 @pytest.mark.parametrize(
     'damage, problem',
     [
-        (
-            lambda t: change(t, host_processors_per_node='1' * 10),
-            "systems/box.json: host_processors_per_node is '111",
-        ),
-        (
-            lambda t: change(t, division='closed'),
-            'systems/box.json: division is closed, expected open as in the logs',
-        ),
-        (lambda t: change(t, cooling=...), "['Missing field cooling']"),
+        (change(host_processors_per_node='1' * 10), "host_processors_per_node is '111"),
+        (change(division='closed'), 'division is closed, expected open as in the logs'),
+        (change(cooling=...), "['Missing field cooling']"),
         (
             lambda t: (t / 'systems/box.json').write_text('{'),
             'systems/box.json: Expecting property name',
@@ -401,9 +387,8 @@ def change(tree, **fields):
 def test_errors_in_a_finished_tree_are_reported(tree, damage, problem):
     damage(tree)
     done = call('package', '--check', tree, '--format', 'json')
-    assert done.returncode == 1 and any(
-        problem in t for t in json.loads(done.stdout)['refusals']
-    ), done.stdout
+    refusals = json.loads(done.stdout)['refusals']
+    assert done.returncode == 1 and problem in ' '.join(refusals), done.stdout
 
 
 def test_empty_field_prevents_submission_and_a_summarizer_crash_is_reported(tmp_path):
@@ -412,10 +397,9 @@ def test_empty_field_prevents_submission_and_a_summarizer_crash_is_reported(tmp_
     done = build(write_five(tmp_path / 'runs', env={}), tmp_path)
     first, _, *lines = lines_of(done.stdout)
     assert done.returncode == 0 and first == f'{tmp_path}/out/us: box, v4.0, {OPEN}'
-    flaw = "systems/box.json: host_processors_per_node is '', expected a whole number"
-    assert f'error {flaw}' in lines
-    crash = "ValueError: invalid literal for int() with base 10: ''"
-    assert f'result_summarizer crashed: {crash}' in lines
+    text = '\n'.join(lines)
+    assert "error systems/box.json: host_processors_per_node is ''" in text
+    assert 'result_summarizer crashed: ValueError: invalid literal for int()' in text
     again = call('package', '--check', tmp_path / 'out/us').stdout
     assert again.startswith(f'{tmp_path}/out/us: v4.0, {OPEN}\n')
 
@@ -436,25 +420,17 @@ def test_hanging_checker_is_stopped(tmp_path, monkeypatch):
     ],
 )
 def test_differing_scores_are_reported(tmp_path, scored, findings, is_shown):
-    tree = submission.Package(
-        tmp_path,
-        remarks=[('warning', 'result_0.txt: x')],
-        findings=findings,
-        official_score_minutes=0.44,
-    )
-    lines = lines_of(render_text(submission.package_answer(tree, 'x', scored)))
-    text = 'warning the scores differ: 0.44 min from result_summarizer, 0.48 min from report; the'
-    last = f'{text} former is official; see the warnings above'
-    assert (lines[-1] == last) == ('differ' in lines[-1]) == is_shown
+    tree = submission.Package(tmp_path, findings=findings, official_score_minutes=0.44)
+    *_, last = lines_of(render_text(submission.package_answer(tree, 'x', scored)))
+    text = 'warning the scores differ: 0.44 min from result_summarizer, 0.48 min from report;'
+    assert last.startswith(text) == is_shown
 
 
 def test_missing_mlperf_logging_is_a_one_line_error(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, 'mlperf_logging', None)
-    for name in [n for n in sys.modules if n.startswith('mlperf_logging.')]:
-        monkeypatch.delitem(sys.modules, name)
-    message = "mlperf-rn50: needs mlperf-logging: pip install '.[check]' in the checkout\n"
+    hide_package(monkeypatch, 'mlperf_logging')
     for done in (build(DIGITS, tmp_path), call('check', DIGITS)):
-        assert (done.returncode, done.stdout, done.stderr) == (2, '', message)
+        assert (done.returncode, done.stdout, done.stderr.count('\n')) == (2, '', 1)
+        assert "needs mlperf-logging: pip install '.[check]' in the checkout" in done.stderr
     assert not (tmp_path / 'out').exists()
     assert call('check', DIGITS, '--ruleset', 'v0.5').returncode == 0  # works without
 
@@ -462,17 +438,16 @@ def test_missing_mlperf_logging_is_a_one_line_error(tmp_path, monkeypatch):
 @pytest.mark.parametrize('name', ['config_2.yaml', 'env_2.json'])
 @pytest.mark.parametrize('make', [os.mkfifo, os.mkdir], ids=['pipe', 'folder'])
 def test_configuration_that_is_no_file_is_refused(tmp_path, name, make):
-    shutil.copytree(DIGITS, tmp_path / 'set')
-    (tmp_path / 'set' / name).unlink()
-    make(tmp_path / 'set' / name)
-    done = build(tmp_path / 'set', tmp_path)
+    path = shutil.copytree(DIGITS, tmp_path / 'set') / name
+    path.unlink()
+    make(path)
+    done = build(path.parent, tmp_path)
     assert done.returncode == 1 and not (tmp_path / 'out').exists()
-    assert f'{name}: got no regular file, expected a file; replace it with a copy' in done.stdout
+    assert f'{name}: got no regular file, expected a file; replace it' in done.stdout
 
 
 def test_file_in_place_of_a_folder_of_the_tree_is_refused_before_anything_is_written(tmp_path):
-    (tmp_path / 'us/systems').mkdir(parents=True)
-    (tmp_path / 'us/benchmarks').write_text('mine')
+    write_files(tmp_path, {'out/us/benchmarks': 'mine'})
     with pytest.raises(UserError, match='us/benchmarks exists already and is not replaced'):
-        make_package(DIGITS, order(tmp_path, round='v4.0', out=tmp_path))
-    assert sorted(p.name for p in (tmp_path / 'us').rglob('*')) == ['benchmarks', 'systems']
+        make_package(DIGITS, order(tmp_path))
+    assert [p.name for p in (tmp_path / 'out/us').rglob('*')] == ['benchmarks']

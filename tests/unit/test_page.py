@@ -3,12 +3,11 @@
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from helpers import call
 from lines import write_set
-from made_systems import changed, page_of, studies_of, study_of, write_layouts
+from made_systems import changed, load_set, page_of, studies_of, study_of, write_layouts
 
 from mlperf_rn50.analysis.report.detail_tables import runs_table
 from mlperf_rn50.analysis.report.plots import draw_study
@@ -20,7 +19,6 @@ from mlperf_rn50.analysis.report.tables import (
     series_table,
 )
 from mlperf_rn50.analysis.sets import rcp
-from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.published import sets_under
 from mlperf_rn50.analysis.sets.scaling import make_studies
 from mlperf_rn50.analysis.show.figure import render_svg
@@ -28,15 +26,8 @@ from mlperf_rn50.analysis.show.text import MARKDOWN, render_text
 from mlperf_rn50.runfolder.outputs import LISTING
 
 HOSTILE = '</title><script>alert(1)</script><img src=x onerror=alert(1)>$x^{$ "\'&'
-PICTURES = [
-    'accuracy_epochs',
-    'accuracy_time',
-    'epochs',
-    'sweep_1x4',
-    'throughput',
-    'time_parts',
-    'time_to_train',
-]
+PICTURES = """accuracy_epochs accuracy_time epochs sweep_1x4 throughput time_parts
+    time_to_train""".split()
 
 
 class Elements(HTMLParser):
@@ -63,16 +54,9 @@ class Elements(HTMLParser):
 
 @pytest.fixture(scope='module')
 def sweep(tmp_path_factory):
-    folder = tmp_path_factory.mktemp('logs') / 'sweep'
-    write_layouts(folder, {'1x4': 60.0}, 5)
-    write_layouts(
-        folder,
-        {'2x4': 35.0},
-        5,
-        batch=128,
-        status=lambda k: 'aborted' if k == 3 else 'success',
-    )
-    return folder
+    folder = write_layouts(tmp_path_factory.mktemp('logs') / 'sweep', {'1x4': 60.0}, 5)
+    aborted = lambda k: 'aborted' if k == 3 else 'success'  # noqa: E731
+    return write_layouts(folder, {'2x4': 35.0}, 5, batch=128, status=aborted)
 
 
 def texts_of(table):
@@ -100,21 +84,17 @@ def test_shared_finding_names_all_its_systems(tmp_path):
 def test_text_has_three_findings_per_system_without_notes_and_the_page_folds_the_rest(tmp_path):
     write_set(tmp_path / 'a', 5, seed=None, accuracies=lambda k: (0.5, 0.6 + k / 100))
     study = study_of(tmp_path)
-    text, whole = (
-        render_text(make_report([study])),
-        render_text(make_report([study], has_all_findings=True)),
-    )
+    text = render_text(make_report([study]))
+    whole = render_text(make_report([study], has_all_findings=True))
     lines = text[text.index('Findings') :].splitlines()[1:]
     assert [line.split(': ')[1] for line in lines] == ['error', 'error', 'error', '4 more']
     assert lines[3].endswith('--findings')
     note = 'note: no log contains a seed'
     assert note not in text and note in whole and '4 more' not in whole
     page = page_of([study])
-    assert (
-        page.index('4 more: see all findings')
-        < page.index('>all findings, with notes')
-        < page.index(note)
-    )
+    texts = ('4 more: see all findings', '>all findings, with notes', note)
+    places = [page.index(text) for text in texts]
+    assert places == sorted(places)
 
 
 def check_headings(page):
@@ -126,132 +106,95 @@ def check_headings(page):
 
 
 def test_running_run_shows_its_progress(sweep):
-    systems = load_run_sets([sweep])
-    (study,) = make_studies(
-        [
-            changed(
-                systems[0],
-                status='running',
-                epochs_to_converge=None,
-                time_to_train_s=None,
-                age_s=200.0,
-            )
-        ]
-    )
-    assert {row[2].text for row in runs_table(study).rows} == {
-        'running, epoch 2, best 76.00 %, written 3 min ago'
-    }
+    facts = {'status': 'running', 'epochs_to_converge': None, 'time_to_train_s': None}
+    system = changed(load_set(sweep / '1x4'), age_s=200.0, **facts)
+    (study,) = make_studies([system])
+    for row in runs_table(study).rows:
+        assert row[2].text == 'running, epoch 2, best 76.00 %, written 3 min ago'
     assert texts_of(answer_table(study))['1x4']['converged'] == '0 / 5, 5 running'
     assert '0 / 5, 5 running' in Elements(page_of([study])).text
 
 
 def test_table_of_all_systems_precedes_the_studies(sweep, tmp_path):
     write_set(tmp_path / 'other/box', 5, target=0.749)
-    studies = studies_of(sweep, tmp_path)  # sorted by path
-    assert [
-        (n, row['organisation'], row['target'], row['study'])
-        for n, row in texts_of(overview_table(studies)).items()
-    ] == [
+    studies, single = studies_of(sweep, tmp_path), studies_of(sweep)
+    rows = texts_of(overview_table(studies)).items()  # sorted by path
+    assert [(n, row['organisation'], row['target'], row['study']) for n, row in rows] == [
         ('1x4', 'us', '75.90 %', 'sweep'),
         ('2x4', 'us', '75.90 %', 'sweep'),
         ('box', 'us', '74.90 %', 'other'),
     ]
-    page = page_of(studies)
+
+    def shown(found):
+        report = make_report(found)
+        return page_of(found), render_text(report), render_text(report, MARKDOWN)
+
+    page, text, markdown = shown(studies)
     check_headings(page)
     assert page.index('>All systems<') < page.index('id="study-1"')
-    assert re.search(r'<a href="#study-2">box</a>', page)
-    assert '\n\nAll systems\nsystem' in render_text(make_report(studies))
-    assert '\n\n### All systems\n\n| system' in render_text(make_report(studies), MARKDOWN)
-    single = studies_of(sweep)
-    assert overview_table(single) is None
-    assert 'All systems' not in page_of(single) + render_text(make_report(single)) + render_text(
-        make_report(single), MARKDOWN
-    )
+    assert '<a href="#study-2">box</a>' in page
+    assert '\n\nAll systems\nsystem' in text
+    assert '\n\n### All systems\n\n| system' in markdown
+    assert overview_table(single) is None and 'All systems' not in ''.join(shown(single))
 
 
 def test_page_begins_with_results_and_numbers_link_to_log_lines(sweep):
     page = page_of(studies_of(sweep), sweep, has_plots=True)
     check_headings(page)
-    text, elements = Elements(page).text, Elements(page).found
-    assert (
-        text.index('1x4 on 1, 2 nodes, 4 accelerators per node')
-        < text.index('Plots')
-        < text.index('1 of 5 runs did not converge')
-    )
+    found = Elements(page)
+    elements = found.found
+    texts = '1x4 on 1, 2 nodes, 4 accelerators per node', 'Plots', '1 of 5 runs did not converge'
+    places = [found.text.index(text) for text in texts]
+    assert places == sorted(places)
     shown = re.findall('<th scope="col" class="([^"]*)">', page.partition('</thead>')[0])
     assert ['minor' in c for c in shown] == [False, True, False, False, False, False] + [True] * 6
     ids = [a['id'] for _, a in elements if 'id' in a]
-    assert len(ids) == len(set(ids))
+    assert len(ids) == len({*ids})
     links = [a['href'] for tag, a in elements if tag == 'a']
-    assert all(href[1:] in ids for href in links if href.startswith('#'))
+    files = {f'{name}/result_{k}.txt' for name in ('1x4', '2x4') for k in range(5)}
+    assert {*links} <= files | {f'#{name}' for name in ids} and files <= {*links}
     assert sum(href.startswith('#source-') for href in links) > 60
-    assert {href for href in links if not href.startswith('#')} == {
-        f'{name}/result_{k}.txt' for name in ('1x4', '2x4') for k in range(5)
-    }
     assert page.count(' data-key="') > 20  # sort keys of numbers
-    policy = next(
-        a['content'] for _, a in elements if a.get('http-equiv') == 'Content-Security-Policy'
-    )
+    [policy] = [a['content'] for _, a in elements if a.get('http-equiv')]
     assert policy.startswith("default-src 'none'") and not [a for _, a in elements if 'src' in a]
-    quoted = re.search(
-        r'<a href="1x4/result_0.txt">1x4/result_0.txt</a>:(\d+) <code>(.*?)</code>', page
-    )
-    line = (sweep / '1x4/result_0.txt').read_text().splitlines()[int(quoted[1]) - 1]
-    assert quoted[2][:60] == line.replace('"', '&#34;')[:60]
+    path = '1x4/result_0.txt'
+    number, code = re.search(
+        f'<a href="{path}">{path}</a>:(\\d+) <code>(.*?)</code>', page
+    ).groups()
+    line = (sweep / path).read_text().splitlines()[int(number) - 1]
+    assert code[:60] == line.replace('"', '&#34;')[:60]
 
 
 def test_log_and_folder_cannot_inject_html(tmp_path):
-    write_set(
-        tmp_path / HOSTILE.replace('/', '_'),
-        1,
-        org=HOSTILE,
-        seed=HOSTILE,
-        dataset=HOSTILE,
-        optimizer={'opt_x': HOSTILE},
-        accuracies=(0.4, 0.5),
-    )
+    hostile = dict.fromkeys(('org', 'seed', 'dataset'), HOSTILE)
+    folder = tmp_path / HOSTILE.replace('/', '_')
+    write_set(folder, 1, optimizer={'opt_x': HOSTILE}, accuracies=(0.4, 0.5), **hostile)
     elements = Elements(page_of(studies_of(tmp_path), has_plots=True))
-    assert not {tag for tag, _ in elements.found} & {'link', 'img', 'iframe', 'object', 'source'}
-    assert sum(tag == 'script' for tag, _ in elements.found) == 1
+    tags = [tag for tag, _ in elements.found]
+    assert not {*tags} & {'link', 'img', 'iframe', 'object', 'source'} and tags.count('script') == 1
     assert not [k for _, a in elements.found for k in a if k.startswith('on')]
     assert '<script>alert(1)' in elements.text.replace('<_', '</')
 
 
 def test_file_names_do_not_come_from_logs_and_reports_are_reproducible(tmp_path):
     for nodes in (1, 2):
-        write_set(
-            tmp_path / f'logs/../logs/{nodes}$(y)',
-            2,
-            nodes=nodes,
-            epoch_s=9.0 / nodes,
-            platform='../../evil',
-            org='/etc/evil',
-        )
-    for name in ('a', 'b'):
-        call('report', tmp_path / 'logs', '--out', tmp_path / name)
-    files = {p.name: p.read_bytes() for p in (tmp_path / 'a').iterdir()}
-    assert set(files) == {
-        'report.html',
-        'report.json',
-        'report.csv',
-        'report.md',
-        'report_evaluations.csv',
-        LISTING,
-        *(f'{p}.{s}' for p in PICTURES if p != 'sweep_1x4' for s in ('svg', 'png')),
-    }
-    assert files == {p.name: p.read_bytes() for p in (tmp_path / 'b').iterdir()}
+        keys = {'epoch_s': 9.0 / nodes, 'platform': '../../evil', 'org': '/etc/evil'}
+        write_set(tmp_path / f'logs/{nodes}$(y)', 2, nodes=nodes, **keys)
+    a, b = (tmp_path / name for name in 'ab')
+    for out in (a, b):
+        call('report', tmp_path / 'logs', '--out', out)
+    files = {p.name: p.read_bytes() for p in a.iterdir()}
+    reports = 'report.html report.json report.csv report.md report_evaluations.csv'.split()
+    plots = {f'{p}.{s}' for p in PICTURES if p != 'sweep_1x4' for s in ('svg', 'png')}
+    assert {*files} == {*reports, LISTING, *plots}
+    assert files == {p.name: p.read_bytes() for p in b.iterdir()}
     assert sorted(p.name for p in tmp_path.iterdir()) == ['a', 'b', 'logs']
 
 
 def test_footer_names_the_source(sweep):
-    for studies, source in (
-        (studies_of(sweep), 'the logs named above'),
-        (
-            make_studies(sets_under(Path('published/v2.0/HPE'))),
-            'the packaged table of published sets',
-        ),
-    ):
-        assert f'from {source}.</p></footer>' in page_of(studies)
+    packaged = make_studies(sets_under(Path('published/v2.0/HPE')))
+    assert 'from the logs named above.</p></footer>' in page_of(studies_of(sweep))
+    assert 'from the packaged table of published sets.</p></footer>' in page_of(packaged)
 
 
 def test_unwritable_folder_is_an_error(sweep, tmp_path):
@@ -261,14 +204,11 @@ def test_unwritable_folder_is_an_error(sweep, tmp_path):
 
 
 def test_marks_in_plots_have_titles_with_values(sweep):
-    pictures = {p.name: render_svg(p) for p in draw_study(study_of(sweep))}
-    assert sorted(pictures) == PICTURES
     titles = {
-        name: [
-            t.text for t in ElementTree.fromstring(svg).iter('{http://www.w3.org/2000/svg}title')
-        ]
-        for name, svg in pictures.items()
+        p.name: re.findall('<title>(.*?)</title>', render_svg(p))
+        for p in draw_study(study_of(sweep))
     }
+    assert sorted(titles) == PICTURES
     assert '2x4/result_3.txt: 1.20 minutes, aborted' in titles['time_to_train']
     assert titles['sweep_1x4'] == [
         '1x4: 2.03 min',

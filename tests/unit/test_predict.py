@@ -82,28 +82,27 @@ def test_step_parts_match_hand_calculation(base, layout, link, parts):
     assert p.measured_share == approx(1 if is_all else parts[0] / p.step_s)
 
 
-def test_minutes_match_hand_calculation():
-    p = predict_layout(BASE, TWO, FAST, replace(COSTS, starts=((2, 7.0), (2, 3.0), (2, 1.0))))
-    # Evaluations after epochs 1, 3, ... and 9.
-    assert p.minutes == approx((9 * 100 * 0.0574 + 5 * (8.0 / 2 + EVALUATION_S) + 3.0) / 60)
+# Start times of sets by number of nodes.
+STARTS = ((64, 1.0),) * 15 + ((2, 9.0),) * 15
 
 
 @pytest.mark.parametrize(
     'nodes, starts, start_s',
     [
+        (2, ((2, 7.0), (2, 3.0), (2, 1.0)), 3.0),
         # from sets with similar numbers of nodes
-        (2, (*((64, 1.0),) * 15, *((2, 9.0),) * 15), 9.0),
-        (5, (*((64, 1.0),) * 15, *((2, 9.0),) * 15), 9.0),
-        (100, (*((64, 1.0),) * 15, *((2, 9.0),) * 15), 1.0),
+        (2, STARTS, 9.0),
+        (5, STARTS, 9.0),
+        (100, STARTS, 1.0),
         (2, ((2, -9.0),), 0.0),
+        (2, (), BASE.outside_s),
     ],
 )
-def test_start_is_that_of_several_nodes_and_never_negative(nodes, starts, start_s):
-    layout = replace(TWO, num_nodes=nodes)
-    found, without = (
-        predict_layout(BASE, layout, FAST, replace(COSTS, starts=s)).minutes for s in (starts, ())
-    )
-    assert 60 * (found - without) == approx(start_s - BASE.outside_s)
+def test_minutes_match_hand_calculation(nodes, starts, start_s):
+    p = predict_layout(BASE, replace(TWO, num_nodes=nodes), FAST, replace(COSTS, starts=starts))
+    # Evaluations after epochs 1, 3, ... and 9.
+    evaluations_s = 5 * (8.0 / nodes + EVALUATION_S)
+    assert 60 * p.minutes == approx(9 * 100 * p.step_s + evaluations_s + start_s)
 
 
 # efficiency in %, github.com/horovod/horovod/pull/542
@@ -126,17 +125,19 @@ def test_published_efficiency_of_horovod_over_tcp_is_reproduced(gpus, flat, hier
 
 def test_interval_is_that_of_the_knowledge_and_wider_for_unknown_ports_and_epochs():
     costs = replace(COSTS, errors={'two': 0.05, 'own': 0.1, 'other': 0.2})
+    spread = replace(TWO, epochs=Epochs(9, 8, 10, ''))
     own = predict_layout(BASE, TWO, FAST, costs)
-    minutes = own.minutes
-    assert own.interval == approx((minutes * math.exp(-0.1), minutes * math.exp(0.1)))
-    other = predict_layout(BASE, TWO, FAST, costs, 'other')
-    assert other.minutes == minutes and other.interval[1] == approx(minutes * math.exp(0.2))
+    for layout, knowledge, error in (
+        (TWO, 'own', 0.1),
+        (TWO, 'other', 0.2),
+        (spread, 'own', math.hypot(0.1, math.log(10 / 9))),
+    ):
+        p = predict_layout(BASE, layout, FAST, costs, knowledge)
+        assert p.minutes == own.minutes and p.interval[1] == approx(p.minutes * math.exp(error))
+    assert own.interval[0] == approx(own.minutes * math.exp(-0.1))
     unknown = predict_layout(BASE, TWO, replace(FAST, gbit_s=None), costs)
-    assert unknown.interval[1] / unknown.minutes > own.interval[1] / minutes
-    assert unknown.interval[0] / unknown.minutes < own.interval[0] / minutes
-    spread = predict_layout(BASE, replace(TWO, epochs=Epochs(9, 8, 10, '')), FAST, costs)
-    error = math.hypot(0.1, math.log(10 / 9))
-    assert spread.interval[1] == approx(minutes * math.exp(error))
+    low, high = (bound / unknown.minutes for bound in unknown.interval)
+    assert low < math.exp(-0.1) < math.exp(0.1) < high
 
 
 def test_measured_layout_has_the_spread_of_its_runs():
@@ -164,35 +165,30 @@ def test_unpredictable_layouts_are_refused(base, layout, message):
     assert message in p.refusal and p.minutes is None
 
 
-@pytest.mark.parametrize(
-    'accelerator, similar',
-    [
-        ('H200', 'H100'),
-        ('GH200', 'H100'),
-        ('B200', 'H100'),
-        ('L40', 'L40S'),
-        ('NVIDIA L4', 'L40S'),
-        ('A30', 'A100'),
-        ('NVIDIA RTX A5000', 'A100'),
-        ('T4', 'A100'),
-        ('V100S', 'V100'),
-        ('P100', 'V100'),
-        ('MI300X', ''),
-        ('', ''),
-    ],
-)
+# accelerators without sets on several nodes: those of H100, L40S, A100, V100, and of none
+SIMILAR = {
+    'H100': ('H200', 'GH200', 'B200'),
+    'L40S': ('L40', 'NVIDIA L4'),
+    'A100': ('A30', 'NVIDIA RTX A5000', 'T4'),
+    'V100': ('V100S', 'P100'),
+    '': ('MI300X', ''),
+}
+
+
+@pytest.mark.parametrize('similar', SIMILAR)
 def test_accelerator_without_sets_on_several_nodes_has_the_latency_of_the_nearest_generation(
-    accelerator, similar
+    similar,
 ):
     source, costs = load_source(['v4.0/NVIDIA/h200_ngc24.04_mxnet']), costs_without(None)
     layout = Layout(16, 8, source.base.layout.recipe, Epochs(35, 35, 35, ''))
-    p, known = (
+    known, *others = (
         predict_layout(replace(source.base, generation=name), layout, source.link, costs)
-        for name in (accelerator, 'H100')
+        for name in ('H100', *SIMILAR[similar])
     )
-    assert p.other_s == costs.latency_s.get(similar, costs.other_latency_s)
-    assert (p.knowledge, known.knowledge) == ('other', 'own')
-    assert known.interval[1] / known.minutes < p.interval[1] / p.minutes
+    for p in others:
+        assert p.other_s == costs.latency_s.get(similar, costs.other_latency_s)
+        assert (p.knowledge, known.knowledge) == ('other', 'own')
+        assert known.interval[1] / known.minutes < p.interval[1] / p.minutes
 
 
 DIGITS = Recipe(
@@ -225,11 +221,7 @@ def source_of(*sets, link=LINK):
     return Source(base_of(sets[0]), link, sets)
 
 
-def answer_of(source, *splits, is_weak=False, is_strong=False, **options):
-    if is_weak:
-        options['local_batch_size'] = source.base.local_batch_size
-    if is_strong:
-        options['global_batch_size'] = source.base.global_batch_size
+def answer_of(source, *splits, **options):
     return predict_layouts(PredictionRequest(splits, **options), source)
 
 
@@ -241,37 +233,44 @@ def test_recipe_of_other_data_comes_only_from_the_source_batch():
     epochs = find_recipe(source_of(known(epochs=(3, 4, None))), 64, None, None)[1]
     assert epochs == Epochs(3.5, 3, 4, '3 to 4, measured in 2 runs of 1x2')
     source = source_of(known(), known(2, 128, epochs=(5,)), known(4, 256, epochs=(None,)))
-    assert find_recipe(source, 64, None, None)[1].mean == 3.5
-    assert find_recipe(source, 128, 'sgd', 0.75)[1].mean == 5
-    for wanted in ((256, None, None), (512, None, None), (64, 'lars', None), (64, None, 0.9)):
-        recipe, epochs = find_recipe(source, *wanted)
-        assert epochs is recipe.last_eval_epoch is None, wanted
-        assert recipe.global_batch_size == wanted[0]
+    for batch, optimizer, target, mean in (
+        (64, None, None, 3.5),
+        (128, 'sgd', 0.75, 5),
+        (256, None, None, None),
+        (512, None, None, None),
+        (64, 'lars', None, None),
+        (64, None, 0.9, None),
+    ):
+        recipe, epochs = find_recipe(source, batch, optimizer, target)
+        assert recipe.global_batch_size == batch and (epochs and epochs.mean) == mean
+        assert (recipe.last_eval_epoch is None) == (mean is None)
 
 
 def test_base_is_predicted_as_measured_and_layout_without_a_recipe_has_only_a_step():
-    row, other = answer_of(source_of(known()), (1, 2), (2, 2), is_weak=True).rows
+    row, other = answer_of(source_of(known()), (1, 2), (2, 2), local_batch_size=32).rows
     assert (row.step_s, row.measured_step_s, row.hardware_efficiency) == approx((0.1, 0.1, 1))
-    assert row.measured_minutes == approx(70 / 60)
-    assert row.minutes == approx((3.5 * 100 * 0.1 + 3.5 + 2) / 60)
-    assert row.node_hours == approx(row.minutes / 60)
+    minutes = (3.5 * 100 * 0.1 + 3.5 + 2) / 60
+    assert (row.measured_minutes, row.minutes, row.node_hours) == approx(
+        (70 / 60, minutes, minutes / 60)
+    )
     assert other.exchange_s == approx(2 * 3 / 4 * 0.008) and other.doubts
     assert other.minutes is other.node_hours is other.speedup is other.efficiency is None
     assert other.hardware_efficiency == approx(0.1 / other.step_s)
-    [row] = answer_of(source_of(known()), (2, 2), is_strong=True).rows
+    [row] = answer_of(source_of(known()), (2, 2), global_batch_size=64).rows
     assert row.minutes and row.compute_s == approx(0.05)
 
 
-def answer_with_times(*minutes, nodes=(1, 2, 4, 8, 16)):
+def answer_with_times(*minutes):
+    """Return an answer with the minutes on 1, 2, 4, ... nodes."""
     rows = tuple(
         Prediction(
-            Layout(n, 2, RECIPE, Epochs(9, 9, 9, '')),
+            Layout(2**k, 2, RECIPE, TWO.epochs),
             step_s=0.1,
             minutes=m,
             interval=m and (m, m),
-            node_hours=m and n * m / 60,
+            node_hours=m and 2**k * m / 60,
         )
-        for n, m in zip(nodes, minutes)
+        for k, m in enumerate(minutes)
     )
     return Predictions(PredictionRequest(()), source_of(known()), Costs(), rows)
 
@@ -290,13 +289,12 @@ def test_knee_is_last_layout_that_saves_more_time_than_it_costs_but_not_at_the_e
 
 
 def test_answer_is_in_the_first_lines():
-    end = 'min ({}) at batch 400, 9 epochs,'
-    assert sentences(answer_with_times(100.0, 52.0, 28.0, 22.0, None)) == [
-        # a layout without minutes may be faster
-        f'Fastest predicted layout: 8x2, 22.00 {end} 2.93 node-hours'.format('22.00 to 22.00'),
-        f'Cheapest predicted layout: 1x2, 100.00 {end} 1.67 node-hours'.format('100.00 to 100.00'),
-        f'Knee predicted layout: 4x2, 28.00 {end} 1.87 node-hours'.format('28.00 to 28.00'),
-    ]
+    fastest, cheapest, knee = sentences(answer_with_times(100.0, 52.0, 28.0, 22.0, None))
+    # a layout without minutes may be faster
+    end = 'min (22.00 to 22.00) at batch 400, 9 epochs, 2.93 node-hours'
+    assert fastest == f'Fastest predicted layout: 8x2, 22.00 {end}'
+    assert cheapest.startswith('Cheapest predicted layout: 1x2, 100.00 min')
+    assert knee.startswith('Knee predicted layout: 4x2, 28.00 min')
     assert sentences(answer_with_times(2.0, 1.0))[0].startswith('Fastest: 2x2, 1.00 min')
     assert sentences(answer_with_times(None)) == ['1x2, 100.0 ms per step, minutes unknown']
 
@@ -326,27 +324,24 @@ def test_batch_with_the_least_time_is_chosen(rows, batch):
 
 def test_batches_to_choose_from_are_multiples_that_fit_the_accelerator():
     # 408 images per accelerator; the most on such accelerators in any published set
-    found = find_batches(source_of(A100), 128, None, 0.759)
-    assert {3328, 4096, 8192, 13_056, 34_560} <= set(found) and not {3264, 4080, 8064} & set(found)
+    found = {*find_batches(source_of(A100), 128, None, 0.759)}
+    assert {3328, 4096, 8192, 13_056, 34_560} <= found and not {3264, 4080, 8064} & found
     assert all(b % 128 == 0 and b <= 408 * 128 for b in found)
     assert max(find_batches(source_of(A100), 8, None, 0.759)) == 3264
     digits = source_of(known(), known(2, 128), known(4, 512))
-    found = {n: find_batches(digits, n, None, None) for n in (2, 4, 8, 6)}
-    assert found == {2: [64, 64, 128], 4: [64, 128, 128], 8: [64, 128, 256, 512], 6: [192]}
+    expected = {2: [64, 64, 128], 4: [64, 128, 128], 8: [64, 128, 256, 512], 6: [192]}
+    assert {n: find_batches(digits, n, None, None) for n in expected} == expected
 
 
 def test_without_a_link_only_several_nodes_are_refused(tmp_path):
-    measured, other = answer_of(source_of(known(2, 128), link=UNKNOWN), (2, 2), (4, 2)).rows
-    assert measured.step_s == approx(0.1) and other.refusal.startswith('interconnect unknown')
+    measured, _ = answer_of(source_of(known(2, 128), link=UNKNOWN), (2, 2), (4, 2)).rows
+    assert measured.step_s == approx(0.1)
     found = answer_of(source_of(known(), link=UNKNOWN), (1, 2), (2, 2), (2, 3))
     report = prediction_answer(found).data
     one, two, _ = report['predictions']
-    assert report['link']['gbit_s'] is report['validation'] is None
-    assert (one['name'], one['refusal'], one['measured_minutes']) == ('1x2', None, 70 / 60)
-    assert one['layout']['epochs']['mean'] == 3.5 and one['step_s'] == approx(0.1)
-    assert one['layout']['recipe']['base_lr'] == 0.02 and one['minutes']
-    assert two['minutes'] is two['step_s'] is None
-    assert two['refusal'].startswith('interconnect unknown; pass --link-gbit-s or a bench')
+    assert report['link']['gbit_s'] is report['validation'] is one['refusal'] is None
+    assert one['minutes'] and two['minutes'] is two['step_s'] is None
+    assert two['refusal'].startswith('interconnect unknown; pass --link-gbit-s')
     assert (report['fastest'], report['cheapest'], report['knee']) == ('1x2', '1x2', None)
     refused = prediction_answer(replace(found, rows=found.rows[1:]))
     assert refused.exit_code == 1
@@ -362,13 +357,13 @@ def titles_of(found):
 
 def test_plot_shows_measured_and_predicted_values():
     source = source_of(known(), known(2, 128), known(64, 4096))
-    titles = titles_of(answer_of(source, (1, 2), (2, 2), (4, 2), is_weak=True))
+    titles = titles_of(answer_of(source, (1, 2), (2, 2), (4, 2), local_batch_size=32))
     assert '2x2: 0.36 minutes predicted, 80 % interval 0.29 to 0.44' in titles
     assert '2x2: 1.17 minutes measured' in titles
     # 4x2 has no minutes, 64x2 is not predicted
     assert not any(t.startswith(('4x2', '64x2')) for t in titles)
-    titles = titles_of(answer_of(source_of(known()), (2, 2), (4, 2), is_weak=True))
-    assert {'2x2: 102.48 ms per step predicted', '4x2: 104.96 ms per step predicted'} <= set(titles)
+    titles = titles_of(answer_of(source_of(known()), (2, 2), (4, 2), local_batch_size=32))
+    assert {'2x2: 102.48 ms per step predicted', '4x2: 104.96 ms per step predicted'} <= {*titles}
 
 
 SMALL = {
@@ -384,14 +379,6 @@ SMALL = {
 }
 
 
-def predicted(*words):
-    """Return the JSON of predict, and its predictions by layout."""
-    done = call('predict', *words, '--format', 'json')
-    assert done.returncode == 0, done.stderr
-    shown = json.loads(done.stdout)
-    return shown, {p['name']: p for p in shown['predictions']}
-
-
 def test_layouts_are_ranked_by_measured_times(tmp_path):
     """The model takes two nodes for faster than one, but they were measured at another batch, and
     are slower."""
@@ -403,9 +390,8 @@ def test_layouts_are_ranked_by_measured_times(tmp_path):
     assert two.minutes < one.minutes < two.best_measured_minutes
     assert (two.measured_minutes, two.best_measured_batch_size) == (None, 200)
     assert (answer.best['fastest'], answer.best['cheapest']) == (four, one)
-    fewer = replace(answer, rows=(one, two))
-    assert fewer.best['fastest'] is one
-    assert sentences(fewer)[0].startswith('Fastest: 1x1, measured 0.70 min')
+    fewer = sentences(replace(answer, rows=(one, two)))
+    assert fewer[0].startswith('Fastest: 1x1, measured 0.70 min')
 
 
 @pytest.mark.parametrize('first_s', [1.0, 5.0, 9.9, 10.0, 30.0])
@@ -428,9 +414,9 @@ def test_no_part_of_a_run_is_negative(tmp_path, first_s):
 
 
 def test_fewer_epochs_may_make_nodes_more_than_proportionally_faster(tmp_path):
-    keys = SMALL | {'accuracies': (0.1, 0.2, 0.3, 0.4, 0.5, 0.72)}
-    write_set(tmp_path / 'one', ranks=1, batch=100, **keys)
-    write_set(tmp_path / 'two', ranks=2, nodes=2, batch=200, **SMALL | {'accuracies': (0.1, 0.72)})
+    for nodes, curve in ((1, (0.1, 0.2, 0.3, 0.4, 0.5, 0.72)), (2, (0.1, 0.72))):
+        keys = SMALL | {'accuracies': curve, 'batch': 100 * nodes}
+        write_set(tmp_path / f'{nodes}', ranks=nodes, nodes=nodes, **keys)
     source = load_source([str(tmp_path)], gbit_s=1000.0)
     _, row = answer_of(source, (1, 1), (2, 1), global_batch_size=200).rows
     assert row.efficiency > 1 and not [d for d in row.doubts if 'proportional' in d]
@@ -438,14 +424,11 @@ def test_fewer_epochs_may_make_nodes_more_than_proportionally_faster(tmp_path):
 
 def test_resumed_runs_are_named_in_the_first_lines(tmp_path):
     log = write_set(tmp_path / 'run', ranks=2, batch=100, **SMALL) / 'result_0.txt'
-    lines = log.read_text().splitlines()
-    stop = next(k for k, line in enumerate(lines) if re.search('"epoch_start".*num": 3', line))
-    lines.insert(stop, mllog('run_resumed', 21, 20, epoch_num=3, clock_s=21.0, submittable=False))
-    log.write_text('\n'.join(lines) + '\n')
-    shown, _ = predicted(log.parent, '--layouts', '1')
-    assert shown['notes'][0].startswith('Resumed runs: run;')
-    text = call('predict', log.parent, '--layouts', '1').stdout
-    assert text.splitlines()[1] == shown['notes'][0]
+    before, later = re.split('(?=.*"epoch_start".*num": 3)', log.read_text(), maxsplit=1)
+    resume = mllog('run_resumed', 21, 20, epoch_num=3, clock_s=21.0, submittable=False)
+    log.write_text(f'{before}{resume}\n{later}')
+    lines = call('predict', log.parent, '--layouts', '1').stdout.splitlines()
+    assert lines[1].startswith('Resumed runs: run;')
 
 
 @pytest.mark.filterwarnings('error')

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from helpers import HISTORY, PUBLISHED, ROOT, call
 from lines import write_set
+from pytest import approx
 
 from mlperf_rn50.analysis.predict.anchors import base_of
 from mlperf_rn50.analysis.sets.load import load_run_sets
@@ -38,68 +39,50 @@ V07 = {
     'sgd_opt_momentum': 0.9,
 }
 CURVE = ((4, 0.3), (8, 0.5), (12, 0.76))
-LOGGED = {
-    'sgd_opt_base_learning_rate': 0.6,
-    'opt_learning_rate_warmup_epochs': 5,
-    'sgd_opt_weight_decay': 1e-4,
-    'sgd_opt_learning_rate_decay_steps': 42,
-    'sgd_opt_momentum': 0.9,
-}
 
 
 def recipe(optimizer, batch=1664, curves=(CURVE,)):
     return make_recipe(optimizer, batch, IMAGENET_TRAIN, 0.759, curves)
 
 
-def test_end_of_a_schedule_is_in_epochs_or_in_steps_after_the_warm_up():
-    assert recipe(V07).decay_epochs == 42
-    # 769.9 steps are an epoch
-    for steps, epochs in ((51_657, 51_657 / 770 + 5), (200, 200), (201, 201 / 770 + 5)):
-        end = recipe({**V06, 'lars_opt_learning_rate_decay_steps': steps}).decay_epochs
-        assert end == pytest.approx(epochs, abs=0.01)
-    assert recipe({'opt_name': 'sgd'}).decay_epochs is None
-    # implausibly long
-    assert recipe({**V07, 'sgd_opt_learning_rate_decay_steps': 1e9}).decay_epochs is None
+@pytest.mark.parametrize(
+    'logged, steps, epochs',
+    [
+        (V07, 42, 42),
+        (V07, 1e9, None),  # implausibly long
+        # 769.9 steps are an epoch
+        (V06, 51_657, 51_657 / 770 + 5),
+        (V06, 200, 200),
+        (V06, 201, 201 / 770 + 5),
+        ({'opt_name': 'sgd'}, None, None),
+    ],
+)
+def test_end_of_a_schedule_is_in_epochs_or_in_steps_after_the_warm_up(logged, steps, epochs):
+    key = f'{logged["opt_name"]}_opt_learning_rate_decay_steps'
+    end = recipe(logged | {key: steps}).decay_epochs
+    assert end == (epochs and approx(epochs, abs=0.01))
     # For data other than ImageNet the value is in steps; an epoch of digits has 12 steps of batch
     # 128.
-    assert (
-        make_recipe(
-            V07 | {'sgd_opt_learning_rate_decay_steps': 132}, 128, 1437, None, []
-        ).decay_epochs
-        == 11 + 5
-    )
+    digits = make_recipe(logged | {key: 132}, 128, 1437, None, [])
+    assert digits.decay_epochs == 11 + (digits.warmup_epochs or 0)
 
 
 def test_recipe_uses_the_keys_of_the_optimizer():
     r = recipe({**V06, 'sgd_opt_base_learning_rate': 9, 'opt_momentum': 0.8})
-    assert (
-        r.opt_name,
-        r.base_lr,
-        r.warmup_epochs,
-        r.decay,
-        r.end_lr,
-        r.weight_decay,
-        r.momentum,
-    ) == ('lars', 5, 5, 'poly', 1e-4, 2e-4, 0.8)
-    r = recipe(
-        {
-            'opt_name': 'sgd',
-            'opt_learning_rate': 0.6,
-            'model_l2_regularization': 1e-4,
-            'opt_learning_rate_decay_boundary_epochs': [30, 60, 80],
-            'label_smoothing': 0.1,
-        }
-    )
-    assert (r.base_lr, r.decay, r.step_epochs, r.weight_decay, r.label_smoothing) == (
-        0.6,
-        'step',
-        (30.0, 60.0, 80.0),
-        1e-4,
-        0.1,
-    )
-    assert recipe({}) == Recipe(
-        None, 1664, target_accuracy=0.759, eval_period=4, first_eval_epoch=4
-    )
+    assert (r.opt_name, r.base_lr, r.warmup_epochs, r.decay) == ('lars', 5, 5, 'poly')
+    assert (r.end_lr, r.weight_decay, r.momentum) == (1e-4, 2e-4, 0.8)
+    steps = {
+        'opt_name': 'sgd',
+        'opt_learning_rate': 0.6,
+        'model_l2_regularization': 1e-4,
+        'opt_learning_rate_decay_boundary_epochs': [30, 60, 80],
+        'label_smoothing': 0.1,
+    }
+    found = Recipe('sgd', 1664, 0.6, decay='step', step_epochs=(30.0, 60.0, 80.0))
+    empty = recipe({})
+    assert empty == Recipe(None, 1664, target_accuracy=0.759, eval_period=4, first_eval_epoch=4)
+    keys = {f.name: v for f in fields(Recipe) if (v := getattr(found, f.name)) is not None}
+    assert recipe(steps) == replace(empty, **keys, weight_decay=1e-4, label_smoothing=0.1)
 
 
 def test_grid_is_the_most_frequent_gap_and_the_first_epoch():
@@ -121,12 +104,8 @@ def test_grid_is_the_most_frequent_gap_and_the_first_epoch():
     ],
 )
 def test_last_evaluation_within_a_schedule(end, first, period, last):
-    assert (
-        Recipe(
-            'sgd', 1, decay_epochs=end, first_eval_epoch=first, eval_period=period
-        ).last_eval_epoch
-        == last
-    )
+    r = Recipe('sgd', 1, decay_epochs=end, first_eval_epoch=first, eval_period=period)
+    assert r.last_eval_epoch == last
 
 
 def test_times_of_a_set_are_means_of_its_runs():
@@ -140,91 +119,72 @@ def test_known_set_has_recipe_and_curves(tmp_path):
         tmp_path / 'box',
         accuracies=(0.5, 0.7, 0.76),
         batch=1664,
-        optimizer=LOGGED,
+        optimizer=V07,
         target=0.759,
         period=4,
         ranks=8,
         epoch_s=lambda k: 10.0 + k,
     )
     [known] = load_run_sets([tmp_path])
-    assert known.recipe == replace(recipe(V07), base_lr=0.6, weight_decay=1e-4, poly_power=None)
-    assert list(known.epochs) == [12] * 5
-    assert known.runs[0].curve == ((4, 0.5), (8, 0.7), (12, 0.76)) and known.is_imagenet
-    assert known.times.evaluation_s == pytest.approx(1)
-    assert known.times.epoch_s == pytest.approx(12)  # the mean of the middle three, like the score
-    assert known.times.outside_s == pytest.approx(0)
-    assert known.step_s == pytest.approx(12 * 1664 / IMAGENET_TRAIN)
-    assert known.num_units == 8 and known.unlogged == {}
+    assert known.recipe == recipe(V07) and known.is_imagenet and known.unlogged == {}
+    assert (*known.epochs, known.num_units) == (12,) * 5 + (8,)
+    assert known.runs[0].curve == ((4, 0.5), (8, 0.7), (12, 0.76))
+    times = known.times  # the mean of the middle three, like the score
+    assert (times.epoch_s, times.evaluation_s, times.outside_s) == approx((12, 1, 0))
+    assert known.step_s == approx(12 * 1664 / IMAGENET_TRAIN)
 
 
 def test_published_table_is_complete():
-    sets = load_published()
-    folders = [str(f).casefold() for s in load_table() for f in s.folders]
-    assert len(load_table()) == 318 and len(set(folders)) == len(folders) == 361
+    sets, table = load_published(), load_table()
+    folders = [str(f).casefold() for s in table for f in s.folders]
+    assert len(sets) == 228 and len(table) == 318 and len({*folders}) == len(folders) == 361
     assert {s.division for s in sets} == {'closed'} < {s.division for s in load_published('open')}
-    assert (
-        not any(s.is_duplicate or s.refusal or 'tpu' in s.name for s in sets) and len(sets) == 228
-    )
-    assert not any(s.is_duplicate or s.parts_text for s in load_table())
+    assert not any(s.is_duplicate or s.parts_text for s in table)
+    assert not any(s.refusal or 'tpu' in s.name for s in sets)
     for s in sets:
         base = base_of(s)
         assert base and base.num_units % base.num_nodes == 0, s.name
         unknown = {f.name for f in fields(Recipe) if getattr(s.recipe, f.name) is None}
-        ends = (
-            {'decay_epochs', 'end_lr', 'poly_power'}
-            if s.recipe.decay == 'step'
-            else {'step_epochs'}
-        )
-        known_by_kind = {'nesterov'} if s.recipe.opt_name == 'lars' else set()
-        assert (
-            unknown - known_by_kind - ({'decay_epochs'} if s.org == 'Intel' else set()) == ends
-        ), s.name
-        assert not set(s.unlogged) & {'base_lr', 'weight_decay', 'opt_name'}
-        assert s.converged, s.name
-        assert all(
-            r.epochs_to_converge == (r.curve[-1][0] if r.status == 'converged' else None)
-            for r in s.runs
-        ), s.name
-        assert all(
-            ((r.final_accuracy or 0) >= s.recipe.target_accuracy) == (r.status == 'converged')
-            for r in s.runs
-        ), s.name
+        is_step = s.recipe.decay == 'step'
+        ends = {'decay_epochs', 'end_lr', 'poly_power'} if is_step else {'step_epochs'}
+        optional = {'nesterov'} if s.recipe.opt_name == 'lars' else set()
+        optional |= {'decay_epochs'} if s.org == 'Intel' else set()
+        assert unknown - optional == ends - optional, s.name
+        assert not {*s.unlogged} & {'base_lr', 'weight_decay', 'opt_name'}
+        for r in s.runs:
+            is_good = (r.final_accuracy or 0) >= s.recipe.target_accuracy
+            assert is_good == (r.status == 'converged'), s.name
+            assert r.epochs_to_converge == (r.curve[-1][0] if is_good else None), s.name
         assert 0 < s.times.evaluation_s < s.time_s and 0 < s.times.epoch_s * s.epochs[0] <= s.time_s
 
 
-def test_set_of_several_rounds_is_one(tmp_path):
+def test_set_of_several_rounds_is_one():
     """No two sets have the same times of runs; each is found under the names of all its
     submissions."""
     times = [tuple(r.time_to_train_s for r in s.runs) for s in load_table()]
-    assert len(set(times)) == len(times)
-    name = 'Dell/2xXE8545x4A100-SXM-40GB'
-    found = {
-        s
-        for round_ in ('v2.0', 'v2.1', 'v3.0')
-        for s in sets_under(Path('published', round_, name))
+    assert len({*times}) == len(times)
+    name, rounds = 'Dell/2xXE8545x4A100-SXM-40GB', ('v2.0', 'v2.1', 'v3.0')
+    [run_set] = {s for r in rounds for s in sets_under(Path('published', r, name))}
+    assert run_set.rounds == rounds
+    outputs = {
+        call('predict', f'{r}/{name}', '--layouts', '2', '--format', 'json').stdout for r in rounds
     }
-    assert [s.rounds for s in found] == [('v2.0', 'v2.1', 'v3.0')]
-    predicted, again = (
-        call('predict', f'{round_}/{name}', '--layouts', '2', '--format', 'json').stdout
-        for round_ in ('v2.0', 'v3.0')
-    )
-    assert predicted == again and json.loads(again)['source']['source'] == 'published v2.0'
+    [predicted] = outputs
+    assert json.loads(predicted)['source']['source'] == 'published v2.0'
     entries = json.loads(make_published.FILE.read_text(encoding='utf-8'))['sets']
     # Logs of later rounds alone, read again, do not add an entry.
-    [run_set] = found
     assert make_published.make_table(run_set.later, entries) == entries
 
 
 def test_report_shows_published_sets_without_logs(tmp_path, monkeypatch):
+    v20 = sets_under(Path('published/v2.0'))
+    assert v20 and v20 == sets_under(Path('published/2.0'))
     assert {s.org for s in sets_under(Path('published/v2.0/Dell'))} == {'Dell'}
-    assert sets_under(Path('published')) and sets_under(Path('published/2.0')) == sets_under(
-        Path('published/v2.0')
-    )
     shown = call('report', 'published/v0.6/NVIDIA', '--format', 'json')
-    assert shown.returncode == 0, shown.stderr
     systems = {s['system']: s for s in json.loads(shown.stdout)['systems']}
-    assert systems['dgx1_ngc19.05_mxnet']['score_minutes'] == pytest.approx(115.22, abs=0.01)
-    assert systems['dgx1_ngc19.05_mxnet']['images_per_s'] == pytest.approx(11_232, abs=2)
+    dgx1 = systems['dgx1_ngc19.05_mxnet']
+    assert dgx1['score_minutes'] == approx(115.22, abs=0.01)
+    assert dgx1['images_per_s'] == approx(11_232, abs=2)
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'published').mkdir()  # a folder of this name takes precedence
     assert not sets_under(Path('published'))
@@ -234,43 +194,35 @@ def test_report_shows_published_sets_without_logs(tmp_path, monkeypatch):
 def test_published_table_matches_the_logs():
     known = load_run_sets([PUBLISHED / 'v0.5', PUBLISHED / 'v0.6', PUBLISHED / 'v0.7'])
     assert len(known) == 6
-    for logged in known:
-        [table] = [s for s in load_published() if (s.round, s.name) == (logged.round, logged.name)]
-        for f in fields(Recipe):
-            if f.name not in table.unlogged and getattr(logged.recipe, f.name) is not None:
-                assert getattr(table.recipe, f.name) == pytest.approx(
-                    getattr(logged.recipe, f.name)
-                ), f.name
-        for name in (
-            'num_nodes',
-            'num_accelerators',
-            'num_units',
-            'other_dataset',
-            'train_samples',
-        ):
-            assert getattr(table, name) == getattr(logged, name), name
-        assert [(r.status, r.epochs_to_converge, [e for e, _ in r.curve]) for r in table.runs] == [
-            (r.status, r.epochs_to_converge, [e for e, _ in r.curve]) for r in logged.runs
-        ], logged.name
-        times = [[r.time_to_train_s for r in s.runs] for s in (table, logged)]
-        assert times[0] == pytest.approx(times[1], rel=1e-3)
-        assert table.time_s == pytest.approx(logged.time_s, rel=1e-3)
-        assert table.times.epoch_s == pytest.approx(logged.times.epoch_s, rel=0.05)
+
+    def facts_of(s, names):
+        counts = s.num_nodes, s.num_accelerators, s.num_units, s.other_dataset, s.train_samples
+        runs = [(r.status, r.epochs_to_converge, [e for e, _ in r.curve]) for r in s.runs]
+        recipe = {
+            name: approx(v) if isinstance(v := getattr(s.recipe, name), float) else v
+            for name in names
+        }
+        return counts, runs, recipe
+
+    def times_of(s):
+        return [s.time_s, *(r.time_to_train_s for r in s.runs)]
+
+    for s in known:
+        [table] = [x for x in load_published() if (x.round, x.name) == (s.round, s.name)]
+        logged = {f.name for f in fields(Recipe) if getattr(s.recipe, f.name) is not None}
+        names = logged - {*table.unlogged}
+        assert facts_of(table, names) == facts_of(s, names), s.name
+        assert times_of(table) == approx(times_of(s), rel=1e-3)
+        assert table.times.epoch_s == approx(s.times.epoch_s, rel=0.05)
 
 
 def test_pods_have_no_nodes_and_no_cost_in_sentences():
-    pods = [s for s in load_table() if s.stated_nodes != s.num_nodes]
-    assert {(s.org, s.name) for s in pods} >= {
-        ('Google', 'tpu-v3-2048'),
-        ('Google', 'tpu-v4-512-TF'),
-        ('Graphcore', 'ipu-pod64-TF1'),
-    }
-    assert all(s.num_nodes is None and s.node_hours is None for s in pods)
+    pods = {s.name: s for s in load_table() if s.stated_nodes != s.num_nodes}
+    assert {*pods} >= {'tpu-v3-2048', 'tpu-v4-512-TF', 'ipu-pod64-TF1'}
+    assert all(s.num_nodes is s.node_hours is None for s in pods.values())
     done = call('report', 'published', '--price-per-node-hour', 20)
     (sentence,) = re.findall('- At 20 per node-hour.*', done.stdout)
-    assert (
-        'costs least on v4.0/NVIDIA/h200_ngc24.04_mxnet, 4.01 (1 node of 8 accelerators' in sentence
-    )
+    assert 'least on v4.0/NVIDIA/h200_ngc24.04_mxnet, 4.01 (1 node of 8' in sentence
 
 
 def test_systems_on_a_number_of_nodes_have_a_row_each():
@@ -282,15 +234,12 @@ def test_systems_on_a_number_of_nodes_have_a_row_each():
 
 @pytest.mark.needs_history
 def test_published_table_agrees_with_another_reader():
-    known = {
-        tuple(name.casefold() for name in f.parts[1:]): s for s in load_table() for f in s.folders
-    }
+    known = {tuple(n.casefold() for n in f.parts[1:]): s for s in load_table() for f in s.folders}
     with (HISTORY / 'truth.csv').open(encoding='utf-8') as file:
         # has one run twice
         rows = [row for row in csv.DictReader(file) if row['system'] != 'SYS-420GP-TNAR+']
+    assert len(rows) > 330
     for row in rows:
         run_set = known[row['round'], row['org'].casefold(), row['system'].casefold()]
-        assert (run_set.score_minutes or 0.0) == pytest.approx(
-            float(row['score_minutes'] or 0.0), abs=0.0101
-        ), row
-    assert len(rows) > 330
+        score = float(row['score_minutes'] or 0.0)
+        assert (run_set.score_minutes or 0.0) == approx(score, abs=0.0101), row

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from helpers import ROOT
 from made_systems import made_set
+from pytest import approx
 
 from mlperf_rn50.analysis.recipe.band import band, band_at, standing_of, target_epochs
 from mlperf_rn50.analysis.recipe.reference import (
@@ -47,56 +48,61 @@ def reference(*curves, recipe=RECIPE, **keys):
 
 
 @pytest.mark.parametrize(
-    'change, how',
+    'key, value, how',
     [
-        ({}, 'same'),
-        ({'global_batch_size': 1632}, 'same'),
-        ({'global_batch_size': 2064}, 'like'),
-        ({'global_batch_size': 3328, 'base_lr': 14.8}, None),
-        ({'base_lr': 7.5}, 'like'),
-        ({'base_lr': 1.5}, None),
-        ({'base_lr': None}, None),
-        ({'opt_name': 'sgd'}, None),
-        ({'decay': 'cosine'}, None),
-        ({'decay': None}, 'same'),
-        ({'decay_epochs': 40.4}, 'same'),
-        ({'decay_epochs': 42.0}, 'like'),
-        ({'decay_epochs': 60.0}, None),
-        ({'decay_epochs': None}, 'same'),
-        ({'weight_decay': 5e-5}, 'like'),
-        ({'weight_decay': None}, 'same'),
+        ('global_batch_size', 1664, 'same'),
+        ('global_batch_size', 1632, 'same'),
+        ('global_batch_size', 2064, 'like'),
+        ('global_batch_size', 3328, None),
+        ('base_lr', 7.5, 'like'),
+        ('base_lr', 1.5, None),
+        ('base_lr', None, None),
+        ('opt_name', 'sgd', None),
+        ('decay', 'cosine', None),
+        ('decay', None, 'same'),
+        ('decay_epochs', 40.4, 'same'),
+        ('decay_epochs', 42.0, 'like'),
+        ('decay_epochs', 60.0, None),
+        ('decay_epochs', None, 'same'),
+        ('weight_decay', 5e-5, 'like'),
+        ('weight_decay', None, 'same'),
     ],
 )
-def test_same_recipe_precedes_a_similar_one(change, how):
-    other = replace(RECIPE, **change)
+def test_same_recipe_precedes_a_similar_one(key, value, how):
+    other = replace(RECIPE, **{key: value})
     assert has_same_recipe(RECIPE, other) is has_same_recipe(other, RECIPE) is (how == 'same')
     # similar to 40 and 42
     nearly = known(CURVE, recipe=replace(RECIPE, decay_epochs=43.0), name='like')
     references = find_published(RECIPE, [nearly, known(CURVE, recipe=other, name='other')])
     expected = {'same': ['other'], 'like': ['like', 'other'], None: ['like']}
     assert (references.how, [s.name for s in references.sets]) == (how or 'like', expected[how])
+
+
+def test_recipes_without_an_optimizer_or_with_other_drops_are_not_the_same():
     assert not has_same_recipe(replace(RECIPE, opt_name=None), replace(RECIPE, opt_name=None))
     assert not has_same_recipe(STEPS, replace(STEPS, step_epochs=(30.0, 80.0)))
 
 
-def test_band_is_the_mean_and_three_spreads_of_one_more_run():
-    middle = band_at(reference(shifted(-0.01), CURVE, shifted(0.01)), 20)
-    assert (middle.point, middle.mean, len(middle.values)) == (0.5, pytest.approx(0.6), 3)
-    reach = 3 * 0.01 * (1 + 1 / 3) ** 0.5
-    assert (middle.low, middle.high) == (pytest.approx(0.6 - reach), pytest.approx(0.6 + reach))
-    # the spread is at least the published or the random spread
-    for spread, keys in (
-        (0.02, {'spreads': {5: 0.02}}),
-        ((0.6 * 0.4 / 400) ** 0.5, {'eval_samples': 400}),
-    ):
-        low = band_at(reference(*[CURVE] * 4, **keys), 20).low
-        assert low == pytest.approx(0.6 - 3 * spread * 1.25**0.5)
+@pytest.mark.parametrize(
+    'curves, keys, spread',
+    [
+        ((shifted(-0.01), CURVE, shifted(0.01)), {}, 0.01),
+        # the spread is at least the published or the random spread
+        ((CURVE,) * 3, {'spreads': {5: 0.02}}, 0.02),
+        ((CURVE,) * 3, {'eval_samples': 400}, (0.6 * 0.4 / 400) ** 0.5),
+    ],
+)
+def test_band_is_the_mean_and_three_spreads_of_one_more_run(curves, keys, spread):
+    middle = band_at(reference(*curves, **keys), 20)
+    assert (middle.point, len(middle.values)) == (0.5, 3)
+    reach = 3 * spread * (1 + 1 / 3) ** 0.5
+    assert (middle.low, middle.mean, middle.high) == approx((0.6 - reach, 0.6, 0.6 + reach))
 
 
 def test_reference_is_interpolated_between_evaluations_unless_the_rate_drops():
     runs = reference(CURVE, shifted(0.01))
     means = [band_at(runs, epoch).mean for epoch in (10, 25, 40)]
-    assert means == pytest.approx([0.405, 0.655, 0.765])
+    assert means == approx([0.405, 0.655, 0.765])
     assert band_at(runs, 9) is band_at(runs, 41) is None
     curve = ((28, 0.45), (32, 0.68), (36, 0.69))
     runs = reference(curve, curve, recipe=STEPS)
@@ -107,16 +113,16 @@ def test_reference_is_interpolated_between_evaluations_unless_the_rate_drops():
 def test_schedules_of_different_lengths_are_compared_at_the_same_fraction():
     references = Reference('like', replace(RECIPE, decay_epochs=44.0), (known(CURVE, CURVE),))
     middle = band_at(references, 22)
-    assert (middle.mean, middle.point) == (pytest.approx(0.6), 0.5)
+    assert (middle.mean, middle.point) == (approx(0.6), 0.5)
     assert target_epochs(references) == [44, 44]
 
 
 def test_spreads_are_pooled_by_fraction_of_the_schedule():
     sets = [known(CURVE, shifted(0.02)), known(CURVE, shifted(0.04), shifted(0.08))]
-    assert typical_spreads(sets)[5] == pytest.approx(((0.0002 + 2 * 0.0016) / 3) ** 0.5)
+    assert typical_spreads(sets)[5] == approx(((0.0002 + 2 * 0.0016) / 3) ** 0.5)
     curves = ((28, 0.4), (32, 0.6)), ((28, 0.5), (32, 0.61))
     by_drop = typical_spreads([known(*curves, recipe=STEPS)])
-    assert by_drop == {-1: pytest.approx(0.1 / 2**0.5), -2: pytest.approx(0.01 / 2**0.5)}
+    assert by_drop == {-1: approx(0.1 / 2**0.5), -2: approx(0.01 / 2**0.5)}
 
 
 def standing_after(curve, references=None):
@@ -126,27 +132,17 @@ def standing_after(curve, references=None):
     return standing_of(references, band(references, range(60)), curve, 1000.0)
 
 
-BELOW = '5.2 points below the mean of 3 reference runs, more than 3 sigma (1.7 points),'
-
-
 @pytest.mark.parametrize(
-    'first, last, below, behind, text',
+    'first, last, below, behind, texts',
     [
-        (
-            0.4,
-            0.6,
-            False,
-            False,
-            'on course: 3 of 3 reference runs within 0.4 points; all converged at epoch 40, 17 min '
-            'from now',
-        ),
-        (0.4, 0.55, True, False, f'outlier: {BELOW} once; 2 in a row raise the alarm; all'),
-        (0.3, 0.55, True, True, f'behind: {BELOW} at 2 evaluations in a row; all'),
+        (0.4, 0.6, False, False, ['on course: 3 of 3', 'within 0.4 points', 'epoch 40, 17 min']),
+        (0.4, 0.55, True, False, ['outlier: 5.2 points below', '3 sigma (1.7 points), once']),
+        (0.3, 0.55, True, True, ['behind: 5.2 points below', 'at 2 evaluations in a row; all']),
     ],
 )
-def test_standing_on_course_below_and_behind(first, last, below, behind, text):
+def test_standing_on_course_below_and_behind(first, last, below, behind, texts):
     standing = standing_after([(10, first), (20, last)])
-    assert standing.text.startswith(text)
+    assert all(text in standing.text for text in texts)
     assert (standing.below, standing.behind) == (below, behind)
     assert standing.seconds_left == (1000.0, 1000.0)
 
@@ -175,14 +171,11 @@ def test_only_converged_runs_are_references():
 
 def test_named_runs_of_different_recipe_are_accepted():
     slow = replace(RECIPE, base_lr=1.5, target_accuracy=0.75)
-    found = find_named(
-        slow, 'digits', 360, [known(CURVE, dataset='digits'), known(CURVE)], load_published()
-    )
+    sets = [known(CURVE, dataset='digits'), known(CURVE)]
+    found = find_named(slow, 'digits', 360, sets, load_published())
     assert (found.how, found.num_runs, found.eval_samples, found.spreads) == ('named', 1, 360, {})
-    assert introduce(found) == (
-        'reference: 1 run of 1 set (/runs/s), a different recipe (lars, batch 1664, learning rate '
-        '7.4, warm-up 2, poly over 40 epochs), named by run.reference'
-    )
+    text = 'reference: 1 run of 1 set (/runs/s), a different recipe (lars, batch 1664, learning'
+    assert introduce(found).startswith(text)
 
 
 @pytest.mark.parametrize(

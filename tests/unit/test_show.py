@@ -10,7 +10,6 @@ from mlperf_rn50 import cli
 from mlperf_rn50.analysis.show.data import render_json
 from mlperf_rn50.analysis.show.text import MARKDOWN, Style, fit_columns, render_text
 from mlperf_rn50.answer import Answer, Cell, Table
-from mlperf_rn50.cli.terminal import width_of
 from mlperf_rn50.text import cut_names
 
 HEAD, ROW = ('system', 'nodes', 'minutes', 'cost', 'seed'), ('box', '1', '2.50', '9.99', '7')
@@ -46,37 +45,29 @@ def test_colours_take_no_width():
 
 def test_long_names_are_cut_in_the_middle_and_remain_two():
     names = ['ND96amsr_A100_v4_n1_mxnet', 'ND96amsr_A100_v4_n8_mxnet', 'box']
-    rows = [(name, '1') for name in names]
-    assert names[0] in fit_columns(('system', 'nodes'), rows, 40)
-    cut = [line.split()[0] for line in fit_columns(('system', 'nodes'), rows, 33).splitlines()[2:]]
+    table = ('system', 'nodes'), [(name, '1') for name in names]
+    assert names[0] in fit_columns(*table, 40)
+    cut = [line.split()[0] for line in fit_columns(*table, 33).splitlines()[2:]]
     assert cut == ['ND96ams…1_mxnet', 'ND96ams…8_mxnet', 'box']
-    assert cut_names(['abcdefg'], 6) == ['abc…fg'] and cut_names(['abcdefg', 'abcxefg'], 6) == [
-        'abcdefg',
-        'abcxefg',
-    ]
+    assert cut_names(['abcdefg'], 6) == ['abc…fg']
+    twins = ['abcdefg', 'abcxefg']
+    assert cut_names(twins, 6) == twins
 
 
-def test_width_is_that_of_a_terminal(monkeypatch):
-    monkeypatch.setenv('COLUMNS', '50')
-    assert [
-        width_of(s, wide) for s in (Terminal(), io.StringIO(), None) for wide in (False, True)
-    ] == [50] + [None] * 5
-
-
-def test_report_fits_the_terminal_unless_it_is_piped_or_wide(monkeypatch):
+@pytest.mark.parametrize(
+    'stream, options, is_cut',
+    [(Terminal(), [], True), (Terminal(), ['--wide'], False), (io.StringIO(), [], False)],
+    ids=['terminal', 'wide', 'pipe'],
+)
+def test_report_fits_the_terminal_unless_it_is_piped_or_wide(monkeypatch, stream, options, is_cut):
     monkeypatch.setenv('COLUMNS', '60')
     monkeypatch.setenv('NO_COLOR', '1')
-    sizes = {}
-    for name, stream, options in [
-        ('fits', Terminal(), ()),
-        ('wide', Terminal(), ('--wide',)),
-        ('pipe', io.StringIO(), ()),
-    ]:
-        monkeypatch.setattr('sys.stdout', stream)
-        assert cli.main(['report', str(shipped_logs() / 'digits_sweep'), *options]) == 0
-        sizes[name] = max(map(len, stream.getvalue().splitlines()))
-        assert ('more columns: --wide' in stream.getvalue()) == (name == 'fits')
-    assert sizes['fits'] <= 60 and sizes['wide'] == sizes['pipe'] > 120
+    monkeypatch.setattr('sys.stdout', stream)
+    assert cli.main(['report', str(shipped_logs() / 'digits_sweep'), *options]) == 0
+    text = stream.getvalue()
+    width = max(map(len, text.splitlines()))
+    assert width <= 60 if is_cut else width > 120
+    assert ('more columns: --wide' in text) == is_cut
 
 
 def test_answer_as_text_and_markdown():
@@ -104,9 +95,9 @@ def test_iterators_in_the_data_are_lists_of_the_json():
 
 def test_format_of_an_answer_has_an_alias():
     log = shipped_logs() / 'digits_five'
-    shown = {
-        name: call('check', log, '--format', name).stdout for name in ('text', 'table', 'json')
-    }
-    assert shown['text'] == shown['table'] and json.loads(shown['json'])['passed']
-    assert call('check', log, '--format', 'markdown').stdout.startswith('format passes')
-    assert call('check', log, '--format', 'csv').returncode == 2
+    text, table, as_json, markdown, csv = (
+        call('check', log, '--format', name)
+        for name in ('text', 'table', 'json', 'markdown', 'csv')
+    )
+    assert text.stdout == table.stdout and json.loads(as_json.stdout)['passed']
+    assert markdown.stdout.startswith('format passes') and csv.returncode == 2

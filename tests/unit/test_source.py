@@ -4,7 +4,10 @@ import json
 
 import pytest
 from benches import bench_allreduce, bench_train
+from helpers import write_files
 from lines import write_set
+from made_systems import write_layouts
+from pytest import approx
 
 from mlperf_rn50.analysis.predict.source import load_source
 from mlperf_rn50.errors import ConfigError, UserError
@@ -35,37 +38,37 @@ def test_unknown_name_cannot_control_the_terminal():
 
 
 def test_base_has_the_fewest_nodes_and_a_matching_layout(tmp_path):
-    for nodes in (4, 1, 2):
-        write_set(tmp_path / f'{nodes}x4', 2, True, nodes=nodes, ranks=4 * nodes, batch=64 * nodes)
     study = [str(tmp_path)]
+    for nodes in (4, 1, 2):
+        write_layouts(tmp_path, {f'{nodes}x4': 10.0}, is_complete=True, batch=64 * nodes)
     source = load_source(study)
     assert source.base.name == '1x4' and [k.name for k in source.sets] == ['1x4', '2x4', '4x4']
     assert source.notes[0].startswith('Predicted from 1x4, the smallest of 3 systems; --system')
     assert load_source(study, '2x4').base.num_nodes == 2
-    write_set(tmp_path / '1x2', 2, True, ranks=2)
+    write_layouts(tmp_path, {'1x2': 10.0}, is_complete=True)
     assert load_source(study, per_node=2).base.name == '1x2'
     with pytest.raises(ConfigError, match='no name, which matches 2 .* expected one of 1x2, 1x4$'):
         load_source(study, per_node=8)
 
 
 def test_other_batches_on_the_nodes_of_the_base_are_further_steps(tmp_path):
-    for name, nodes, batch in (
-        ('base', 1, 64),
-        ('large', 1, 256),
-        ('close', 1, 66),
-        ('two', 2, 512),
-    ):
-        write_set(tmp_path / name, 2, True, nodes=nodes, ranks=4 * nodes, batch=batch)
+    for name, nodes, batch in (('base', 1, 64), ('b', 1, 256), ('near', 1, 66), ('two', 2, 512)):
+        write_set(tmp_path / name, 1, True, nodes=nodes, ranks=4 * nodes, batch=batch)
     base = load_source([str(tmp_path)], 'base').base
-    assert base.steps == {64.0: pytest.approx(10.0 * 256 / 1_281_167)}
+    assert base.steps == {64.0: approx(10.0 * 256 / 1_281_167)}
 
 
-def test_unusable_set_is_refused_with_its_reason(tmp_path):
-    write_set(tmp_path / 'short', 2, True, division='open', status='aborted', accuracies=(0.1,))
-    write_set(tmp_path / 'mixed', 2, True, batch=lambda k: 64 << k)
-    for name, reason in (('short', 'no run has finished'), ('mixed', 'global_batch_size is 64')):
-        with pytest.raises(UserError, match=f'no set to predict from: {name}: {reason}'):
-            load_source([str(tmp_path / name)])
+@pytest.mark.parametrize(
+    'keys, reason',
+    [
+        ({'division': 'open', 'status': 'aborted', 'accuracies': (0.1,)}, 'no run has finished'),
+        ({'batch': lambda k: 64 << k}, 'global_batch_size is 64'),
+    ],
+)
+def test_unusable_set_is_refused_with_its_reason(tmp_path, keys, reason):
+    folder = write_set(tmp_path / 'run', 2, True, **keys)
+    with pytest.raises(UserError, match=f'no set to predict from: run: {reason}'):
+        load_source([str(folder)])
 
 
 # the step alone takes 300 ms, the exchange 800 ms
@@ -80,9 +83,9 @@ def test_step_and_exchange_come_from_bench_files(dump, step_ms, overlap, extra_s
     base, link = source.base, source.link
     assert (base.step_s, base.global_batch_size, base.dataset) == (0.3, 32, None)
     assert (base.num_nodes, base.num_units, base.has_accelerators) == (1, 1, False)
-    assert base.evaluation_s == pytest.approx(0.1 * 50_000 / 32)
-    assert link.gbit_s == pytest.approx(1.0)  # 100 MB in 800 ms over 2 ranks
-    assert (link.overlap, link.extra_s) == (pytest.approx(overlap), pytest.approx(extra_s))
+    assert base.evaluation_s == approx(0.1 * 50_000 / 32)
+    assert link.gbit_s == approx(1.0)  # 100 MB in 800 ms over 2 ranks
+    assert (link.overlap, link.extra_s) == (approx(overlap), approx(extra_s))
     assert 'over 2 ranks on 2 nodes' in link.source
 
 
@@ -98,17 +101,16 @@ def test_requested_link_takes_precedence_and_the_source_has_the_bytes(dump):
         link = load_source(words, gbit_s=25.0).link
         assert (link.gbit_s, link.exchange_bytes, link.source) == (25.0, num_bytes, '--link-gbit-s')
     source = load_source([A100, exchange])
-    assert (source.link.gbit_s, source.link.exchange_bytes) == (1.0, 51_000_000)
-    assert source.link.extra_s is None and 'only the rate is used' in source.notes[-1]
+    link = source.link
+    assert (link.gbit_s, link.exchange_bytes, link.extra_s) == (1.0, 51_000_000, None)
+    assert 'only the rate is used' in source.notes[-1]
     gpu = load_source([dump('d.json', bench_train(gpus=['A100']))])
     assert (gpu.link.gbit_s, gpu.base.generation) == (None, 'A100')
 
 
-def test_bench_rows_may_differ_only_in_the_batch(dump):
-    # For other image sizes and networks, only the step time is known.
-    base = load_source([dump('a.json', bench_train({'num_ranks': 4, 'image_size': 32}))]).base
-    assert (base.num_units, base.dataset, base.evaluation_s) == (4, 'images of 32 pixels', None)
-    for row in (
+@pytest.mark.parametrize(
+    'row',
+    [
         {'num_ranks': 4},
         {'num_ranks': 2, 'num_hosts': 2},
         {'model': 'vgg16'},
@@ -116,11 +118,18 @@ def test_bench_rows_may_differ_only_in_the_batch(dump):
         {'input': 'real'},
         {'num_parameters': 5},
         {'local_batch_size': 32},
-    ):
-        content = bench_train({}, {'local_batch_size': 64, **row})
-        content['tables'].append({'title': 'Scaling', 'rows': [{'efficiency': 1.0}]})
-        with pytest.raises(ConfigError, match='got resnet50, .*, 32 per rank, .* differ only in'):
-            load_source([dump('a.json', content)])
+    ],
+)
+def test_bench_rows_may_differ_only_in_the_batch(dump, row):
+    content = bench_train({}, {'local_batch_size': 64, **row})
+    content['tables'].append({'title': 'Scaling', 'rows': [{'efficiency': 1.0}]})
+    with pytest.raises(ConfigError, match='got resnet50, .*, 32 per rank, .* differ only in'):
+        load_source([dump('a.json', content)])
+
+
+def test_bench_of_other_images_has_only_the_step_time(dump):
+    base = load_source([dump('a.json', bench_train({'num_ranks': 4, 'image_size': 32}))]).base
+    assert (base.num_units, base.dataset, base.evaluation_s) == (4, 'images of 32 pixels', None)
 
 
 def test_other_batches_of_a_bench_are_further_steps(dump):
@@ -163,14 +172,21 @@ def altered(*path, value):
         (altered('format', value='mlperf-rn50 bench data 1'), 'format'),
         (altered('tables', value=[]), 'tables'),
         (altered('machine', 'gpus', value='A100'), 'gpus'),
-        (altered(*GRADIENTS, 'num_hosts', value=3), 'num_hosts'),
         (altered(*ROW[:3], value=[{}] * 1001), 'rows'),
-        (altered(*ROW, 'model', value='\x9b2J\u202e'), 'model'),
-        *((altered(*ROW, 'step_ms', value=v), 'step_ms') for v in (1e308, 0, '300')),
-        (altered(*ROW, 'num_hosts', value=2), 'num_hosts'),
-        (altered(*ROW, 'local_batch_size', value=-32), 'local_batch'),
-        (altered(*GRADIENTS, 'bytes', value=1e300), 'bytes'),
-        (altered(*GRADIENTS, 'time_ms', value=0), 'time_ms'),
+        *(
+            (altered(*place, key, value=value), key)
+            for place, key, value in (
+                (GRADIENTS, 'num_hosts', 3),
+                (GRADIENTS, 'bytes', 1e300),
+                (GRADIENTS, 'time_ms', 0),
+                (ROW, 'model', '\x9b2J\u202e'),
+                (ROW, 'step_ms', 1e308),
+                (ROW, 'step_ms', 0),
+                (ROW, 'step_ms', '300'),
+                (ROW, 'num_hosts', 2),
+                (ROW, 'local_batch_size', -32),
+            )
+        ),
     ],
 )
 def test_invalid_bench_file_is_a_one_line_error_with_the_location(dump, content, message):
@@ -180,45 +196,29 @@ def test_invalid_bench_file_is_a_one_line_error_with_the_location(dump, content,
     assert message in text and '.json: ' in text and text.isprintable() and len(text) < 400
 
 
-CONFIG = {'name': 'resnet18', 'classes': 10, 'precision': 'float32', 'comm': 'none', 'size': 8}
+def config_text(name='resnet18', classes=10, precision='float32', comm='none', size=8):
+    return f"""
+        data: {{num_classes: {classes}}}
+        model: {{name: {name}}}
+        comm: {{compression: {comm}}}
+        train: {{local_batch_size: {size}, precision: {precision}, device: gpu}}"""
 
 
-def config_text(**changes):
-    keys = CONFIG | changes
-    return (
-        'data: {{num_classes: {classes}}}\nmodel: {{name: {name}}}\ncomm: {{compression: '
-        '{comm}}}\ntrain: {{local_batch_size: {size}, precision: {precision}, device: gpu}}\n'
-    ).format(**keys)
-
-
-NETWORK = json.dumps(
-    {
-        'event': 'network',
-        'local_batch_size': 1,
-        'flops_per_image': 1,
-        'gradient_bytes': 7_000_000,
-        'num_buckets': 1,
-    }
-)
+NETWORK = """{"event": "network", "local_batch_size": 1, "flops_per_image": 1,
+    "gradient_bytes": 7000000, "num_buckets": 1}""".replace('\n', '')
 
 
 @pytest.mark.parametrize(
     'config, metrics, megabytes, text',
     [
         (config_text(), '', 44.7, 'resnet18 with 10 classes'),
-        (config_text(name='resnet50'), '', 94.1, 'resnet50 with 10 classes'),
-        (config_text(name='resnet50', comm='fp16'), '', 47.1, 'resnet50 with 10 classes'),
-        (
-            config_text(name='vgg16', classes=1000, precision='float16'),
-            '',
-            276.7,
-            'vgg16 with 1,000 classes',
-        ),
+        (config_text('resnet50', comm='fp16'), '', 47.1, 'resnet50 with 10 classes'),
+        (config_text('vgg16', 1000, 'float16'), '', 276.7, 'vgg16 with 1,000 classes'),
         (config_text(), NETWORK, 7.0, 'metrics.jsonl'),
         ('', NETWORK, 7.0, 'metrics.jsonl'),
         *(
             (text, '', 102.2, 'ResNet-50 assumed')
-            for text in ('', 'model: [', config_text(name='other'), config_text(classes=-5))
+            for text in ('', 'model: [', config_text('other'), config_text(classes=-5))
         ),
     ],
 )
@@ -227,21 +227,15 @@ def test_exchanged_bytes_are_those_of_the_network_of_the_run(
 ):
     facts = {'division': 'open', 'dataset': 'digits', 'train_samples': 1000, 'target': 0.7}
     folder = write_set(tmp_path / 'run', 1, True, accelerators=False, ranks=2, **facts)
-    (folder / 'config.yaml').write_text(config)
-    (folder / 'metrics.jsonl').write_text(f'{metrics}\n')
+    write_files(folder, {'config.yaml': config, 'metrics.jsonl': metrics})
     link = load_source([str(folder)]).link
-    assert link.exchange_bytes / 1e6 == pytest.approx(megabytes, abs=0.05)
-    assert link.network == text
+    assert (link.exchange_bytes / 1e6, link.network) == (approx(megabytes, abs=0.05), text)
 
 
 @pytest.mark.parametrize(
     'text, gbit_s',
     [
-        (
-            'Storage: 2x ConnectX-6 IB HDR 200Gb/sec, Management: 1x Ethernet 100Gb/Sec, Compute: '
-            '8x HDR 200Gb/Sec',
-            1600,
-        ),
+        ('Storage: 2x IB HDR 200Gb/sec, Management: 1x 100Gb/Sec, Compute: 8x HDR 200Gb/Sec', 1600),
         ('2x Mellanox ConnectX-6, 100Gb/s Ethernet', 100),
         ('Intel X710 2x10GbE SFP+, ConnectX-6 HDR100/100GbE', 100),
         ('1x Ethernet 80Gb/Sec, 8x NVIDIA NDR (400Gb/s)', 3200),

@@ -1,7 +1,7 @@
 """Images/s and parts of the time from the epochs and blocks of logs that differ from the rules."""
 
-import pytest
 from lines import mllog, run_lines, v05, write_lines
+from pytest import approx
 
 from mlperf_rn50.analysis.sets.defects import set_findings
 from mlperf_rn50.analysis.sets.load import load_run_sets
@@ -36,53 +36,36 @@ def progress(*, stop_s, block_s, epochs=4, train_s=10.0):
 def test_training_lasts_to_the_evaluation_if_epochs_stop_when_their_steps_are_queued(tmp_path):
     system = load(tmp_path, progress(stop_s=0.5, block_s=12.0))
     # The first of 12 epochs is left out: 29.5 s for 11 epochs.
-    assert system.images_per_s == pytest.approx(IMAGES * 11 / 29.5)
-    assert (system.parts.first_s, system.parts.evaluation_s, system.parts.other_s) == pytest.approx(
+    assert system.images_per_s == approx(IMAGES * 11 / 29.5)
+    assert (system.parts.first_s, system.parts.evaluation_s, system.parts.other_s) == approx(
         (0.5, 6.0, 0.0)
     )
 
 
 def test_short_pause_before_an_evaluation_is_no_training(tmp_path):
     system = load(tmp_path, progress(stop_s=2.45, block_s=12.0))  # 0.2 s in 10 s
-    assert system.images_per_s == pytest.approx(
-        IMAGES / 2.45
-    ) and system.parts.other_s == pytest.approx(0.6)
+    assert (system.images_per_s, system.parts.other_s) == approx((IMAGES / 2.45, 0.6))
 
 
 def test_speed_is_unknown_if_the_logged_epochs_do_not_fit_the_time(tmp_path):
     lines = [v05('run_start', 0), v05('train_epoch', 0, 0)]
-    for epoch in (1, 2, 3):  # all other epochs are logged at the end
+    for epoch, accuracy in enumerate(ACCURACIES, start=1):
         lines += [
             v05('eval_start', 20 * epoch),
             v05('eval_stop', 20 * epoch + 1),
-            v05(
-                'eval_accuracy',
-                20 * epoch + 1,
-                {'epoch': epoch, 'value': 0.75 if epoch == 3 else 0.5},
-            ),
+            v05('eval_accuracy', 20 * epoch + 1, {'epoch': epoch, 'value': accuracy}),
         ]
-    lines += [v05('train_epoch', 61 + 0.001 * epoch, epoch) for epoch in (1, 2, 3)] + [
-        v05('run_stop', 61.01)
-    ]
-    system = load(tmp_path, lines)
-    assert (system.images_per_s, system.epoch_s, system.time_s) == (
-        None,
-        None,
-        pytest.approx(61.01),
-    )
+    # all other epochs are logged at the end
+    lines += [v05('train_epoch', 61 + 0.001 * epoch, epoch) for epoch in (1, 2, 3)]
+    system = load(tmp_path, [*lines, v05('run_stop', 61.01)])
+    assert system.images_per_s is system.epoch_s is None and system.time_s == approx(61.01)
     assert [f.grade for f in set_findings(system) if f.kind == 'speed_unknown'] == ['warning']
-    assert min(system.parts.first_s, system.parts.training_s, system.parts.other_s) >= 0
-    assert system.parts.on_clock_s == pytest.approx(61.01)
+    parts = system.parts
+    assert min(parts.first_s, parts.training_s, parts.other_s) >= 0
+    assert parts.on_clock_s == approx(61.01)
 
 
 def test_evaluation_beside_training_is_no_part_of_the_time(tmp_path):
-    start = mllog('eval_start', 10, epoch_num=1)
-    system = load(
-        tmp_path,
-        [mllog('eval_start', 0.5, epoch_num=1) if line == start else line for line in run_lines()],
-    )
-    assert (
-        system.parts.training_s,
-        system.parts.evaluation_s,
-        system.parts.other_s,
-    ) == pytest.approx((10, 2, 0))
+    start, early = (mllog('eval_start', time_s, epoch_num=1) for time_s in (10, 0.5))
+    parts = load(tmp_path, [early if line == start else line for line in run_lines()]).parts
+    assert (parts.training_s, parts.evaluation_s, parts.other_s) == approx((10, 2, 0))
