@@ -77,6 +77,12 @@ def run(command, *, timeout=HANG_LIMIT_S, **keys) -> subprocess.CompletedProcess
     )
 
 
+def start_program(words, **keys) -> subprocess.Popen:
+    """Start a program in a new session, with its output as text in pipes."""
+    pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE, 'text': True}
+    return subprocess.Popen([str(w) for w in words], **{**pipes, 'start_new_session': True, **keys})
+
+
 def git(folder: Path, *words: object) -> str:
     """Run git in a folder without the settings of the user, such as signatures; return its
     output."""
@@ -168,6 +174,12 @@ def write_files(folder: Path, files, mode: int = 0o644) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f'{text}\n')
         path.chmod(mode)
+
+
+def write_programs(folder: Path, **programs: str) -> None:
+    """Write shell programs, such as stand-ins of ssh."""
+    files = {name: f'#!/bin/bash\n{text}' for name, text in programs.items()}
+    write_files(folder, files, mode=0o755)
 
 
 def write_zone(sys_folder: Path, zone: str, name: str, energy_uj: int) -> Path:
