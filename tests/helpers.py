@@ -64,6 +64,12 @@ def shipped_logs() -> Path:
     return Path(_COPY.name, 'logs')
 
 
+def assert_one_line(done, *texts: str, code: int = 2) -> None:
+    """Assert that a program failed with one line that contains some texts."""
+    assert done.returncode == code and done.stderr.count('\n') == 1, done.stderr
+    assert all(text in done.stderr for text in texts), done.stderr
+
+
 def untimed(failures):
     """Return failures without their times, which must be of the last hour."""
     assert all(time.time() - 3600 < f.time_s < time.time() + 60 for f in failures)
@@ -204,7 +210,7 @@ def deny(monkeypatch, end: str, *functions: str) -> None:
         monkeypatch.setattr(os, name, partial(refuse, getattr(os, name)))
 
 
-def wait_for(is_reached, is_alive, describe, pause_s=0.05):
+def wait_for(is_reached, is_alive=lambda: True, describe=str, pause_s=0.05):
     """Wait until is_reached() is true, and return its value; fail if is_alive() is false before."""
     deadline = time.monotonic() + HANG_LIMIT_S
     while not (reached := is_reached()):

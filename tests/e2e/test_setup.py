@@ -5,17 +5,13 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 
 import pytest
-from helpers import HANG_LIMIT_S, ROOT, git, run, wait_for
+from helpers import HANG_LIMIT_S, ROOT, git, run, start_program, wait_for
 
-SCRIPTS = ('setup.sh', 'test.sh', 'demo.sh', 'lint.sh')
-COPIED = (
-    *(*SCRIPTS, 'setup_ngc.sh', 'setup_machine.sh', 'build_horovod.sh', 'engines/program.sh'),
-    *('check_setup.py', 'set_rpaths.py', 'requirements.lock', 'requirements_ngc.lock'),
-)
+COPIED = """setup.sh test.sh demo.sh lint.sh setup_ngc.sh setup_machine.sh build_horovod.sh
+    engines/program.sh check_setup.py set_rpaths.py requirements.lock requirements_ngc.lock""".split()
 TOOLS = """bash cat chmod cp cut dirname find flock grep head ldd ln mkdir mktemp mv nproc rm sed
     sha256sum sleep sort tail touch""".split()
 # A Python 3.11 and a uv whose installers record the call and then run the shell code of the test in
@@ -101,13 +97,8 @@ def start(checkout, *words, **variables):
     at = checkout.parent
     env = {'PATH': at / 'bin', 'HOME': at / 'home', 'TMPDIR': at / 'tmp', 'CALLS': at / 'calls'}
     env |= {'ON_INSTALL': '', **variables}
-    return subprocess.Popen(
-        [checkout / 'launch/setup.sh', *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={name: str(value) for name, value in env.items() if value is not None},
-    )
+    given = {name: str(value) for name, value in env.items() if value is not None}
+    return start_program([checkout / 'launch/setup.sh', *words], env=given)
 
 
 def end(process, checkout):
@@ -159,7 +150,7 @@ def test_git_never_converts_line_ends(tmp_path):
         assert git(tmp_path, 'check-attr', 'text', name).strip() == f'{name}: text: unset'
 
 
-@pytest.mark.parametrize('script', SCRIPTS)
+@pytest.mark.parametrize('script', COPIED[:4])
 def test_scripts_ignore_cdpath(tmp_path, script):
     checkout, other = make_checkout(tmp_path / 'own'), make_checkout(tmp_path / 'other')
     is_setup = script == 'setup.sh'

@@ -126,7 +126,7 @@ def test_printed_command_resumes_and_the_first_one_names_the_interrupted_run(tin
             job.start(*(command or ['bash', '-c', printed]))
         job.wait_for('training', 1 + (command is None))
         if number == 2:  # begins run 1
-            wait_for((job.run_dir / 'result_1.txt').exists, lambda: True, str)
+            wait_for((job.run_dir / 'result_1.txt').exists)
         job.process.send_signal(signal.SIGINT)
         code, out = job.end()
         assert code == 75 and STOPPING in out, out
@@ -211,7 +211,7 @@ def test_command_with_saved_weights_can_be_interrupted(whole_run, tmp_path, comm
     Image.new('RGB', (8, 8)).save(tmp_path / 'picture.png')
     before = contents(whole_run[0])
     process = start_program([*THIN, *command.split()], cwd=tmp_path)
-    wait_for(lambda: has_loaded(process, library), lambda: True, str, pause_s=0.005)
+    wait_for(lambda: has_loaded(process, library), pause_s=0.005)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     _, errors = process.communicate(timeout=HANG_LIMIT_S)
     assert process.returncode in (0, 130) and 'Traceback' not in errors, errors

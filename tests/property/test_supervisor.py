@@ -151,6 +151,7 @@ def test_exit_code_of_launcher_matches_run_folder(script, restarts, is_elastic):
 KILLED = attempt(1, blames='h2', rank=1, cause='killed by signal 9 (SIGKILL)', is_outside=True)
 CUT = attempt(1, blames='h2', cause='had no contact to the launcher for 20 s', is_outside=True)
 BROKEN = attempt(1, blames='h2', rank=1, cause='no memory for 64 GB')
+GONE, STATUS_205 = (attempt(code, silent={'h2'}) for code in (EXIT_FAILED, 205))
 # A run that is interrupted because a host is lost.
 LOST = attempt(EXIT_FAILED, 'interrupted', 1, silent={'h2'})
 SILENT = f'host h2 (with rank 1) does not answer {platform.node()}; '
@@ -194,7 +195,7 @@ def outcome(code, trace, *script, said='', unsaid=None, **options):
         ),
         # an interruption by the loss of a host is a failure
         outcome(EXIT_OK, 'tt', LOST, restarts=1, said=SILENT),
-        outcome(EXIT_FAILED, 't', LOST),
+        outcome(EXIT_FAILED, 't', LOST, said=SILENT),
         outcome(EXIT_OK, 'tt', {**LOST, 'code': EXIT_RESUMABLE}, restarts=1),
         outcome(EXIT_RESUMABLE, 't', {**LOST, 'code': 75, 'silent': set()}, restarts=1),
         # a second Ctrl-C keeps the result of a finished run
@@ -204,6 +205,12 @@ def outcome(code, trace, *script, said='', unsaid=None, **options):
                 (EXIT_OK, 'converged'),
                 *((EXIT_AT_ONCE, end) for end in ('aborted', 'interrupted', None)),
             )
+        ),
+        # a doctor that loses a rank counts as an attempt, also the first one
+        *(
+            outcome(code, trace, {**lost, 'begins': False}, FIT, doctor=True, restarts=n)
+            for lost in (attempt(137), KILLED, {**BROKEN, 'cause': 'killed'}, GONE, STATUS_205)
+            for code, trace, n in ((EXIT_OK, 'ddt', 3), (EXIT_FAILED, 'd', 0))
         ),
         # a failed doctor counts as an attempt, except the first one
         outcome(EXIT_OK, 'dtddt', FIT, GAINS, UNFIT, FIT, doctor=True, restarts=3),
@@ -220,7 +227,7 @@ def outcome(code, trace, *script, said='', unsaid=None, **options):
             )
         ),
         # elastic waits for a host that soon answers, and excludes one that fails twice
-        outcome(EXIT_OK, 'tt', attempt(1, silent={'h2'}), restarts=1, elastic=True),
+        outcome(EXIT_OK, 'tt', GONE, restarts=1, elastic=True),
         *(
             outcome(code, trace, *script, said=said, restarts=20, **options)
             for fault, said in ((BROKEN, EXCLUDED), (attempt(1, blames='h2'), f'{EXCLUDED} (kill'))
@@ -242,25 +249,6 @@ def test_starts_and_exit_code_of_a_launcher(code, trace, script, options, said, 
     assert unsaid is None or unsaid not in messages
 
 
-@pytest.mark.parametrize(
-    'lost',
-    [
-        dict(code=137),
-        dict(code=1, blames='h2', rank=1, is_outside=True),
-        dict(code=205, silent={'h2'}),
-        dict(code=EXIT_FAILED, silent={'h2'}),
-        dict(code=EXIT_FAILED, blames='h2', rank=1),
-    ],
-)
-def test_first_doctor_that_loses_a_rank_counts_as_attempt(lost):
-    lost = attempt(begins=False, **lost)
-    code, world = fake_run([lost, FIT], doctor=True, restarts=3)
-    assert (code, world.trace) == (EXIT_OK, 'ddt')
-    code, world = fake_run([lost], doctor=True)
-    assert (code, world.trace) == (EXIT_FAILED, 'd')
-    assert any(SILENT in m for m in world.messages) == bool(lost['silent'])
-
-
 def test_origin_and_cause_of_attempts_are_recorded():
     code, world = fake_run(
         [{**CUT, 'end': 'interrupted', 'code': 75}, CUT], restarts=5, elastic=True
@@ -277,7 +265,7 @@ def test_origin_and_cause_of_attempts_are_recorded():
 
 def test_elastic_excludes_a_host_that_stays_silent(monkeypatch):
     monkeypatch.setattr(supervisor, 'ELASTIC_LIMIT_S', 0.0)
-    code, world = fake_run([attempt(1, silent={'h2'})], restarts=1, elastic=True)
+    code, world = fake_run([GONE], restarts=1, elastic=True)
     assert (code, world.trace) == (EXIT_OK, 'tT')
 
 

@@ -4,7 +4,7 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
-from helpers import begin_run, call, keep_checkpoint, write_metrics
+from helpers import assert_one_line, begin_run, call, keep_checkpoint, write_metrics
 
 from mlperf_rn50.launch import attempts
 from mlperf_rn50.launch.attempts import describe_unfinished, read_attempt, read_progress
@@ -97,7 +97,7 @@ def test_older_run_to_resume_is_given_without_contradiction(tmp_path, words, mes
     keep_checkpoint(run, 24)
     run.config.touch()
     done = call('launch', 'local', '--resume', *f'{tmp_path}/{words}'.split())
-    assert done.returncode == 2 and message in done.stderr, done.stderr
+    assert_one_line(done, message)
 
 
 def test_plan_of_a_resume_is_that_of_its_run(tmp_path):

@@ -62,7 +62,7 @@ def test_guard_without_contact_to_its_launcher_ends_the_ranks_and_records_it(tmp
     rank = start(SLEEPS, job)
     with subprocess.Popen(command, stdin=subprocess.PIPE) as guard:
         assert rank.wait() == -signal.SIGTERM and guard.wait() == 0
-    wait_for(lambda: read_failures(tmp_path), lambda: True, lambda: 'no line')
+    wait_for(lambda: read_failures(tmp_path))
     assert untimed(read_failures(tmp_path)) == [
         Failure(job, 'h2', 'had no contact to the launcher for 1 s', is_outside=True)
     ]

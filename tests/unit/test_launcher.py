@@ -218,7 +218,7 @@ def test_guards_of_many_hosts_need_few_open_files(guards, tmp_path, num_hosts, n
     try:
         ssh = f'>"{connected}/$$"\nexec cat >/dev/null'
         with guards(ssh, hosts, f'{os.getpid()}-a') as processes:
-            wait_for(lambda: len(os.listdir(connected)) == num_hosts, lambda: True, str)
+            wait_for(lambda: len(os.listdir(connected)) == num_hosts)
             assert not any(p.poll() for p in processes)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

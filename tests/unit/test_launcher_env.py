@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import CLI, ROOT, argv, run, under_ranks, variables
+from helpers import CLI, ROOT, argv, assert_one_line, run, under_ranks, variables
 from rank_facts import rank_facts
 
 from mlperf_rn50.doctor.gpu_stack import check_environment, environment_facts
@@ -43,10 +43,6 @@ SRUN = 'SLURM_STEP_NUM_TASKS=8 SLURM_STEP_NUM_NODES=2 SLURM_LOCALID=3'
 def run_with(variables, *words):
     """Run a command with some variables in addition to those of the tests."""
     return run(words, env={**os.environ, **variables})
-
-
-def assert_one_line(done, text):
-    assert done.returncode == 2 and text in done.stderr and done.stderr.count('\n') == 1
 
 
 @pytest.mark.parametrize('text', ['', '1,2', '٣', '9' * 5000])

@@ -1,7 +1,7 @@
 """Sweep layouts: batch size and learning rate."""
 
 import pytest
-from helpers import call, write_files
+from helpers import assert_one_line, call, write_files
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.launch.sweep_layouts import parse_layouts, parse_lr_table, plan_layouts
@@ -85,4 +85,4 @@ def test_sweeps_that_would_fail_later_are_refused_before_the_first_run(
     )
     words = f'sweep --study none --config c.yaml --layouts {options}'
     done = call(*words.split(' '))
-    assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1
+    assert_one_line(done, message)
