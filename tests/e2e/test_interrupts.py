@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 from helpers import HANG_LIMIT_S, ROOT, wait_for, write_files, write_programs
@@ -45,53 +46,49 @@ def when(pattern, text, other='exit 255'):
     return f'case "$*" in {pattern}) {text} ;; *) {other} ;; esac'
 
 
-class State:
-    """A launcher in a state: its words, stand-ins in PATH, and what the state looks like in the
-    file of stand-ins."""
-
-    def __init__(
-        self,
-        *words,
-        seen='^[0-9]+ ',
-        guard='',
-        fails=False,
-        variables=(),
-        code=1,
-        **programs,
-    ):
-        self.words, self.seen, self.guard, self.fails = words, seen, guard, fails
-        self.variables, self.code, self.programs = dict(variables), code, programs
+def state(
+    *words,
+    seen='^[0-9]+ ',
+    guard='',
+    fails=False,
+    variables=MappingProxyType({}),
+    code=1,
+    **programs,
+):
+    """Return a state of a launcher: its words, stand-ins in PATH, and what the state looks like in
+    the file of stand-ins."""
+    return SimpleNamespace(**locals())
 
 
 STATES = {
-    'nodes of a Slurm job': State(
+    'nodes of a Slurm job': state(
         'slurm', scontrol=HANG, variables={'SLURM_JOB_NODELIST': 'n[1-2]'}, code=130
     ),
-    'probe before the test of settings': State(
+    'probe before the test of settings': state(
         *FAR, ssh=HANG, seen=' h2 true', variables={'OMPI_MCA_btl': 'self,tcp'}
     ),
-    'start of the guards': State(*BARE, guard=HANG),
-    'doctor': State(*FAR, ssh=HANG, seen='orted'),
-    'login before the ranks': State(
+    'start of the guards': state(*BARE, guard=HANG),
+    'doctor': state(*FAR, ssh=HANG, seen='orted'),
+    'login before the ranks': state(
         'mpirun', '--hosts', 'h2,h3', '--no-doctor', ssh=HANG, seen='orted', guard=PATIENT
     ),
-    'login with horovodrun': State(
+    'login with horovodrun': state(
         'horovodrun', *BARE[1:], ssh=HANG, seen='StrictHostKeyChecking', guard=PATIENT
     ),
-    'list of processes': State(*BARE, '--comm.start_limit_s', '1', ssh=HANG, seen='--list-here'),
-    'probe after a failure': State(*BARE, ssh=when('*true', HANG), seen=' true'),
-    'wait for silent hosts': State(
+    'list of processes': state(*BARE, '--comm.start_limit_s', '1', ssh=HANG, seen='--list-here'),
+    'probe after a failure': state(*BARE, ssh=when('*true', HANG), seen=' true'),
+    'wait for silent hosts': state(
         *BARE, '--restarts', '3', ssh='echo "$*" >>"$STATE"; exit 255', seen=r'( true\n[^~]*){3}'
     ),
-    'pause before a restart': State(
+    'pause before a restart': state(
         'local', '--no-doctor', '--restarts', '3', fails=True, seen='waiting 5 s'
     ),
-    'end of the guards': State(
+    'end of the guards': state(
         *HERE,
         fails=True,
         guard='trap "echo 1 hangs >>$STATE" TERM; exec >/dev/null\nwhile :; do sleep 0.1; done',
     ),
-    'end of MPS': State(*HERE, '--ranks-per-device', '2', **{'nvidia-smi': HANG}, fails=True),
+    'end of MPS': state(*HERE, '--ranks-per-device', '2', **{'nvidia-smi': HANG}, fails=True),
 }
 
 
@@ -107,9 +104,9 @@ def left_over(mark):
     return found
 
 
-@pytest.mark.parametrize('state', STATES)
-def test_ctrl_c_ends_a_launcher_and_leaves_nothing_behind(tmp_path, state):
-    s = STATES[state]
+@pytest.mark.parametrize('name', STATES)
+def test_ctrl_c_ends_a_launcher_and_leaves_nothing_behind(tmp_path, name):
+    s = STATES[name]
     write_files(tmp_path, {'c.yaml': CONFIG, 'state': '', 'tmp/.keep': ''})
     write_programs(tmp_path / 'bin', **s.programs, guard=s.guard)
     guard = s.guard and f'{tmp_path}/bin/guard'

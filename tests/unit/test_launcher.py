@@ -1,6 +1,5 @@
 """Start of the ranks: stages of a stop, limits, guards and leftovers."""
 
-import functools
 import os
 import pty
 import resource
@@ -31,8 +30,6 @@ from mlperf_rn50.launch.engines import ENGINES
 from mlperf_rn50.launch.helpers import LAUNCHER_SIGNALS
 from mlperf_rn50.launch.launcher import (
     Launcher,
-    Stage,
-    next_stage,
     processes_of,
     remove_leftovers,
     run_engine,
@@ -41,23 +38,6 @@ from mlperf_rn50.launch.placement import Placement
 from mlperf_rn50.runfolder.records import Failure, read_failures
 from mlperf_rn50.system.signals import SignalQueue
 from mlperf_rn50.train.options import CommConfig
-
-
-@pytest.mark.parametrize(
-    'required, expected',
-    [
-        ([Stage.STOPPING, Stage.STOPPING], Stage.STOPPING),
-        ([Stage.STOPPING, Stage.TERMINATING], Stage.TERMINATING),
-        # None: the time of a stage is over
-        ([Stage.TERMINATING], Stage.TERMINATING),
-        ([None], Stage.TERMINATING),
-        ([Stage.TERMINATING, None, Stage.STOPPING], Stage.KILLING),
-        ([Stage.STOPPING, None, None, None], Stage.KILLING),
-    ],
-)
-def test_stop_stages(required, expected):
-    assert functools.reduce(next_stage, required, Stage.RUNNING) is expected
-
 
 STOP, AT_ONCE, LOST = 'stop request', 'second Ctrl-C', 'host lost'
 
@@ -136,7 +116,7 @@ OUTLIVED = 'the run has ended, but not its processes after'
         # An engine that does not stop is killed with all processes.
         (IGNORES, [STOP], {}, 137, ['the stop request has had no effect after 5 s']),
         (IGNORES, [STOP, AT_ONCE], {}, 137, []),
-        (IGNORES, [LOST], {}, 1, []),
+        (IGNORES, [LOST, STOP], {}, 1, []),  # never back to an earlier stage
         # The limit of the start applies until the ranks have begun.
         (WAITS, [], {'limit_s': 20.0}, 1, ['still starting after 20 s']),
         ('UP; sleep 0.3; exit 7', [], {'limit_s': 2.0, 'status': lambda: ''}, 7, []),
