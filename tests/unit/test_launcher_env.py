@@ -39,6 +39,8 @@ CHECKPOINTS = Path('runs/checkpoints')
 UNEVEN = 'PMIX_RANK=1 SLURM_STEP_NUM_TASKS=3 SLURM_STEP_NUM_NODES=2 SLURM_LOCALID=0'
 SRUN = 'SLURM_STEP_NUM_TASKS=8 SLURM_STEP_NUM_NODES=2 SLURM_LOCALID=3'
 
+TASKS = 'SLURM_STEP_TASKS_PER_NODE'
+
 
 def run_with(variables, *words):
     """Run a command with some variables in addition to those of the tests."""
@@ -111,7 +113,7 @@ def test_command_for_an_older_run_names_it_because_launchers_resume_the_newest(
     [
         'OMPI_COMM_WORLD_LOCAL_RANK=2 OMPI_COMM_WORLD_LOCAL_SIZE=2',
         'HOROVOD_LOCAL_RANK=1',
-        f'{UNEVEN} SLURM_STEP_TASKS_PER_NODE=2,1 SLURM_LOCALID=1 SLURM_NODEID=1',
+        f'{UNEVEN} {TASKS}=2,1 SLURM_LOCALID=1 SLURM_NODEID=1',
     ],
 )
 def test_binding_refuses_a_rank_beyond_those_of_its_node_in_one_line(text):
@@ -139,44 +141,34 @@ def test_line_of_a_rank_is_one_write_in_unbuffered_python():
 
 
 @pytest.mark.parametrize(
-    'text, expected',
+    'text, place',
     [
-        ('', (0, None, (0, 1))),
+        ('', '0 None 0 1'),
         (
             'OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_LOCAL_RANK=1 '
             'OMPI_COMM_WORLD_LOCAL_SIZE=2',
-            (3, 8, (1, 2)),
+            '3 8 1 2',
         ),
-        (
-            'HOROVOD_RANK=6 HOROVOD_SIZE=8 HOROVOD_LOCAL_RANK=0 HOROVOD_LOCAL_SIZE=4',
-            (6, 8, (0, 4)),
-        ),
-        (SRUN, (0, None, (0, 1))),  # a program started manually within a job
-        (f'{SRUN} PMIX_RANK=7', (7, 8, (3, 4))),
-        (
-            f'{UNEVEN} SLURM_STEP_TASKS_PER_NODE=2,1 SLURM_NODEID=0 SLURM_LOCALID=1',
-            (1, 3, (1, 2)),
-        ),
-        (f'{UNEVEN} SLURM_STEP_TASKS_PER_NODE=2,1 SLURM_NODEID=1', (1, 3, (0, 1))),
-        (
-            f'{UNEVEN} SLURM_STEP_TASKS_PER_NODE=4(x2),3 SLURM_NODEID=1 SLURM_LOCALID=3',
-            (1, 3, (3, 4)),
-        ),
-        (
-            f'{UNEVEN} SLURM_STEP_TASKS_PER_NODE=4(x999999999),3 SLURM_NODEID=9',
-            (1, 3, (0, 4)),
-        ),
-        (f'{UNEVEN} SLURM_LOCALID=1', (1, 3, (1, 2))),  # without the list
+        ('HOROVOD_RANK=6 HOROVOD_SIZE=8 HOROVOD_LOCAL_RANK=0 HOROVOD_LOCAL_SIZE=4', '6 8 0 4'),
+        (SRUN, '0 None 0 1'),  # a program started manually within a job
+        (f'{SRUN} PMIX_RANK=7', '7 8 3 4'),
+        (f'{UNEVEN} {TASKS}=2,1 SLURM_NODEID=0 SLURM_LOCALID=1', '1 3 1 2'),
+        (f'{UNEVEN} {TASKS}=2,1 SLURM_NODEID=1', '1 3 0 1'),
+        (f'{UNEVEN} {TASKS}=4(x2),3 SLURM_NODEID=1 SLURM_LOCALID=3', '1 3 3 4'),
+        (f'{UNEVEN} {TASKS}=4(x999999999),3 SLURM_NODEID=9', '1 3 0 4'),
+        (f'{UNEVEN} SLURM_LOCALID=1', '1 3 1 2'),  # without the list
     ],
 )
-def test_place_of_a_rank_by_launcher(monkeypatch, text, expected):
+def test_place_of_a_rank_by_launcher(monkeypatch, text, place):
+    """Rank, number of ranks, and the same on its node."""
     for name in list(os.environ):
         if name.startswith(('OMPI_COMM_', 'PMI', 'MPI_LOCAL', 'HOROVOD_', 'SLURM_')):
             monkeypatch.delenv(name)
     for name, value in variables(text).items():
         monkeypatch.setenv(name, f' {value} ' if name == 'HOROVOD_RANK' else value)
-    assert (launched_rank(), launched_size(), launched_local()) == expected
-    assert rank_name() == f'rank {expected[0]} on {platform.node()}'
+    found = launched_rank(), launched_size(), *launched_local()
+    assert ' '.join(map(str, found)) == place
+    assert rank_name() == f'rank {found[0]} on {platform.node()}'
 
 
 # --- GPUs

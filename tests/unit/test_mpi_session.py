@@ -64,28 +64,26 @@ def test_settings_are_found_for_a_user_without_a_home_folder(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(
-    'faulty, reasons, expected',
+    'faulty, reasons, blamed, reason',
     [
-        ([], [], ([], '')),
-        (['a', 'b', 'c', ''], ['no memory'], ([], 'no memory')),  # also without settings
-        (['b'], ['wrong b'], (['b'], 'wrong b')),
-        (['b'], [LOST, LOST, 'wrong b'], (['b'], 'wrong b')),
-        (['b'], [LOST], (['b'], LOST)),
-        (['a', 'b'], ['wrong'], (['a', 'b', 'c'], 'wrong')),
+        ('', [], '', ''),
+        ('abc-', ['no memory'], '', 'no memory'),  # also without settings
+        ('b', ['wrong b'], 'b', 'wrong b'),
+        ('b', [LOST, LOST, 'wrong b'], 'b', 'wrong b'),
+        ('b', [LOST], 'b', LOST),
+        ('ab', ['wrong'], 'abc', 'wrong'),
     ],
     ids='none unrelated one lost never several'.split(),
 )
-def test_setting_without_which_open_mpi_starts_is_to_blame(faulty, reasons, expected):
-    """A start fails with any of the faulty settings, '' for a fault of something else; its reasons
+def test_setting_without_which_open_mpi_starts_is_to_blame(faulty, reasons, blamed, reason):
+    """A start fails with any of the faulty settings, '-' for a fault of something else; its reasons
     are printed in turn, and the last one again and again."""
     left = list(reasons)
 
     def reason_with(names):
-        if not ({*names, ''} & {*faulty}):
+        if not {*names, '-'} & {*faulty}:
             return ''
-        if len(names) < 3:
-            return reasons[-1]
-        return left.pop(0) if len(left) > 1 else left[0]
+        return left.pop(0) if len(names) == 3 and len(left) > 1 else left[-1]
 
-    faults, reason = blame_settings(['a', 'b', 'c'], reason_with)
-    assert (list(faults), reason) == expected
+    faults, found = blame_settings([*'abc'], reason_with)
+    assert (''.join(faults), found) == (blamed, reason)

@@ -104,57 +104,54 @@ def send_at(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    'can_stop, sent, expected',
+    'can_stop, sent',
     [
         # The first request stops a run gracefully, or ends a command that has nothing to finish;
         # the second ends a run.
-        *((True, [(number, 0)], ['stop']) for number in (INT, TERM, HUP, USR1)),
-        *((False, [(number, 0)], ['end']) for number in (INT, TERM, HUP)),
-        (True, [(INT, 0), (INT, 0.5), (INT, 1.5)], ['stop', 'stop', 'end']),
-        (True, [(USR1, 0), (INT, 2)], ['stop', 'end']),
+        *((True, [(number, 0, 'stop')]) for number in (INT, TERM, HUP, USR1)),
+        *((False, [(number, 0, 'end')]) for number in (INT, TERM, HUP)),
+        (True, [(INT, 0, 'stop'), (INT, 0.5, 'stop'), (INT, 1.5, 'end')]),
+        (True, [(USR1, 0, 'stop'), (INT, 2, 'end')]),
         # only Ctrl-C ends a run that writes its checkpoint
-        (True, [(USR1, 0), (TERM, 9), (HUP, 60)], ['stop'] * 3),
+        (True, [(USR1, 0, 'stop'), (TERM, 9, 'stop'), (HUP, 60, 'stop')]),
     ],
 )
-def test_first_signal_stops_and_second_ends(monkeypatch, send_at, can_stop, sent, expected):
-    calls, effects = queue.Queue(), []
+def test_first_signal_stops_and_second_ends(monkeypatch, send_at, can_stop, sent):
+    calls = queue.Queue()
     monkeypatch.setattr(stop_signals, 'end_at_once', lambda: calls.put('end'))
     for number in stop_signals.STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(INT, signal.SIG_IGN)  # as a shell in the background does
     stop_signals.catch(lambda *_: None, stop_signals.END_SIGNALS)
     with stop_signals.handle_in_thread((lambda: calls.put('stop')) if can_stop else None):
-        for number, now_s in sent:
+        for number, now_s, effect in sent:
             send_at(number, now_s)
-            effects.append(calls.get(timeout=10))
-    assert effects == expected
+            assert calls.get(timeout=10) == effect
 
 
 S, T = Stage.STOPPING, Stage.TERMINATING
 
 
 @pytest.mark.parametrize(
-    'before, sent, expected',
+    'before, sent',
     [
         (
             signal.SIG_DFL,
-            [(USR2, 0), (TERM, 0), (INT, 0.5), (INT, 1.1), (TERM, 1.2), (signal.SIGCHLD, 2)],
-            [T, S, S, T, T, None],
+            [(USR2, 0, T), (TERM, 0, S), (INT, 0.5, S), (INT, 1.1, T), (TERM, 1.2, T)],
         ),
-        (signal.SIG_DFL, [(HUP, 0), (USR1, 9)], [S, S]),
-        (signal.SIG_IGN, [(HUP, 0), (INT, 9)], [None, S]),
+        (signal.SIG_DFL, [(HUP, 0, S), (USR1, 9, S), (signal.SIGCHLD, 9, None)]),
+        (signal.SIG_IGN, [(HUP, 0, None), (INT, 9, S)]),
     ],
     ids=['once more', 'hangup', 'nohup'],
 )
-def test_stages_of_signals_even_of_those_ignored_before(send_at, before, sent, expected):
+def test_stages_of_signals_even_of_those_ignored_before(send_at, before, sent):
     """Send signals to this process, a launcher, at given times."""
     for number, handler in ((INT, signal.SIG_IGN), (USR1, signal.SIG_IGN), (HUP, before)):
         signal.signal(number, handler)
-    signals, stages = stop_signals.SignalQueue(LAUNCHER_SIGNALS), []
-    for number, now_s in sent:
+    signals = stop_signals.SignalQueue(LAUNCHER_SIGNALS)
+    for number, now_s, stage in sent:
         send_at(number, now_s)
-        stages.append(stage_of(signals.next(0), signals.is_forced))
-    assert stages == expected
+        assert stage_of(signals.next(0), signals.is_forced) is stage
 
 
 def test_signals_of_one_number_are_discarded(send_at):
