@@ -159,17 +159,17 @@ SAME = 'two attempts in a row ended with the same failure (step 0, start-up); no
 EXCLUDED = 'excluding h2 after 2 failures in attempts without a newer checkpoint'
 
 
-def outcome(code, trace, *script, said='', **options):
+def outcome(code, trace, *script, message='', **options):
     """Return a case: exit code and trace of a script with some options, and texts of messages."""
-    return pytest.param(code, trace, script, options, said)
+    return pytest.param(code, trace, script, options, message)
 
 
 @pytest.mark.parametrize(
-    'code, trace, script, options, said',
+    'code, trace, script, options, message',
     [
         # attempts without progress are limited
         *(outcome(EXIT_FAILED, 't' * (n + 1), *[STUCK] * 9, restarts=n) for n in (0, 1, 2)),
-        outcome(EXIT_FAILED, 'ttt', *[STUCK] * 9, restarts=3, said='wrote no newer checkpoint'),
+        outcome(EXIT_FAILED, 'ttt', *[STUCK] * 9, restarts=3, message='wrote no newer checkpoint'),
         outcome(EXIT_OK, 't' * 10, *[GAINS] * 9, restarts=20),
         # unless their cause was outside, and before a step
         *(
@@ -182,7 +182,7 @@ def outcome(code, trace, *script, said='', **options):
         ),
         # the same failure at the same step ends after two
         *(
-            outcome(EXIT_FAILED, 'tt', BROKEN, {**BROKEN, 'cause': cause}, restarts=9, said=SAME)
+            outcome(EXIT_FAILED, 'tt', BROKEN, {**BROKEN, 'cause': cause}, restarts=9, message=SAME)
             for cause in ('no memory for 64 GB', 'no memory for 65 GB')
         ),
         *(
@@ -194,8 +194,8 @@ def outcome(code, trace, *script, said='', **options):
             )
         ),
         # an interruption by the loss of a host is a failure
-        outcome(EXIT_OK, 'tt', LOST, restarts=1, said=SILENT),
-        outcome(EXIT_FAILED, 't', LOST, said=SILENT),
+        outcome(EXIT_OK, 'tt', LOST, restarts=1, message=SILENT),
+        outcome(EXIT_FAILED, 't', LOST, message=SILENT),
         outcome(EXIT_OK, 'tt', {**LOST, 'code': EXIT_RESUMABLE}, restarts=1),
         outcome(EXIT_RESUMABLE, 't', {**LOST, 'code': 75, 'silent': set()}, restarts=1),
         # a second Ctrl-C keeps the result of a finished run
@@ -229,23 +229,26 @@ def outcome(code, trace, *script, said='', **options):
         # elastic waits for a host that soon answers, and excludes one that fails twice
         outcome(EXIT_OK, 'tt', GONE, restarts=1, elastic=True),
         *(
-            outcome(code, trace, *script, said=said, restarts=20, **options)
-            for fault, said in ((BROKEN, EXCLUDED), (attempt(1, blames='h2'), f'{EXCLUDED} (kill'))
-            for code, trace, script, said, options in (
-                (EXIT_OK, 'ttT', [fault] * 2, said, {'elastic': True}),
+            outcome(code, trace, *script, message=message, restarts=20, **options)
+            for fault, message in (
+                (BROKEN, f'{EXCLUDED} (no memory'),
+                (attempt(1, blames='h2'), f'{EXCLUDED} (kill'),
+            )
+            for code, trace, script, message, options in (
+                (EXIT_OK, 'ttT', [fault] * 2, message, {'elastic': True}),
                 (EXIT_FAILED, 'tt', [fault] * 2, SAME, {}),
                 (
-                    *(EXIT_OK, 'ddDT', [{**fault, 'begins': False}] * 2 + [FIT], said),
+                    *(EXIT_OK, 'ddDT', [{**fault, 'begins': False}] * 2 + [FIT], message),
                     {'elastic': True, 'doctor': True},
                 ),
             )
         ),
     ],
 )
-def test_starts_and_exit_code_of_a_launcher(code, trace, script, options, said):
+def test_starts_and_exit_code_of_a_launcher(code, trace, script, options, message):
     got, world = fake_run(script, **options)
     assert (got, world.trace) == (code, trace)
-    assert said in '\n'.join(world.messages)
+    assert message in '\n'.join(world.messages)
 
 
 def test_origin_and_cause_of_attempts_are_recorded():
@@ -258,8 +261,8 @@ def test_origin_and_cause_of_attempts_are_recorded():
         *[(f'host h2 {cause}', 'outside')] * 2,
         ('converged', ''),
     ]
-    told = f'host h2 (with rank 1) {cause}; last recorded: step 0, start-up'
-    assert world.messages.count(told) == 2
+    text = f'host h2 (with rank 1) {cause}; last recorded: step 0, start-up'
+    assert world.messages.count(text) == 2
 
 
 def test_elastic_excludes_a_host_that_stays_silent(monkeypatch):

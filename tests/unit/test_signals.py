@@ -92,7 +92,7 @@ def insist(process):
 
 @pytest.fixture
 def send_at(monkeypatch):
-    """Function that sends a signal to this process at a time of a clock that stands still."""
+    """Function that sends a signal to this process at a time of a fixed clock."""
 
     def send_at(number, now_s):
         clock = SimpleNamespace(monotonic=lambda: now_s, sleep=lambda _: None)
