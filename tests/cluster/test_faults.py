@@ -90,7 +90,8 @@ def cut(phase, *texts, num_hosts=2, until=None, options=ALONE, code=1, causes=No
             ranks=[2],
         ),
         cut(
-            *('training', 'restart 1 of 1'),
+            'training',
+            'restart 1 of 1',
             until='does not answer',
             options=AGAIN,
             code=0,

@@ -151,6 +151,7 @@ def test_exit_code_of_launcher_matches_run_folder(script, restarts, is_elastic):
 KILLED = attempt(1, blames='h2', rank=1, cause='killed by signal 9 (SIGKILL)', is_outside=True)
 CUT = attempt(1, blames='h2', cause='had no contact to the launcher for 20 s', is_outside=True)
 BROKEN = attempt(1, blames='h2', rank=1, cause='no memory for 64 GB')
+BLAMED = attempt(1, blames='h2')
 GONE, STATUS_205 = (attempt(code, silent={'h2'}) for code in (EXIT_FAILED, 205))
 # A run that is interrupted because a host is lost.
 LOST = attempt(EXIT_FAILED, 'interrupted', 1, silent={'h2'})
@@ -159,9 +160,9 @@ SAME = 'two attempts in a row ended with the same failure (step 0, start-up); no
 EXCLUDED = 'excluding h2 after 2 failures in attempts without a newer checkpoint'
 
 
-def outcome(code, trace, *script, message='', **options):
+def outcome(code, trace, *script, message='', restarts=20, **options):
     """Return a case: exit code and trace of a script with some options, and texts of messages."""
-    return pytest.param(code, trace, script, options, message)
+    return code, trace, script, {'restarts': restarts, **options}, message
 
 
 @pytest.mark.parametrize(
@@ -169,79 +170,56 @@ def outcome(code, trace, *script, message='', **options):
     [
         # attempts without progress are limited
         *(outcome(EXIT_FAILED, 't' * (n + 1), *[STUCK] * 9, restarts=n) for n in (0, 1, 2)),
-        outcome(EXIT_FAILED, 'ttt', *[STUCK] * 9, restarts=3, message='wrote no newer checkpoint'),
-        outcome(EXIT_OK, 't' * 10, *[GAINS] * 9, restarts=20),
+        outcome(EXIT_FAILED, 'ttt', *[STUCK] * 9, message='wrote no newer checkpoint'),
+        outcome(EXIT_OK, 't' * 10, *[GAINS] * 9),
         # unless their cause was outside, and before a step
         *(
-            outcome(EXIT_OK, 't' * 10, *[fault] * 9, restarts=20)
+            outcome(EXIT_OK, 't' * 10, *[fault] * 9)
             for fault in (KILLED, CUT, attempt(137), {**CUT, 'begins': False})
         ),
-        *(
-            outcome(EXIT_FAILED, 'ttt', *[{**fault, 'reaches': 4}] * 9, restarts=20)
-            for fault in (KILLED, CUT)
-        ),
+        outcome(EXIT_FAILED, 'ttt', *[{**KILLED, 'reaches': 4}] * 9),
+        outcome(EXIT_FAILED, 'ttt', *[{**CUT, 'reaches': 4}] * 9),
         # the same failure at the same step ends after two
-        *(
-            outcome(EXIT_FAILED, 'tt', BROKEN, {**BROKEN, 'cause': cause}, restarts=9, message=SAME)
-            for cause in ('no memory for 64 GB', 'no memory for 65 GB')
-        ),
-        *(
-            outcome(EXIT_FAILED, trace, *[BROKEN, second] * 3, restarts=9)
-            for trace, second in (
-                ('ttt', {**BROKEN, 'reaches': 7}),
-                ('ttt', {**BROKEN, 'cause': 'no file'}),
-                ('ttttt', KILLED),
-            )
-        ),
+        outcome(EXIT_FAILED, 'tt', BROKEN, {**BROKEN, 'cause': 'no memory for 9 GB'}, message=SAME),
+        outcome(EXIT_FAILED, 'ttt', *[BROKEN, {**BROKEN, 'reaches': 7}] * 3),
+        outcome(EXIT_FAILED, 'ttt', *[BROKEN, {**BROKEN, 'cause': 'no file'}] * 3),
+        outcome(EXIT_FAILED, 'ttttt', *[BROKEN, KILLED] * 3),
         # an interruption by the loss of a host is a failure
-        outcome(EXIT_OK, 'tt', LOST, restarts=1, message=SILENT),
-        outcome(EXIT_FAILED, 't', LOST, message=SILENT),
-        outcome(EXIT_OK, 'tt', {**LOST, 'code': EXIT_RESUMABLE}, restarts=1),
-        outcome(EXIT_RESUMABLE, 't', {**LOST, 'code': 75, 'silent': set()}, restarts=1),
+        outcome(EXIT_OK, 'tt', LOST, message=SILENT),
+        outcome(EXIT_FAILED, 't', LOST, message=SILENT, restarts=0),
+        outcome(EXIT_OK, 'tt', {**LOST, 'code': EXIT_RESUMABLE}),
+        outcome(EXIT_RESUMABLE, 't', {**LOST, 'code': EXIT_RESUMABLE, 'silent': set()}),
         # a second Ctrl-C keeps the result of a finished run
+        outcome(EXIT_OK, 't', attempt(137, 'converged', 1, has_stop=True, is_forced=True)),
         *(
-            outcome(code, 't', attempt(137, end, 1, has_stop=True, is_forced=True))
-            for code, end in (
-                (EXIT_OK, 'converged'),
-                *((EXIT_AT_ONCE, end) for end in ('aborted', 'interrupted', None)),
-            )
+            outcome(EXIT_AT_ONCE, 't', attempt(137, end, 1, has_stop=True, is_forced=True))
+            for end in ('aborted', 'interrupted', None)
         ),
         # a doctor that loses a rank counts as an attempt, also the first one
         *(
             outcome(code, trace, {**lost, 'begins': False}, FIT, doctor=True, restarts=n)
-            for lost in (attempt(137), KILLED, {**BROKEN, 'cause': 'killed'}, GONE, STATUS_205)
+            for lost in (attempt(137), KILLED, BLAMED, GONE, STATUS_205)
             for code, trace, n in ((EXIT_OK, 'ddt', 3), (EXIT_FAILED, 'd', 0))
         ),
         # a failed doctor counts as an attempt, except the first one
-        outcome(EXIT_OK, 'dtddt', FIT, GAINS, UNFIT, FIT, doctor=True, restarts=3),
-        outcome(EXIT_FAILED, 'd', UNFIT, doctor=True, restarts=3),
+        outcome(EXIT_OK, 'dtddt', FIT, GAINS, UNFIT, FIT, doctor=True),
+        outcome(EXIT_FAILED, 'd', UNFIT, doctor=True),
         # the doctor is repeated unless all hosts passed and answer
+        outcome(EXIT_OK, 'dtt', FIT, KILLED, doctor=True),
+        outcome(EXIT_OK, 'dtt', FIT, CUT, doctor=True),
         *(
-            outcome(EXIT_OK, trace, FIT, fault, *[FIT] * (trace == 'dtdt'), doctor=True, restarts=5)
-            for trace, fault in (
-                ('dtt', KILLED),
-                ('dtt', CUT),
-                ('dtdt', BROKEN),
-                ('dtdt', STUCK),
-                ('dtdt', {**CUT, 'silent': {'h2'}}),
-            )
+            outcome(EXIT_OK, 'dtdt', FIT, fault, FIT, doctor=True)
+            for fault in (BROKEN, STUCK, {**CUT, 'silent': {'h2'}})
         ),
         # elastic waits for a host that soon answers, and excludes one that fails twice
-        outcome(EXIT_OK, 'tt', GONE, restarts=1, elastic=True),
-        *(
-            outcome(code, trace, *script, message=message, restarts=20, **options)
-            for fault, message in (
-                (BROKEN, f'{EXCLUDED} (no memory'),
-                (attempt(1, blames='h2'), f'{EXCLUDED} (kill'),
-            )
-            for code, trace, script, message, options in (
-                (EXIT_OK, 'ttT', [fault] * 2, message, {'elastic': True}),
-                (EXIT_FAILED, 'tt', [fault] * 2, SAME, {}),
-                (
-                    *(EXIT_OK, 'ddDT', [{**fault, 'begins': False}] * 2 + [FIT], message),
-                    {'elastic': True, 'doctor': True},
-                ),
-            )
+        outcome(EXIT_OK, 'tt', GONE, elastic=True),
+        outcome(EXIT_OK, 'ttT', BROKEN, BROKEN, message=f'{EXCLUDED} (no memory', elastic=True),
+        outcome(EXIT_OK, 'ttT', BLAMED, BLAMED, message=f'{EXCLUDED} (kill', elastic=True),
+        outcome(
+            *(EXIT_OK, 'ddDT', *[{**BLAMED, 'begins': False}] * 2, FIT),
+            message=EXCLUDED,
+            elastic=True,
+            doctor=True,
         ),
     ],
 )
