@@ -79,6 +79,7 @@ def test_mpijob_matches_the_schema_of_the_operator():
 
 
 def test_manifest_with_every_option_is_the_recorded_one(request):
+    """pytest --update records it."""
     text = render_mpi_job(plan_training([*ALL, '--config', IN_IMAGE])[0])
     if request.config.getoption('--update'):
         RECORDED.write_text(text)
