@@ -228,7 +228,7 @@ if __name__ == '__main__':
         'num_hosts', metavar='N', type=int, choices=range(1, 250), help='number of hosts'
     )
     parser.add_argument('command', nargs=argparse.REMAINDER)
-    words = parser.parse_args()
-    if os.geteuid() or not words.command:
+    options = parser.parse_args()
+    if os.geteuid() or not options.command:
         parser.error('expected root and a command')
-    sys.exit(main(words.num_hosts, words.command))
+    sys.exit(main(options.num_hosts, options.command))
