@@ -64,6 +64,12 @@ def shipped_logs() -> Path:
     return Path(_COPY.name, 'logs')
 
 
+def assert_one_line(done, *texts: str, code: int = 2) -> None:
+    """Assert that a program failed with one line that contains some texts."""
+    assert done.returncode == code and done.stderr.count('\n') == 1, done.stderr
+    assert all(text in done.stderr for text in texts), done.stderr
+
+
 def untimed(failures):
     """Return failures without their times, which must be of the last hour."""
     assert all(time.time() - 3600 < f.time_s < time.time() + 60 for f in failures)
@@ -75,6 +81,12 @@ def run(command, *, timeout=HANG_LIMIT_S, **keys) -> subprocess.CompletedProcess
     return subprocess.run(
         [str(c) for c in command], capture_output=True, text=True, timeout=timeout, **keys
     )
+
+
+def start_program(words, **keys) -> subprocess.Popen:
+    """Start a program in a new session, with its output as text in pipes."""
+    pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE, 'text': True}
+    return subprocess.Popen([str(w) for w in words], **{**pipes, 'start_new_session': True, **keys})
 
 
 def git(folder: Path, *words: object) -> str:
@@ -170,6 +182,12 @@ def write_files(folder: Path, files, mode: int = 0o644) -> None:
         path.chmod(mode)
 
 
+def write_programs(folder: Path, **programs: str) -> None:
+    """Write shell programs, such as stand-ins of ssh."""
+    files = {name: f'#!/bin/bash\n{text}' for name, text in programs.items()}
+    write_files(folder, files, mode=0o755)
+
+
 def write_zone(sys_folder: Path, zone: str, name: str, energy_uj: int) -> Path:
     """Write an energy counter to a fake /sys tree; return its file."""
     folder = sys_folder / 'class/powercap' / zone
@@ -192,7 +210,7 @@ def deny(monkeypatch, end: str, *functions: str) -> None:
         monkeypatch.setattr(os, name, partial(refuse, getattr(os, name)))
 
 
-def wait_for(is_reached, is_alive, describe, pause_s=0.05):
+def wait_for(is_reached, is_alive=lambda: True, describe=str, pause_s=0.05):
     """Wait until is_reached() is true, and return its value; fail if is_alive() is false before."""
     deadline = time.monotonic() + HANG_LIMIT_S
     while not (reached := is_reached()):

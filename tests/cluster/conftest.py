@@ -9,7 +9,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -19,23 +19,8 @@ from helpers import ROOT, argv, run, skip_for, variables, wait_for
 
 from mlperf_rn50.runfolder.jsonl import read_lines
 
-TOOLS = (
-    'ip',
-    'nsenter',
-    'unshare',
-    'ssh',
-    'sshd',
-    'munged',
-    'slurmctld',
-    'slurmd',
-    'sbatch',
-    'debootstrap',
-    'buildah',
-    'podman',
-    'runc',
-    'docker',
-    'dockerd',
-)
+TOOLS = """ip nsenter unshare ssh sshd munged slurmctld slurmd sbatch debootstrap buildah podman runc
+    docker dockerd""".split()
 # For trainings with several ranks on a core.
 VARIABLES = variables('OMP_NUM_THREADS=1 OMPI_MCA_pml=ob1 OMPI_MCA_btl=tcp,self,vader')
 IMAGE = 'localhost/mlperf_rn50:test'
@@ -48,16 +33,10 @@ HOST_SETTINGS = [p for p in ('/etc/ssl/certs', '/etc/pip.conf') if Path(p).exist
 
 @pytest.fixture(scope='session', autouse=True)
 def _tools():
-    missing = [
-        t for t in TOOLS if not shutil.which(t, path=f'{os.environ["PATH"]}:/usr/sbin:/sbin')
-    ]
-    skip_for(
-        'not root'
-        if os.geteuid()
-        else f'{", ".join(missing)}: tests/install.sh installs it'
-        if missing
-        else ''
-    )
+    path = f'{os.environ["PATH"]}:/usr/sbin:/sbin'
+    missing = ', '.join(t for t in TOOLS if not shutil.which(t, path=path))
+    skip_for(missing and f'{missing}: tests/install.sh installs it')
+    skip_for('not root' if os.geteuid() else '')
 
 
 @pytest.fixture(scope='session')
@@ -90,10 +69,8 @@ def buildah(*arguments):
 def debian_mirror() -> str:
     """Return the URL of the Debian mirror that this machine uses."""
     for path in [Path('/etc/apt/sources.list'), *Path('/etc/apt/sources.list.d').glob('debian.*')]:
-        mirror = (
-            re.search(r'https?://\S+/debian(?=/?\s)', path.read_text()) if path.exists() else None
-        )
-        if mirror:
+        text = path.read_text() if path.exists() else ''
+        if mirror := re.search(r'https?://\S+/debian(?=/?\s)', text):
             return mirror[0]
     return 'http://deb.debian.org/debian'
 
@@ -103,9 +80,8 @@ def base_image(folder) -> str:
     name."""
     # Install certificates here, because a read-only mount covers their folder later.
     command = 'debootstrap --variant=minbase --include=ca-certificates bookworm'.split()
-    name = (
-        f'localhost/mlperf_rn50-base:{hashlib.sha256(" ".join(command).encode()).hexdigest()[:12]}'
-    )
+    digest = hashlib.sha256(' '.join(command).encode()).hexdigest()
+    name = f'localhost/mlperf_rn50-base:{digest[:12]}'
     if run(argv('buildah inspect --type image {}', name)).returncode == 0:
         return name
     root = folder / 'root'
@@ -125,11 +101,8 @@ def image(tmp_path_factory) -> str:
         fcntl.flock(lock, fcntl.LOCK_EX)  # other workers may build or prune
         base = base_image(tmp_path_factory.mktemp('debian'))
         mounts = [word for path in HOST_SETTINGS for word in ('--volume', f'{path}:{path}:ro')]
-        build = [
-            *'bud --quiet --layers --isolation chroot --build-arg'.split(),
-            f'BASE={base}',
-            *mounts,
-        ]
+        build = argv('bud --quiet --layers --isolation chroot --build-arg {}', f'BASE={base}')
+        build += mounts
         # a tag protects it from pruning
         buildah(*build, '--target', 'build', '--tag', f'{IMAGE}-build', ROOT)
         buildah(*build, '--tag', IMAGE, ROOT)
@@ -142,10 +115,12 @@ def image(tmp_path_factory) -> str:
 def podman_settings(tmp_path, monkeypatch):
     """Configure podman for restricted machines, with runc and low limits."""
     path = tmp_path / 'containers.conf'
-    path.write_text(
-        '[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]\n'
-        '[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\n'
-    )
+    path.write_text("""[containers]
+default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
+[engine]
+runtime = "runc"
+cgroup_manager = "cgroupfs"
+""")
     monkeypatch.setenv('CONTAINERS_CONF', str(path))
 
 
@@ -280,15 +255,11 @@ class Job:
 @contextmanager
 def mounted(hosts: Sequence[Host], *words: object) -> Iterator[None]:
     """Run mount with some arguments on hosts; unmount at the end."""
-    mounted_hosts: list[Host] = []
-    try:
+    with ExitStack() as stack:
         for host in hosts:
             host.call('mount', *words)
-            mounted_hosts.append(host)
+            stack.callback(host.call, 'umount', '--lazy', words[-1])
         yield
-    finally:
-        for host in mounted_hosts:
-            host.call('umount', '--lazy', words[-1])
 
 
 @pytest.fixture
@@ -298,15 +269,8 @@ def start(cluster, tiny_config, tmp_path):
 
     def start_job(*arguments, launcher='mpirun.sh', num_hosts=2, **variables) -> Job:
         hosts = ['--hosts', ','.join(h.name for h in cluster.hosts[:num_hosts])]
-        jobs.append(
-            Job(
-                cluster,
-                launcher,
-                [*hosts, '--config', tiny_config, *arguments],
-                tmp_path / 'run',
-                variables,
-            )
-        )
+        words = [*hosts, '--config', tiny_config, *arguments]
+        jobs.append(Job(cluster, launcher, words, tmp_path / 'run', variables))
         return jobs[-1]
 
     yield start_job

@@ -9,6 +9,7 @@ Run as a program, it runs a command on the first of N hosts, named h1 to hN:
 import argparse
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -23,8 +24,10 @@ _SUBNET = '10.213.77'
 _SSHD = '/usr/sbin/sshd'
 
 
-def _call(*command: object, **keys) -> None:
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, **keys)
+def _call(*command: object) -> None:
+    """Run a command, given as a text or as its words; it must succeed."""
+    words = shlex.split(command[0]) if len(command) == 1 else command
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True)
     assert done.returncode == 0, f'{command}: {done.stdout}{done.stderr}'
 
 
@@ -39,17 +42,8 @@ class Host:
 
     def inside(self, command: Sequence[object]) -> list[str]:
         """Wrap a command so that it runs on this host."""
-        return [
-            'nsenter',
-            '-t',
-            str(self.keeper.pid),
-            '-n',
-            '-u',
-            '-m',
-            f'--wdns={os.getcwd()}',
-            '--',
-            *(str(c) for c in command),
-        ]
+        enter = f'nsenter -t {self.keeper.pid} -n -u -m'.split()
+        return [*enter, f'--wdns={os.getcwd()}', '--', *map(str, command)]
 
     def call(self, *command: object) -> None:
         """Run a command on this host; it must succeed."""
@@ -122,23 +116,24 @@ class Cluster:
         self.bridge = f'{"full" if domain else "rn50"}-{os.getpid() % 100000}'
         self.hosts: list[Host] = []
         self._make_keys()
-        _call('ip', 'link', 'add', self.bridge, 'type', 'bridge')
-        _call('ip', 'link', 'set', self.bridge, 'up')
-        names = [(f'h{i}{domain}', f'{_SUBNET}.{i}') for i in range(1, num_hosts + 1)]
-        (folder / 'etc_hosts').write_text(
-            '127.0.0.1 localhost\n' + ''.join(f'{a} {n}\n' for n, a in names)
-        )
-        for name, address in names:
+        _call(f'ip link add {self.bridge} type bridge')
+        _call(f'ip link set {self.bridge} up')
+        addresses = {f'h{i}{domain}': f'{_SUBNET}.{i}' for i in range(1, num_hosts + 1)}
+        lines = [f'{address} {name}\n' for name, address in addresses.items()]
+        (folder / 'etc_hosts').write_text(''.join(['127.0.0.1 localhost\n', *lines]))
+        for name, address in addresses.items():
             self._add_host(name, address)
 
     def _make_keys(self) -> None:
         for name in ('user', 'server'):
-            _call('ssh-keygen', '-q', '-t', 'ed25519', '-N', '', '-f', self.folder / name)
-        (self.folder / 'ssh_config').write_text(
-            f'Host *\n User root\n IdentityFile {self.folder}/user\n StrictHostKeyChecking no\n '
-            'LogLevel ERROR\n'
-            f' UserKnownHostsFile {self.folder}/known_hosts\n'
-        )
+            _call(f"ssh-keygen -q -t ed25519 -N '' -f '{self.folder / name}'")
+        (self.folder / 'ssh_config').write_text(f"""Host *
+ User root
+ IdentityFile {self.folder}/user
+ StrictHostKeyChecking no
+ LogLevel ERROR
+ UserKnownHostsFile {self.folder}/known_hosts
+""")
         ssh = self.folder / 'bin/ssh'
         ssh.parent.mkdir()
         ssh.write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {self.folder}/ssh_config "$@"\n')
@@ -155,19 +150,7 @@ class Cluster:
         self.hosts.append(host)
         while _namespace(keeper.pid) == _namespace(os.getpid()):
             time.sleep(0.01)
-        _call(
-            'ip',
-            'link',
-            'add',
-            self._link(host),
-            'type',
-            'veth',
-            'peer',
-            'name',
-            'eth0',
-            'netns',
-            keeper.pid,
-        )
+        _call(f'ip link add {self._link(host)} type veth peer name eth0 netns {keeper.pid}')
         self.set_link(host, True)
         # A shell over ssh reads .bashrc, which may block for a minute on a lock left by a killed
         # shell.
@@ -184,20 +167,12 @@ ip link set lo up; mount --bind {self.folder}/etc_hosts /etc/hosts
     def start_sshd(self, host: Host, *settings: str) -> None:
         """Start sshd on a host, with further settings such as ForceCommand=COMMAND."""
         Path('/run/sshd').mkdir(exist_ok=True)
-        options = [
-            f'HostKey={self.folder}/server',
-            f'AuthorizedKeysFile={self.folder}/user.pub',
-            'StrictModes=no',
-            'PermitRootLogin=yes',
-            'UsePAM=no',
-            'PidFile=none',
-            f'ListenAddress={host.address}',
-            'MaxStartups=100',
-            *settings,
-            *([f'SetEnv={self.variables}'] if self.variables else []),
-        ]
+        options = [f'HostKey={self.folder}/server', f'AuthorizedKeysFile={self.folder}/user.pub']
+        options += f"""StrictModes=no PermitRootLogin=yes UsePAM=no PidFile=none MaxStartups=100
+            ListenAddress={host.address}""".split()
+        options += [*settings, *([f'SetEnv={self.variables}'] if self.variables else [])]
         host.sshd = subprocess.Popen(
-            host.inside([_SSHD, '-D', '-e', *(w for o in options for w in ('-o', o))]),
+            host.inside([_SSHD, '-D', '-e', *(f'-o{option}' for option in options)]),
             stderr=open(self.folder / f'sshd_{host.name}.log', 'w'),
         )
 
@@ -213,13 +188,8 @@ ip link set lo up; mount --bind {self.folder}/etc_hosts /etc/hosts
 
     def set_link(self, host: Host, is_up: bool) -> None:
         """Cut or restore the link of a host; a cut link drops packets without errors."""
-        _call(
-            'ip',
-            'link',
-            'set',
-            self._link(host),
-            *(['master', self.bridge, 'up'] if is_up else ['nomaster']),
-        )
+        state = f'master {self.bridge} up' if is_up else 'nomaster'
+        _call(f'ip link set {self._link(host)} {state}')
 
     def reset(self) -> None:
         """Kill all processes on the hosts, restore all links, and restart sshd where it is
@@ -258,7 +228,7 @@ if __name__ == '__main__':
         'num_hosts', metavar='N', type=int, choices=range(1, 250), help='number of hosts'
     )
     parser.add_argument('command', nargs=argparse.REMAINDER)
-    words = parser.parse_args()
-    if os.geteuid() or not words.command:
+    options = parser.parse_args()
+    if os.geteuid() or not options.command:
         parser.error('expected root and a command')
-    sys.exit(main(words.num_hosts, words.command))
+    sys.exit(main(options.num_hosts, options.command))

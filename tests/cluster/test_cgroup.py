@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from cluster.conftest import run_metrics
-from helpers import CLI, HANG_LIMIT_S, ROOT, run, skip_for, wait_for
+from helpers import CLI, HANG_LIMIT_S, ROOT, argv, run, skip_for, under_ranks, variables, wait_for
 from unit.test_watchdog import start as start_watched
 
 GROUPS = Path('/sys/fs/cgroup')
@@ -61,20 +60,9 @@ def joined(group) -> list[Path]:
 def test_doctor_reports_limits_of_the_group(joined):
     environment = {k: v for k, v in os.environ.items() if k != 'OMP_NUM_THREADS'}
     enter = 'for group in "${@:1:$0}"; do echo $$ >"$group/cgroup.procs"; done; exec "${@:$0 + 1}"'
+    doctor = under_ranks(1, [*CLI, *'doctor --format json'.split()])
     done = run(
-        [
-            shutil.which('bash'),
-            '-c',
-            enter,
-            len(joined),
-            *joined,
-            ROOT / 'launch/ranks.sh',
-            1,
-            *CLI,
-            'doctor',
-            '--format',
-            'json',
-        ],
+        ['bash', '-c', enter, len(joined), *joined, *doctor],
         env={**environment, 'PYTHONPATH': str(ROOT)},
     )
     assert done.returncode == 0, done.stderr
@@ -83,10 +71,8 @@ def test_doctor_reports_limits_of_the_group(joined):
     assert 'their control group allows 2.1 GB' in checks['memory']['found'], checks['memory']
     assert checks['memory']['status'] == 'warning'
     allowed = min(1.5, len(os.sched_getaffinity(0)))
-    assert (
-        f'1 rank may use {allowed} of the' in checks['CPUs']['found']
-        and checks['threads']['status'] == 'ok'
-    )
+    assert f'1 rank may use {allowed} of the' in checks['CPUs']['found']
+    assert checks['threads']['status'] == 'ok'
     assert report['ranks'][0]['omp_num_threads'] == '1'
 
 
@@ -100,12 +86,8 @@ def limit(group: Path, num_bytes: int) -> None:
 
 def inside(group: Path, *command: object) -> list[str]:
     """Wrap a command so that it runs in a group."""
-    return [
-        'bash',
-        '-c',
-        'echo $$ >"$0/cgroup.procs"; exec "$@"',
-        str(group),
-        *(str(c) for c in command),
+    return argv('bash -c {} {}', 'echo $$ >"$0/cgroup.procs"; exec "$@"', group) + [
+        *map(str, command)
     ]
 
 
@@ -117,13 +99,8 @@ def test_out_of_memory_kill_is_reported_with_limit_and_advice(group, phase):
         f'heartbeat.beat("{phase}"); held = b"x" * (120 << 20); time.sleep(4); more = b"x" * '
         '(120 << 20); rest()'
     )
-    process = start_watched(
-        body,
-        command=inside(group),
-        HOROVOD_SIZE='2',
-        HOROVOD_LOCAL_RANK='0',
-        HOROVOD_LOCAL_SIZE='2',
-    )
+    ranks = variables('HOROVOD_SIZE=2 HOROVOD_LOCAL_RANK=0 HOROVOD_LOCAL_SIZE=2')
+    process = start_watched(body, command=inside(group), **ranks)
     err = process.communicate(timeout=HANG_LIMIT_S)[1]
     assert process.returncode == 1
     assert re.fullmatch(
@@ -156,21 +133,11 @@ time.sleep(100000)
 def test_training_in_a_full_group_reports_out_of_memory(group, tiny_config, tmp_path):
     run_dir = tmp_path / 'run'
     with open(tmp_path / 'out', 'w') as out:
-        job = subprocess.Popen(
-            inside(
-                group,
-                ROOT / 'launch/local.sh',
-                '--ranks-per-node',
-                2,
-                '--config',
-                tiny_config,
-                '--run-dir',
-                run_dir,
-                '--no-doctor',
-            ),
-            stdout=out,
-            stderr=out,
+        words = argv(
+            '--ranks-per-node 2 --no-doctor --config {} --run-dir {}', tiny_config, run_dir
         )
+        command = inside(group, ROOT / 'launch/local.sh', *words)
+        job = subprocess.Popen(command, stdout=out, stderr=out)
     wait_for(
         lambda: len(run_metrics(run_dir, 'train')) >= 8,
         lambda: job.poll() is None,

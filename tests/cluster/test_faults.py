@@ -1,7 +1,6 @@
 """Faults of hosts, links and disks, after which the run ends on all hosts with a report, or
 resumes."""
 
-import json
 import os
 import re
 import shutil
@@ -9,14 +8,14 @@ import signal
 import time
 from pathlib import Path
 
-import numpy
 import psutil
 import pytest
 from cluster.conftest import mounted, run_metrics
-from cluster.hosts import words
+from cluster.hosts import kill, words
 
 from mlperf_rn50.data.records import load_manifest
 from mlperf_rn50.data.verify import dump_manifest
+from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import list_checkpoints
 from mlperf_rn50.train.checkpoint.checkpoint import load
 
@@ -30,24 +29,32 @@ def assert_nothing_lost(run_dir):
     assert '"run_start"' in (run_dir / 'result_0.txt').read_text()
     newest = list_checkpoints(run_dir / 'checkpoints')[-1]
     assert load(newest)[0].step == int(newest.name[5:])
-    assert [m['step'] for m in run_metrics(run_dir, 'train')] == list(
-        range(1, 1 + len(run_metrics(run_dir, 'train')))
-    )
+    steps = [m['step'] for m in run_metrics(run_dir, 'train')]
+    assert steps == list(range(1, 1 + len(steps)))
 
 
 def assert_ended(job, *patterns, code=None):
     got, output = job.end()
-    assert got != 0 and (code is None or got == code), output
+    assert got != 0 and (code is None or got == code) and 'Traceback' not in output, output
     for pattern in patterns:
         assert re.search(pattern, output), f'{pattern!r} is not in: {output}'
     return output
 
 
 def causes_of(job):
-    return [
-        json.loads(line)['cause']
-        for line in (job.run_dir / 'attempts.jsonl').read_text().splitlines()
-    ]
+    return [a['cause'] for _, a in read_lines(job.run_dir / 'attempts.jsonl', dict)]
+
+
+@pytest.fixture
+def start_to(start):
+    """Function that starts a launcher without a doctor, and waits for a step."""
+
+    def start_to(*options, step=8, **keys):
+        job = start(*BARE, *options, **keys)
+        job.wait_for_step(step)
+        return job
+
+    return start_to
 
 
 CONTACT = '(had no contact to the launcher for 20 s|lost its connection to the launcher)'
@@ -56,31 +63,48 @@ AGAIN = ('--restarts', 1, '--train.target_accuracy', 0.6)
 SHORT = ('--checkpoint.period_epochs', 0, '--train.max_epochs', 3)
 
 
+SILENT = f'does not answer h1; {RECORDED}'
+
+
+def cut(phase, *texts, num_hosts=2, until=None, options=ALONE, code=1, causes=None, ranks=()):
+    """Return a case of the next test, by default without a restart."""
+    return pytest.param(phase, num_hosts, until, options, code, texts, causes, list(ranks))
+
+
 @pytest.mark.parametrize(
     'phase, num_hosts, until, options, code, texts, causes, ranks',
     [
-        (
-            *('start-up', 2, None, ALONE, 1),
-            ['does not answer h1; (before a run began|last recorded: step 0, start-up)'],
-            *(None, []),
-        ),
-        ('training', 3, None, ALONE, 1, [f'does not answer h1; {RECORDED}'], None, []),
-        ('evaluation', 2, None, ALONE, 1, [f'does not answer h1; {RECORDED}'], None, []),
-        ('checkpoint', 2, None, ALONE, 1, [f'does not answer h1; {RECORDED}'], None, []),
+        cut('start-up', 'does not answer h1; (before a run began|last recorded: step 0, start-up)'),
+        cut('training', SILENT, num_hosts=3),
+        cut('evaluation', SILENT),
+        cut('checkpoint', SILENT),
         # not ended by the fault
-        ('training', 2, 3, SHORT, 1, ['aborted: the target was not reached'], ['aborted'], []),
-        (
-            *('training', 2, 20, AGAIN, 0, [f'{CONTACT}; {RECORDED}']),
-            *([f'host h2 {CONTACT}', 'converged'], [2]),
+        cut('training', 'aborted: the target', until=3, options=SHORT, causes=['aborted']),
+        cut(
+            'training',
+            f'{CONTACT}; {RECORDED}',
+            until=20,
+            options=AGAIN,
+            code=0,
+            causes=[f'host h2 {CONTACT}', 'converged'],
+            ranks=[2],
         ),
-        ('training', 2, 'does not answer', AGAIN, 0, ['restart 1 of 1'], None, [2]),
-        (
-            *('training', 3, None, (*AGAIN, '--elastic'), 0),
-            [
-                'excluding h3, which did not answer',
-                r'2 ranks \(before: 3\), global batch 24 \(before: 24\), learning rate times 1',
-            ],
-            *(None, [2]),
+        cut(
+            'training',
+            'restart 1 of 1',
+            until='does not answer',
+            options=AGAIN,
+            code=0,
+            ranks=[2],
+        ),
+        cut(
+            'training',
+            'excluding h3, which did not answer',
+            r'2 ranks \(before: 3\), global batch 24 \(before: 24\), learning rate times 1',
+            num_hosts=3,
+            options=(*AGAIN, '--elastic'),
+            code=0,
+            ranks=[2],
         ),
     ],
     ids='start-up training evaluation checkpoint short long waiting elastic'.split(),
@@ -115,9 +139,9 @@ def test_cut_link(start, cluster, phase, num_hosts, until, options, code, texts,
     if phase == 'start-up':
         return
     resumed = run_metrics(job.run_dir, 'resumed')
-    assert [m['number_of_ranks'] for m in resumed] == ranks
-    assert all(m['number_of_nodes'] == m['number_of_ranks'] for m in resumed)
-    assert all(m['lr_scale'] == 1.0 for m in resumed)
+    assert [(m['number_of_ranks'], m['number_of_nodes'], m['lr_scale']) for m in resumed] == [
+        (n, n, 1.0) for n in ranks
+    ]
     log = (job.run_dir / 'result_0.txt').read_text()
     assert log.count('"key": "run_resumed"') == len(ranks)
     if not ranks:
@@ -129,21 +153,11 @@ def test_cut_link(start, cluster, phase, num_hosts, until, options, code, texts,
 @pytest.mark.parametrize(
     'launcher, victim', [('mpirun.sh', 0), ('mpirun.sh', 2), ('horovodrun.sh', 2)]
 )
-def test_killed_rank_is_reported(start, launcher, victim):
-    job = start(*BARE, launcher=launcher, num_hosts=3)
-    job.wait_for_step(8)
+def test_killed_rank_is_reported(start_to, launcher, victim):
+    job = start_to(launcher=launcher, num_hosts=3)
     os.kill(job.rank_pid(victim), signal.SIGKILL)
-    assert_ended(
-        job, rf'rank {victim} on h{victim + 1}, step \d+, {PHASE}: killed by signal 9 \(SIGKILL\)'
-    )
-    assert_nothing_lost(job.run_dir)
-
-
-def test_rank_stopped_longer_than_the_stall_limit_is_reported(start):
-    job = start(*BARE, '--comm.stall_limit_s', 40)
-    job.wait_for_step(8)
-    os.kill(job.rank_pid(1), signal.SIGSTOP)
-    assert_ended(job, rf'rank 1 on h2, step \d+, {PHASE}: stopped \(SIGSTOP\) for \d+ s')
+    who = rf'rank {victim} on h{victim + 1}, step \d+, {PHASE}'
+    assert_ended(job, rf'{who}: killed by signal 9 \(SIGKILL\)')
     assert_nothing_lost(job.run_dir)
 
 
@@ -165,23 +179,19 @@ def test_host_whose_login_hangs_is_named_or_excluded(start, cluster, words):
     cluster.kill_sshd(cluster.hosts[1])
 
 
-def test_host_with_one_way_packet_loss_is_reported(start, cluster):
-    job = start(*BARE, '--comm.stall_limit_s', 0)
-    job.wait_for_step(8)
+def test_host_with_one_way_packet_loss_is_reported(start_to, cluster):
+    job = start_to(*ALONE)
     cluster.hosts[1].call('/usr/sbin/iptables', '-A', 'OUTPUT', '-j', 'DROP')
     try:
-        assert_ended(job, rf'host h2 \(with rank 1\) does not answer h1; {RECORDED}')
+        assert_ended(job, rf'host h2 \(with rank 1\) {SILENT}')
     finally:
         cluster.hosts[1].call('/usr/sbin/iptables', '-F', 'OUTPUT')
     assert_nothing_lost(job.run_dir)
 
 
-def test_killed_daemon_of_the_engine_is_the_recorded_cause(start, cluster):
-    job = start(*BARE)
-    job.wait_for_step(8)
-    os.kill(
-        next(p for p in cluster.hosts[1].pids() if words(p)[0].endswith('/orted')), signal.SIGKILL
-    )
+def test_killed_daemon_of_the_engine_is_the_recorded_cause(start_to, cluster):
+    job = start_to()
+    kill(p for p in cluster.hosts[1].pids() if words(p)[0].endswith('/orted'))
     cause = 'rank 1 on h2: the engine (mpirun, horovodrun or srun) on this host has ended'
     assert_ended(job, f'{re.escape(cause)}; {RECORDED}', code=1)
     assert causes_of(job) == [cause]
@@ -204,32 +214,13 @@ def test_full_disk_of_the_run_folder_is_reported(start, cluster, tmp_path):
     disk.mkdir()
     with mounted(cluster.hosts, '-t', 'tmpfs', '-o', 'size=150m', 'tmpfs', disk):
         job = start(*BARE, '--checkpoint.keep', 9)
-        output = assert_ended(
-            job,
-            rf'rank 0 on h1, step \d+, {PHASE}: .*step_\d+: cannot write the '
-            r'checkpoint: No space left on device; earlier ones are kept',
-            code=2,
-        )
-        assert 'Traceback' not in output
+        text = r'.*step_\d+: cannot write the checkpoint: No space left on device; earlier'
+        assert_ended(job, rf'rank 0 on h1, step \d+, {PHASE}: {text} ones are kept', code=2)
         assert_nothing_lost(Path(f'/proc/{cluster.hosts[0].keeper.pid}/root{disk}'))
 
 
-def test_data_truncated_during_training_is_reported(start, tiny_config, tmp_path):
-    data = tmp_path / 'data'
-    shutil.copytree(tiny_config.parent / 'data', data)
-    job = start(*BARE, '--data.dir', data)
-    job.wait_for_step(8)
-    os.truncate(data / 'train.rec', 1000)
-    output = assert_ended(
-        job, r'rank \d on h\d, step \d+, \w+: .*train\.rec, record \d+: .*prepare the data again'
-    )
-    assert 'Traceback' not in output
-    assert_nothing_lost(job.run_dir)
-
-
-def test_read_only_checkpoint_folder_is_reported(start, cluster):
-    job = start(*BARE)
-    job.wait_for_step(8)
+def test_read_only_checkpoint_folder_is_reported(start_to, cluster):
+    job = start_to()
     folder = job.run_dir / 'checkpoints'
     pid = job.rank_pid(0)
     os.kill(pid, signal.SIGSTOP)  # files open for writing would prevent the mount
@@ -238,17 +229,6 @@ def test_read_only_checkpoint_folder_is_reported(start, cluster):
         text = rf'rank 0 on h1, step \d+, {PHASE}: .*Read-only file system; earlier ones are kept'
         assert_ended(job, text, code=2)
         assert_nothing_lost(job.run_dir)
-
-
-def other_packages(folder, data):
-    """Create METADATA of a different numpy version; return source and target of a mount."""
-    info = next(Path(numpy.__file__).parent.parent.glob('numpy-*.dist-info'))
-    (folder / 'METADATA').write_text(
-        (info / 'METADATA')
-        .read_text()
-        .replace(f'Version: {numpy.__version__}', 'Version: 1.22.0', 1)
-    )
-    return folder / 'METADATA', info / 'METADATA'
 
 
 def other_data(folder, data):
@@ -268,18 +248,11 @@ def no_data(folder, data):
 @pytest.mark.parametrize(
     'replace, arguments, message, code',
     [
-        (other_packages, (), r'failed +packages +numpy 1\.22\.0 on h2, but numpy \S+ on h1', 1),
-        (
-            other_data,
-            (),
-            r'failed +data set +manifest \w+ with 200 images on h2, but manifest \w+',
-            1,
-        ),
+        (other_data, (), r'failed +data set +manifest \w+ with 200 images on h2, but manifest', 1),
         (
             other_data,
             BARE,
-            r'rank 1 on h2: \S+: got data with SHA-256 \w+…, expected \w+… as on rank 0; copy the '
-            r'same',
+            r'rank 1 on h2: \S+: got data with SHA-256 \w+…, expected \w+… as on',
             2,
         ),
         (no_data, BARE, r'rank 1 on h2: \S+manifest\.json: no such file; create the data with', 2),
@@ -302,32 +275,11 @@ def test_host_without_ssh_is_reported(start, cluster):
 
 
 @pytest.mark.parametrize('launcher', ['mpirun.sh', 'horovodrun.sh'])
-def test_killed_launcher_ends_all_ranks(start, cluster, launcher):
-    job = start(*BARE, launcher=launcher)
-    job.wait_for_step(8)
+def test_killed_launcher_ends_all_ranks(start_to, launcher):
+    job = start_to(launcher=launcher)
     job.process.kill()  # the shell of the script has become the launcher
     job.end()
     assert_nothing_lost(job.run_dir)
-
-
-def test_run_restarts_after_a_killed_rank_and_converges(start):
-    job = start(*BARE, '--restarts', 2, '--train.target_accuracy', 0.6)
-    job.wait_for_step(8)
-    os.kill(job.rank_pid(1), signal.SIGKILL)
-    code, output = job.end()
-    assert code == 0, output
-    assert 'restart 1 of 2: --resume ' in output and 'converged' in output
-    [resumed] = run_metrics(job.run_dir, 'resumed')
-    assert resumed['step'] >= 5 and resumed['number_of_ranks'] == 2
-
-
-def test_completed_run_is_not_restarted(start):
-    job = start(*BARE, '--restarts', 3, '--train.max_epochs', 1, num_hosts=2)
-    code, output = job.end()
-    assert code == 1 and 'restart' not in output and 'aborted: the target was not reached' in output
-
-
-SILENT = 'host h2 (with rank 1) does not answer h1; last recorded: step '
 
 
 def test_run_restarts_after_loss_of_sshd_in_each_phase_and_converges(start, cluster):
@@ -335,7 +287,9 @@ def test_run_restarts_after_loss_of_sshd_in_each_phase_and_converges(start, clus
     for number, phase in enumerate(('training', 'evaluation', 'checkpoint'), 1):
         with job.held_in(phase):
             cluster.kill_sshd(host)
-        job.wait_for(lambda number=number: job.output.count(SILENT) == number, 'the message')
+        job.wait_for(
+            lambda number=number: len(re.findall(SILENT, job.output)) == number, 'the message'
+        )
         cluster.start_sshd(host)
         job.wait_for_restart(number)
     code, output = job.end()

@@ -19,30 +19,14 @@ from property.test_kubernetes import expand
 
 NAMESPACE = 'lab'
 USER_ID = 12345  # unknown to the image
-POD_FIELDS = {
-    'restartPolicy',
-    'containers',
-    'terminationGracePeriodSeconds',
-    'enableServiceLinks',
-    'automountServiceAccountToken',
-    'securityContext',
-    'volumes',
-    'topologySpreadConstraints',
-}
-CONTAINER_FIELDS = {
-    'name',
-    'image',
-    'imagePullPolicy',
-    'command',
-    'args',
-    'env',
-    'resources',
-    'workingDir',
-    'ports',
-    'readinessProbe',
-    'securityContext',
-    'volumeMounts',
-}
+POD_FIELDS = set(
+    """restartPolicy containers terminationGracePeriodSeconds enableServiceLinks securityContext
+    automountServiceAccountToken volumes topologySpreadConstraints""".split()
+)
+CONTAINER_FIELDS = set(
+    """name image imagePullPolicy command args env resources workingDir ports readinessProbe
+    securityContext volumeMounts""".split()
+)
 
 
 class Pod:
@@ -109,25 +93,13 @@ class Namespace:
             env[variable['name']] = expand(variable['value'], env)
         env |= variables
         hosts_file = self.folder / f'{name}.hosts'  # the short name resolves only on the host
-        hosts_file.write_text(
-            f'127.0.0.1 localhost\n{host.address} {name}\n'
-            + ''.join(f'{a} {n}\n' for n, a in self.names.items())
-        )
-        words = [
-            *argv(
-                'podman run --rm --replace --pull never --passwd=false --name {} '
-                '--hostname {} --network {} --no-hosts --stop-timeout',
-                name,
-                name,
-                f'ns:/proc/{host.keeper.pid}/ns/net',
-            ),
-            str(spec['terminationGracePeriodSeconds']),
-            *argv(
-                '--workdir {} --security-opt no-new-privileges --cap-drop ALL',
-                container['workingDir'],
-            ),
-            *_user(spec['securityContext']),
-        ]
+        addresses = {'localhost': '127.0.0.1', name: host.address, **self.names}
+        hosts_file.write_text(''.join(f'{a} {n}\n' for n, a in addresses.items()))
+        words = f"""podman run --rm --replace --pull never --passwd=false --name {name}
+            --hostname {name} --network ns:/proc/{host.keeper.pid}/ns/net --no-hosts
+            --stop-timeout {spec['terminationGracePeriodSeconds']} --cap-drop ALL
+            --workdir {container['workingDir']} --security-opt no-new-privileges""".split()
+        words += _user(spec['securityContext'])
         for key, value in env.items():
             words += ['--env', f'{key}={value}']
         paths = {m['name']: m['mountPath'] for m in container['volumeMounts']}
@@ -136,15 +108,10 @@ class Namespace:
             words += self._mount(volume, paths[volume['name']])
         for path, source in {**mounts, '/etc/hosts': hosts_file}.items():
             words += ['--volume', f'{source}:{path}:ro']
-        first, *command = [
-            expand(word, env) for word in [*container['command'], *container.get('args', [])]
-        ]
-        return Pod(
-            host,
-            name,
-            [*words, '--entrypoint', first, container['image'], *command],
-            self.folder / f'{name}.out',
-        )
+        command = [*container['command'], *container.get('args', [])]
+        first, *others = (expand(word, env) for word in command)
+        words += ['--entrypoint', first, container['image'], *others]
+        return Pod(host, name, words, self.folder / f'{name}.out')
 
     def _mount(self, source: dict, path: str) -> list[str]:
         """Return the options of podman that mount a volume."""
@@ -153,22 +120,19 @@ class Namespace:
             case 'persistentVolumeClaim':
                 return ['--volume', f'{self.claims[volume["claimName"]]}:{path}']
             case 'configMap':
-                [config_map] = [
-                    o
-                    for o in self.objects
-                    if o['kind'] == 'ConfigMap' and o['metadata']['name'] == volume['name']
+                wanted = 'ConfigMap', volume['name']
+                [files] = [
+                    o['data'] for o in self.objects if (o['kind'], o['metadata']['name']) == wanted
                 ]
                 folder = self.folder / f'ConfigMap-{volume["name"]}'
                 folder.mkdir(exist_ok=True)
-                for key, text in config_map['data'].items():
+                for key, text in files.items():
                     (folder / key).write_text(text)
                 return ['--volume', f'{folder}:{path}:ro']
             case 'emptyDir' if volume['medium'] == 'Memory':
                 size = volume['sizeLimit'].replace('Gi', 'g').replace('Mi', 'm')
-                return [
-                    '--mount',
-                    f'type=tmpfs,destination={path},tmpfs-size={size},tmpfs-mode=1777',
-                ]
+                tmpfs = f'type=tmpfs,destination={path},tmpfs-size={size},tmpfs-mode=1777'
+                return ['--mount', tmpfs]
         raise AssertionError(f'untested volume: {source}')
 
 
@@ -190,23 +154,18 @@ def pods(podman_settings):
 
 
 def test_mpijob_trains(cluster, image, digits, pods, tmp_path):
-    (tmp_path / 'work').mkdir()
-    (tmp_path / 'work').chmod(0o777)
-    done = run(
-        [
-            *argv(
-                '{} --image {} --nodes 2 --ranks-per-node 1 --config {} --volume '
-                'work:/work --volume digits:/data/digits --namespace {} --data.dir '
-                '/data/digits --run-dir run --user {}',
-                ROOT / 'launch/kubernetes.sh',
-                image,
-                ROOT / 'launch/configs/digits_cpu.yaml',
-                NAMESPACE,
-                USER_ID,
-            ),
-            *QUICK,
-        ]
+    work, secret, mpi = (tmp_path / name for name in ('work', 'ssh', 'mpi'))
+    for folder in (work, secret, mpi):
+        folder.mkdir()
+    work.chmod(0o777)
+    command = argv(
+        f'{{}} --image {image} --nodes 2 --ranks-per-node 1 --volume work:/work --volume '
+        f'digits:/data/digits --namespace {NAMESPACE} --data.dir /data/digits --run-dir run '
+        f'--user {USER_ID} --config {{}}',
+        ROOT / 'launch/kubernetes.sh',
+        ROOT / 'launch/configs/digits_cpu.yaml',
     )
+    done = run([*command, *QUICK])
     assert (done.returncode, done.stderr) == (0, '')
     manifests = list(yaml.safe_load_all(done.stdout))
     [job] = [m for m in manifests if m['kind'] == 'MPIJob']
@@ -215,18 +174,8 @@ def test_mpijob_trains(cluster, image, digits, pods, tmp_path):
     workers = [f'{name}-worker-{i}' for i in range(spec['mpiReplicaSpecs']['Worker']['replicas'])]
     full_names = [f'{w}.{name}.{NAMESPACE}.svc' for w in workers]
     names = dict(zip(full_names, [h.address for h in cluster.hosts[1:]]))
-    node = Namespace(tmp_path, manifests, {'work': tmp_path / 'work', 'digits': digits}, names)
-    secret, mpi = tmp_path / 'ssh', tmp_path / 'mpi'
-    secret.mkdir()
-    mpi.mkdir()
-    keygen = run(
-        [
-            *'ssh-keygen -q -t ecdsa -b 521 -m PEM -N'.split(),
-            '',
-            '-f',
-            secret / 'id_rsa',
-        ]
-    )
+    node = Namespace(tmp_path, manifests, {'work': work, 'digits': digits}, names)
+    keygen = run(argv('ssh-keygen -q -t ecdsa -b 521 -m PEM -N {} -f {}', '', secret / 'id_rsa'))
     assert keygen.returncode == 0, keygen.stderr
     (secret / 'authorized_keys').write_text((secret / 'id_rsa.pub').read_text())
     (secret / 'id_rsa').chmod(0o644)  # owned by root, and read by the user of the pods
@@ -263,11 +212,8 @@ def test_mpijob_trains(cluster, image, digits, pods, tmp_path):
     assert 'status              converged' in launcher.output
     for rank, worker in enumerate(workers):
         assert f'rank {rank} on {worker}' in launcher.output
-    result = tmp_path / 'work/run/result_0.txt'
-    assert (
-        result.stat().st_uid == USER_ID
-        and run_metrics(result.parent, 'end')[-1]['status'] == 'converged'
-    )
+    assert (work / 'run/result_0.txt').stat().st_uid == USER_ID
+    assert run_metrics(work / 'run', 'end')[-1]['status'] == 'converged'
     # Workers end on SIGTERM.
     for pod in pods[:2]:
         assert run(argv('podman kill --signal TERM {}', pod.name)).returncode == 0

@@ -46,19 +46,11 @@ class Slurm:
         for path in munge.parents:  # only the owner may enter folders of pytest
             if path.stat().st_mode & 0o011 != 0o011:
                 path.chmod(path.stat().st_mode | 0o011)
+        files = ('key-file', 'socket', 'pid-file', 'log-file', 'seed-file')
         self._start(
             self.controller,
-            'setpriv',
-            '--reuid=munge',
-            '--regid=munge',
-            '--clear-groups',
-            'munged',
-            '-F',
-            f'--key-file={munge}/key',
-            f'--socket={munge}/socket',
-            f'--pid-file={munge}/pid',
-            f'--log-file={munge}/log',
-            f'--seed-file={munge}/seed',
+            *'setpriv --reuid=munge --regid=munge --clear-groups munged -F'.split(),
+            *(f'--{name}={munge}/{name.removesuffix("-file")}' for name in files),
         )
         while not (munge / 'socket').exists():
             time.sleep(0.05)
@@ -103,20 +95,17 @@ SlurmdLogFile={self.folder}/slurmd_%n.log
             subprocess.Popen(host.inside(command), env=self.environment(), stdout=log, stderr=log)
         )
 
-    def call(self, *command: object) -> str:
+    def call(self, *command: object, may_fail: bool = False) -> str:
         """Return the output of a Slurm command on the controller."""
         done = run(self.controller.inside(command), env=self.environment())
-        assert done.returncode == 0, f'{command}: {done.stdout}{done.stderr}'
+        assert may_fail or not done.returncode, f'{command}: {done.stdout}{done.stderr}'
         return done.stdout
 
     def _wait_until_ready(self) -> None:
         """Wait until every node is idle."""
-        command, idle = (
-            self.controller.inside(['sinfo', '-h', '-o', '%D %t']),
-            [str(len(self.nodes)), 'idle'],
-        )
+        idle = f'{len(self.nodes)} idle\n'
         wait_for(
-            lambda: run(command, env=self.environment()).stdout.split() == idle,
+            lambda: self.call('sinfo', '-h', '-o', '%D %t', may_fail=True) == idle,
             lambda: True,
             lambda: f'Slurm is not ready; see {self.folder}',
             pause_s=0.2,
@@ -151,17 +140,10 @@ class SlurmJob:
 
     def __init__(self, slurm, config, folder, *arguments, sbatch=()):
         self.slurm, self.run_dir, self.output_path = slurm, folder / 'run', folder / 'job.out'
-        self.number = slurm.call(
-            *argv('sbatch --parsable --nodes 2 --output {}', self.output_path),
-            *sbatch,
-            *argv(
-                '{} --config {} --ranks-per-node 1 --run-dir {}',
-                ROOT / 'launch/slurm.sbatch',
-                config,
-                self.run_dir,
-            ),
-            *arguments,
-        ).strip()
+        options = argv('--config {} --ranks-per-node 1 --run-dir {}', config, self.run_dir)
+        command = argv('sbatch --parsable --nodes 2 --output {}', self.output_path)
+        command += [*sbatch, ROOT / 'launch/slurm.sbatch', *options, *arguments]
+        self.number = slurm.call(*command).strip()
 
     @property
     def output(self):
@@ -176,6 +158,14 @@ class SlurmJob:
 
     def wait_for_state(self, *states):
         self.wait_for(lambda: self.state in states, f'one of {states}')
+
+    def assert_completed(self):
+        self.wait_for_state('COMPLETED', 'FAILED')
+        assert self.state == 'COMPLETED', self.output
+
+    def wait_for_resume(self):
+        self.wait_for(lambda: run_metrics(self.run_dir, 'resumed'), 'the resume')
+        return run_metrics(self.run_dir, 'resumed')[0]['step']
 
     @property
     def state(self):
@@ -206,29 +196,20 @@ def submit(slurm, tiny_config, tmp_path, monkeypatch):
 @pytest.mark.engine
 def test_ranks_of_srun_train_over_pmix(slurm, tiny_config, tmp_path):
     """The container engine, here without a container, uses Slurm's PMIx."""
-    output = slurm.call(
-        *argv(
-            'salloc --quiet --nodes 2 {} h2:1,h3:1 {} {} train --config {} --run.dir '
-            '{} --train.target_accuracy 0.01',
-            ROOT / 'launch/engines/srun.sh',
-            ROOT / 'launch/bind.sh',
-            ROOT / '.venv/bin/mlperf-rn50',
-            tiny_config,
-            tmp_path,
-        ),
-    )
-    assert 'converged' in output
-    assert [n['hostname'] for n in json.loads((tmp_path / 'env.json').read_text())['nodes']] == [
-        'h2',
-        'h3',
-    ]
+    names = 'launch/engines/srun.sh', 'launch/bind.sh', '.venv/bin/mlperf-rn50'
+    srun, *program = (ROOT / name for name in names)
+    options = argv('--config {} --run.dir {}', tiny_config, tmp_path)
+    options += '--train.target_accuracy 0.01'.split()
+    command = *'salloc --quiet --nodes 2'.split(), srun, 'h2:1,h3:1', *program, 'train', *options
+    assert 'converged' in slurm.call(*command)
+    nodes = json.loads((tmp_path / 'env.json').read_text())['nodes']
+    assert [n['hostname'] for n in nodes] == ['h2', 'h3']
 
 
 @pytest.mark.engine
 def test_training_on_two_nodes(submit):
     job = submit('--train.target_accuracy', '0.01')
-    job.wait_for_state('COMPLETED', 'FAILED')
-    assert job.state == 'COMPLETED', job.output
+    job.assert_completed()
     assert 'doctor: ' in job.output and 'converged' in job.output
     assert '"key": "number_of_nodes", "value": 2,' in (job.run_dir / 'result_0.txt').read_text()
 
@@ -247,7 +228,7 @@ def test_scancel_leaves_a_checkpoint_and_the_printed_command_resumes(submit):
     printed = re.search('; resume with: (sbatch .*)', job.output)[1]
     job.number = job.slurm.call('bash', '-c', printed).split()[-1]
     job.output_path = ROOT / f'slurm-{job.number}.out'
-    job.wait_for(lambda: run_metrics(job.run_dir, 'resumed'), 'the resume')
+    job.wait_for_resume()
     job.slurm.call('scancel', job.number)
     job.wait_for_state('CANCELLED')
     job.output_path.unlink()
@@ -261,9 +242,8 @@ def test_job_is_requeued_on_the_signal_before_the_time_limit_and_converges(submi
         job.wait_for_step(10)
     # as sent by --signal=B:USR1@90
     job.slurm.call(*argv('scancel --batch --signal USR1 {}', job.number))
-    job.wait_for(lambda: run_metrics(job.run_dir, 'resumed'), 'the second start')
-    job.wait_for_state('COMPLETED', 'FAILED')
-    assert job.state == 'COMPLETED', job.output
+    job.wait_for_resume()
+    job.assert_completed()
     assert 'requeued and resumes from' in job.output and 'resumed from' in job.output
     assert [m['status'] for m in run_metrics(job.run_dir, 'end')] == ['interrupted', 'converged']
 
@@ -274,27 +254,19 @@ def test_job_is_requeued_with_a_checkpoint_at_the_time_limit(submit):
     job.wait_for_step(1)
     shown = job.slurm.call('scontrol', 'show', 'job', job.number)
     [(hours, minutes)] = re.findall(r'RunTime=(\d\d):(\d\d):', shown)
-    job.slurm.call(
-        'scontrol',
-        'update',
-        f'JobId={job.number}',
-        f'TimeLimit={60 * int(hours) + int(minutes) + 2}',
-    )
-    job.wait_for(lambda: run_metrics(job.run_dir, 'resumed'), 'the second start')
+    limit = 60 * int(hours) + int(minutes) + 2
+    job.slurm.call('scontrol', 'update', f'JobId={job.number}', f'TimeLimit={limit}')
+    assert job.wait_for_resume() > 0
     assert run_metrics(job.run_dir, 'end')[0]['status'] == 'interrupted'
-    assert run_metrics(job.run_dir, 'resumed')[0]['step'] > 0
 
 
 @pytest.mark.parametrize(
     'event',
-    [('requeue', '{job}'), ('update', 'NodeName=h3', 'State=DOWN', 'Reason=test')],
-    ids=['requeue', 'node down'],
+    ['requeue {job}', 'update NodeName=h3 State=DOWN Reason=test'],
 )
 def test_job_resumes_after_its_operator_requeued_it_or_took_a_node_down(submit, event):
     job = submit('--no-doctor', '--checkpoint.period_steps', 8, '--train.target_accuracy', '0.6')
     job.wait_for(lambda: list(job.run_dir.glob('checkpoints/step_*8')), 'the checkpoint of step 8')
-    job.slurm.call('scontrol', *(word.format(job=job.number) for word in event))
-    job.wait_for(lambda: run_metrics(job.run_dir, 'resumed'), 'the second start')
-    job.wait_for_state('COMPLETED', 'FAILED')
-    assert job.state == 'COMPLETED', job.output
-    assert run_metrics(job.run_dir, 'resumed')[0]['step'] >= 8
+    job.slurm.call('scontrol', *event.format(job=job.number).split())
+    assert job.wait_for_resume() >= 8
+    job.assert_completed()

@@ -5,11 +5,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
-from helpers import HANG_LIMIT_S, ROOT, wait_for, write_files
+from helpers import HANG_LIMIT_S, ROOT, wait_for, write_files, write_programs
 
 CONFIG = """
 data: {synthetic: true, num_train: 64, num_val: 20, num_classes: 10, image_size: 32,
@@ -25,8 +25,8 @@ from mlperf_rn50.launch import engines, launcher
 launcher.TERM_LIMIT_S = 2.0
 if '--comm.start_limit_s' in sys.argv:
     launcher.GRACE_S = 0.0
-if guard := GUARD:
-    launcher.GUARD = guard
+if GUARD:
+    launcher.GUARD = GUARD
 if FAILS:
     engines.ENGINES = {k: replace(v, get_program=lambda o, f: ['sh', '-c', 'exit 7', 'sh', 'sh'])
                        for k, v in engines.ENGINES.items()}
@@ -46,55 +46,49 @@ def when(pattern, text, other='exit 255'):
     return f'case "$*" in {pattern}) {text} ;; *) {other} ;; esac'
 
 
-class State:
-    """A launcher in a state: its words, stand-ins in PATH, and what the state looks like in the
-    file of stand-ins."""
-
-    def __init__(
-        self,
-        *words,
-        seen='^[0-9]+ ',
-        guard='',
-        fails=False,
-        variables=(),
-        code=1,
-        presses=1,
-        **programs,
-    ):
-        self.words, self.seen, self.guard, self.fails = words, seen, guard, fails
-        self.variables, self.presses, self.programs = dict(variables), presses, programs
-        self.codes = code if isinstance(code, tuple) else (code,)
+def state(
+    *words,
+    seen='^[0-9]+ ',
+    guard='',
+    fails=False,
+    variables=MappingProxyType({}),
+    code=1,
+    **programs,
+):
+    """Return a state of a launcher: its words, stand-ins in PATH, and what the state looks like in
+    the file of stand-ins."""
+    return SimpleNamespace(**locals())
 
 
 STATES = {
-    'nodes of a Slurm job': State(
+    'nodes of a Slurm job': state(
         'slurm', scontrol=HANG, variables={'SLURM_JOB_NODELIST': 'n[1-2]'}, code=130
     ),
-    'probe before the test of settings': State(
+    'probe before the test of settings': state(
         *FAR, ssh=HANG, seen=' h2 true', variables={'OMPI_MCA_btl': 'self,tcp'}
     ),
-    'start of the guards': State(*BARE, guard=HANG),
-    'doctor': State(*FAR, ssh=HANG, seen='orted'),
-    'login before the ranks': State(
+    'start of the guards': state(*BARE, guard=HANG),
+    'doctor': state(*FAR, ssh=HANG, seen='orted'),
+    'login before the ranks': state(
         'mpirun', '--hosts', 'h2,h3', '--no-doctor', ssh=HANG, seen='orted', guard=PATIENT
     ),
-    'login with horovodrun': State(
+    'login with horovodrun': state(
         'horovodrun', *BARE[1:], ssh=HANG, seen='StrictHostKeyChecking', guard=PATIENT
     ),
-    'list of processes': State(*BARE, '--comm.start_limit_s', '1', ssh=HANG, seen='--list-here'),
-    'probe after a failure': State(*BARE, ssh=when('*true', HANG), seen=' true'),
-    'wait for silent hosts': State(
+    'list of processes': state(*BARE, '--comm.start_limit_s', '1', ssh=HANG, seen='--list-here'),
+    'probe after a failure': state(*BARE, ssh=when('*true', HANG), seen=' true'),
+    'wait for silent hosts': state(
         *BARE, '--restarts', '3', ssh='echo "$*" >>"$STATE"; exit 255', seen=r'( true\n[^~]*){3}'
     ),
-    'pause before a restart': State(
+    'pause before a restart': state(
         'local', '--no-doctor', '--restarts', '3', fails=True, seen='waiting 5 s'
     ),
-    'end of the guards': State(
+    'end of the guards': state(
         *HERE,
         fails=True,
         guard='trap "echo 1 hangs >>$STATE" TERM; exec >/dev/null\nwhile :; do sleep 0.1; done',
     ),
-    'end of MPS': State(*HERE, '--ranks-per-device', '2', **{'nvidia-smi': HANG}, fails=True),
+    'end of MPS': state(*HERE, '--ranks-per-device', '2', **{'nvidia-smi': HANG}, fails=True),
 }
 
 
@@ -110,15 +104,13 @@ def left_over(mark):
     return found
 
 
-@pytest.mark.parametrize('state', STATES)
-def test_ctrl_c_ends_a_launcher_and_leaves_nothing_behind(tmp_path, state):
-    s = STATES[state]
+@pytest.mark.parametrize('name', STATES)
+def test_ctrl_c_ends_a_launcher_and_leaves_nothing_behind(tmp_path, name):
+    s = STATES[name]
     write_files(tmp_path, {'c.yaml': CONFIG, 'state': '', 'tmp/.keep': ''})
-    for name, text in {**s.programs, 'guard': s.guard}.items():
-        write_files(tmp_path, {f'bin/{name}': f'#!/bin/bash\n{text}'}, mode=0o755)
-    driver = DRIVER.replace('GUARD', repr(s.guard and f'{tmp_path}/bin/guard'), 1).replace(
-        'FAILS', repr(s.fails), 1
-    )
+    write_programs(tmp_path / 'bin', **s.programs, guard=s.guard)
+    guard = s.guard and f'{tmp_path}/bin/guard'
+    driver = f'GUARD, FAILS = {guard!r}, {s.fails}\n{DRIVER}'
     env = {
         **os.environ,
         'PATH': f'{tmp_path}/bin:{os.environ["PATH"]}',
@@ -138,24 +130,14 @@ def test_ctrl_c_ends_a_launcher_and_leaves_nothing_behind(tmp_path, state):
             start_new_session=True,
         )
 
-    def reached(pattern):
-        wait_for(
-            lambda: re.search(pattern, log.read_text() + output.read_text()),
-            lambda: process.poll() is None,
-            lambda: f'{log.read_text()}\n{output.read_text()}',
-            0.02,
-        )
+    def shown():
+        return log.read_text() + output.read_text()
 
-    reached(f'(?m){s.seen}')
-    for number in range(s.presses):
-        os.killpg(process.pid, signal.SIGINT)
-        if number + 1 < s.presses:
-            reached('stopping; ')
-            time.sleep(1.1)  # one Ctrl-C may arrive twice within a second
-    assert process.wait(HANG_LIMIT_S) in s.codes, output.read_text()
-    wait_for(
-        lambda: not left_over(str(tmp_path)), lambda: True, lambda: str(left_over(str(tmp_path)))
-    )
+    pattern = f'(?m){s.seen}'
+    wait_for(lambda: re.search(pattern, shown()), lambda: process.poll() is None, shown, 0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(HANG_LIMIT_S) == s.code, output.read_text()
+    wait_for(lambda: not left_over(tmp_path), lambda: True, lambda: str(left_over(tmp_path)))
     assert not (tmp_path / 'run').exists()
     assert [p.name for p in (tmp_path / 'tmp').iterdir()] == ['.keep']
     assert 'Traceback' not in output.read_text()

@@ -28,7 +28,8 @@ WRITES = {
     'prepare': 'digits --out {out} --workers 1',
     'recipe': '1664 --nodes 2 --ranks-per-node 4 --out {out}/recipe.yaml',
     'report': f'{shipped_logs()}/digits_sweep {FIVE} --out {{out}}',
-    'train': '',
+    'train': '--train.max_epochs=1 --run.telemetry=true --run.log_v06=true '
+    '--checkpoint.period_epochs=1',
     'watch': '{out} --html',
     'why': f'{shipped_logs()}/cifar10_five --out {{out}}',
 }
@@ -36,11 +37,8 @@ _opened: list[str] = []  # paths opened to write
 
 
 def _note(event, words):
-    if (
-        event == 'open'
-        and isinstance(words[0], (str, bytes, os.PathLike))
-        and words[2] & (os.O_WRONLY | os.O_RDWR)
-    ):
+    is_written = event == 'open' and words[2] & (os.O_WRONLY | os.O_RDWR)
+    if is_written and isinstance(words[0], (str, bytes, os.PathLike)):
         _opened.append(os.fsdecode(words[0]))
 
 
@@ -53,25 +51,15 @@ def audited():
 def small_run(tiny, thin, tmp_path_factory):
     """Folder of a run of one epoch, with weights."""
     folder = tmp_path_factory.mktemp('run')
-    done = call(
-        *arguments(
-            folder, tiny, '--train.max_epochs=1', '--run.telemetry=true', '--run.tensorboard=true'
-        )
-    )
+    options = '--train.max_epochs=1 --run.telemetry=true --run.tensorboard=true'.split()
+    done = call(*arguments(folder, tiny, *options))
     assert done.returncode == 1 and (folder / 'weights').is_dir(), done.stderr
     return folder
 
 
 def words_of(command, out, folder, data):
-    if command == 'train':
-        options = (
-            '--train.max_epochs=1',
-            '--run.telemetry=true',
-            '--run.log_v06=true',
-            '--checkpoint.period_epochs=1',
-        )
-        return arguments(out, data, *options)
-    return [command, *(w.format(out=out, run=folder, data=data) for w in WRITES[command].split())]
+    words = [w.format(out=out, run=folder, data=data) for w in WRITES[command].split()]
+    return arguments(out, data, *words) if command == 'train' else [command, *words]
 
 
 def prepare_inputs(command, out):
@@ -116,9 +104,8 @@ def test_outputs_replace_no_file_of_the_user(command, plant, written, small_run,
     """Also no target of a link. Either the command is refused, or it uses other names."""
     # the run would take another number
     names = [n for n in written(command) if n != 'result_0.txt']
-    for k, planted in enumerate(
-        (names, names[1::2], names[-1:]) if plant is shutil.copy else (names,)
-    ):
+    parts = [names, names[1::2], names[-1:]] if plant is shutil.copy else [names]
+    for k, planted in enumerate(parts):
         out, kept = tmp_path / f'out{k}', tmp_path / f'kept{k}'
         prepare_inputs(command, out)
         kept.mkdir()
@@ -128,18 +115,13 @@ def test_outputs_replace_no_file_of_the_user(command, plant, written, small_run,
             plant(kept / str(i), out / name)
         before = files_in(out)
         done = call(*words_of(command, out, small_run, tiny))
-        assert [
-            n
-            for i, n in enumerate(planted)
-            if {(kept / str(i)).read_text(), (out / n).read_text()} != {PRECIOUS}
-        ] == []
+        for i, name in enumerate(planted):
+            texts = {(kept / str(i)).read_text(), (out / name).read_text()}
+            assert texts == {PRECIOUS}, name
         if done.returncode != (command == 'train'):
-            assert done.returncode in (1, 2) and done.stderr.count('mlperf-rn50: ') == 1, (
-                done.stderr
-            )
-            assert str(out) in done.stderr and (command == 'train' or files_in(out) == before), (
-                done.stderr
-            )
+            assert done.returncode in (1, 2) and str(out) in done.stderr
+            assert done.stderr.count('mlperf-rn50: ') == 1, done.stderr
+            assert command == 'train' or files_in(out) == before
 
 
 @pytest.mark.parametrize('make_link', [os.symlink, os.link], ids=['symbolic', 'hard'])
@@ -147,30 +129,30 @@ def test_launchers_do_not_follow_links(make_link, tmp_path):
     # all run one supervisor
     assert set(ENGINES) == {'local', 'mpirun', 'apptainer', 'horovodrun', 'slurm'}
     names = 'attempts.jsonl', 'failures.jsonl', '.launcher.lock'
-    for name in names:
-        (tmp_path / f'kept_{name}').write_text(PRECIOUS)
-        (tmp_path / 'run').mkdir(exist_ok=True)
-        make_link(tmp_path / f'kept_{name}', tmp_path / 'run' / name)
-    command = argv(
-        '{} --hosts host.invalid --no-doctor --config {} --run-dir {}',
-        ROOT / 'launch/mpirun.sh',
-        ROOT / 'launch/configs/digits_cpu.yaml',
-        tmp_path / 'run',
-    )
+    (tmp_path / 'run').mkdir()
+    kept, links = ([tmp_path / part / name for name in names] for part in ('', 'run'))
+    for file, link in zip(kept, links):
+        file.write_text(PRECIOUS)
+        make_link(file, link)
+    command = '{} --hosts host.invalid --no-doctor --config {} --run-dir {}'
+    config = ROOT / 'launch/configs/digits_cpu.yaml'
     for _ in names:  # each call stops at a link
-        done = run(command, cwd=ROOT)
+        done = run(argv(command, ROOT / 'launch/mpirun.sh', config, tmp_path / 'run'), cwd=ROOT)
         assert done.returncode and 'Traceback' not in done.stderr
-        assert [(tmp_path / f'kept_{name}').read_text() for name in names] == [PRECIOUS] * 3
-        for name in names:
-            if (
-                str(tmp_path / 'run' / name) in done.stderr
-                or name == names[-1]
-                and 'link' in done.stderr
-            ):
-                (tmp_path / 'run' / name).unlink(missing_ok=True)
+        assert {file.read_text() for file in kept} == {PRECIOUS}
+        for link in links:
+            if str(link) in done.stderr or link == links[-1] and 'link' in done.stderr:
+                link.unlink(missing_ok=True)
 
 
 # --- reading
+
+
+def assert_not_packaged(folder, *texts):
+    """Assert that a run set is refused with some texts and without a secret."""
+    done = call(*argv('package {} --org a --system b --out {}', folder, folder.parent / 'out'))
+    assert done.returncode == 1 and not (folder.parent / 'out/a').exists()
+    assert all(text in done.stdout for text in texts) and 'SECRET' not in done.stdout
 
 
 @pytest.mark.parametrize('name', ['result_2.txt', 'config_2.yaml', 'env_2.json'])
@@ -178,31 +160,25 @@ def test_linked_files_of_a_run_are_not_packaged(tmp_path, name):
     shutil.copytree(FIVE, tmp_path / 'set')
     (tmp_path / 'set' / name).rename(tmp_path / 'elsewhere')
     (tmp_path / 'set' / name).symlink_to(tmp_path / 'elsewhere')
-    done = call(*argv('package {} --org a --system b --out {}', tmp_path / 'set', tmp_path / 'out'))
-    assert done.returncode == 1 and not (tmp_path / 'out/a').exists()
-    assert f'{name}: got a symbolic link, expected a file; replace it with a copy' in done.stdout
+    text = f'{name}: got a symbolic link, expected a file; replace it with a copy'
+    assert_not_packaged(tmp_path / 'set', text)
 
 
 def test_only_a_valid_configuration_is_packaged(tmp_path):
     shutil.copytree(FIVE, tmp_path / 'set')
     (tmp_path / 'set/config_1.yaml').write_text('TOP SECRET KEY')
-    done = call(*argv('package {} --org a --system b --out {}', tmp_path / 'set', tmp_path / 'out'))
-    assert (
-        done.returncode == 1
-        and 'config_1.yaml: got no configuration of a run; correct' in done.stdout
-    )
-    assert 'SECRET' not in done.stdout
+    assert_not_packaged(tmp_path / 'set', 'config_1.yaml: got no configuration of a run; correct')
 
 
 def test_links_in_submitted_code_are_not_followed(tmp_path):
     from mlperf_rn50.mllog.package.code import copy_code
 
     (tmp_path / 'secret').write_text('TOP SECRET KEY')
-    (tmp_path / 'home/launch').mkdir(parents=True)
-    (tmp_path / 'home/launch/setup.sh').symlink_to(tmp_path / 'secret')
-    (tmp_path / 'home/LICENSE').symlink_to(tmp_path / 'secret')
-    (tmp_path / 'code').mkdir()
-    copy_code(tmp_path / 'code', {}, tmp_path / 'home')
-    assert (tmp_path / 'code/launch/setup.sh').is_symlink() and (
-        tmp_path / 'code/LICENSE'
-    ).is_symlink()
+    home, code = tmp_path / 'home', tmp_path / 'code'
+    for folder in (home / 'launch', code):
+        folder.mkdir(parents=True)
+    names = 'launch/setup.sh', 'LICENSE'
+    for name in names:
+        (home / name).symlink_to(tmp_path / 'secret')
+    copy_code(code, {}, home)
+    assert all((code / name).is_symlink() for name in names)

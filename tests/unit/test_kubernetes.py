@@ -6,22 +6,23 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
-from helpers import MPIJOB_SCHEMA, ROOT, call, run
+from helpers import MPIJOB_SCHEMA, ROOT, argv, assert_one_line, call, run
 
 from mlperf_rn50.launch.kubernetes import IMAGE_CONFIGS, plan_training, render_mpi_job
 
 CONFIG = ROOT / 'launch/configs/digits_cpu.yaml'
-WORDS = [
-    *'--image registry.example:5000/a/mlperf_rn50:cpu --volume work:/shared --config'.split(),
-    str(CONFIG),
-]
+IN_IMAGE = f'{IMAGE_CONFIGS}digits_cpu.yaml'
+RECORDED = ROOT / 'tests/answers/mpi_job.yaml'
+WORDS = argv(
+    '--image registry.example:5000/a/mlperf_rn50:cpu --volume work:/shared --config {}', CONFIG
+)
 # Every option.
 ALL = [
     *WORDS,
-    *'--volume data.set-1:/data --nodes 3 --ranks-per-node 4 --train.device gpu'.split(),
-    *'--model.fused_bn_relu false --name rn50 --namespace lab --memory 64Gi --cpus 16'.split(),
-    *'--shm-size 500Mi --grace-seconds 300 --user 12345:678 --run-dir /shared/run'.split(),
-    *'--data.dir /data/digits'.split(),
+    *"""--volume data.set-1:/data --nodes 3 --ranks-per-node 4 --train.device gpu
+    --model.fused_bn_relu false --name rn50 --namespace lab --memory 64Gi --cpus 16
+    --shm-size 500Mi --grace-seconds 300 --user 12345:678 --run-dir /shared/run
+    --data.dir /data/digits""".split(),
 ]
 
 
@@ -38,8 +39,9 @@ def templates_of(job):
     return [job['spec']['mpiReplicaSpecs'][role]['template'] for role in ('Launcher', 'Worker')]
 
 
-def launcher_args(*words):
-    return templates_of(job_of(*words))[0]['spec']['containers'][0]['args']
+def launcher_of(job):
+    """Return the container of the launcher."""
+    return templates_of(job)[0]['spec']['containers'][0]
 
 
 @pytest.mark.parametrize(
@@ -62,98 +64,63 @@ def closed(schema):
         return schema
     strict = {key: closed(value) for key, value in schema.items()}
     is_object = isinstance(schema.get('properties'), dict) and schema.get('type') == 'object'
-    if (
-        is_object
-        and 'additionalProperties' not in schema
-        and not schema.get('x-kubernetes-preserve-unknown-fields')
-    ):
-        strict['additionalProperties'] = False
+    if is_object and not schema.get('x-kubernetes-preserve-unknown-fields'):
+        strict.setdefault('additionalProperties', False)
     return strict
 
 
 @pytest.mark.needs_mpijob_schema
 def test_mpijob_matches_the_schema_of_the_operator():
     definition = yaml.load(MPIJOB_SCHEMA.read_text(), getattr(yaml, 'CSafeLoader', yaml.SafeLoader))
-    [schema] = [
-        v['schema']['openAPIV3Schema']
-        for v in definition['spec']['versions']
-        if v['name'] == 'v2beta1'
-    ]
-    check = jsonschema.Draft7Validator(closed(schema))
+    schemas = {v['name']: v['schema'] for v in definition['spec']['versions']}
+    check = jsonschema.Draft7Validator(closed(schemas['v2beta1']['openAPIV3Schema']))
     for words in (WORDS, ALL):
         check.validate(job_of(*words))
 
 
+def test_manifest_with_every_option_is_the_recorded_one(request):
+    """pytest --update records it."""
+    text = render_mpi_job(plan_training([*ALL, '--config', IN_IMAGE])[0])
+    if request.config.getoption('--update'):
+        RECORDED.write_text(text)
+    assert text == RECORDED.read_text()
+
+
 def test_parts_of_an_mpijob_and_the_image_agree():
-    manifests = manifests_of(*ALL)
-    pods = templates_of(manifests[-1])
-    for pod in pods:
+    config_map, job = manifests_of(*ALL)
+    assert config_map['metadata'] == job['metadata']
+    for pod in templates_of(job):
         [container] = pod['spec']['containers']
         for word in container['command']:
-            local = ROOT / word.removeprefix('/opt/mlperf_rn50/')
-            assert word.startswith('/opt/mlperf_rn50/launch/') and local.stat().st_mode & 0o111, (
-                word
-            )
-        assert pod['spec']['securityContext'] == {
-            'runAsNonRoot': True,
-            'seccompProfile': {'type': 'RuntimeDefault'},
-            'runAsUser': 12345,
-            'runAsGroup': 0,
-            'fsGroup': 678,
-        }
-        assert (
-            pod['spec']['terminationGracePeriodSeconds'] == 300
-            and container['workingDir'] == '/shared'
-        )
-        mounted = {m['name']: m['mountPath'] for m in container['volumeMounts']}
-        assert mounted.keys() == {v['name'] for v in pod['spec']['volumes']}
-        assert [mounted['volume-0'], mounted['volume-1']] == ['/shared', '/data']
-    trainer = pods[-1]['spec']['containers'][0]
-    assert trainer['resources'] == {
-        'limits': {'nvidia.com/gpu': '4', 'cpu': '16', 'memory': '64Gi'}
-    }
-    assert {'name': 'shm', 'emptyDir': {'medium': 'Memory', 'sizeLimit': '500Mi'}} in pods[-1][
-        'spec'
-    ]['volumes']
-    assert {m['metadata']['namespace'] for m in manifests} == {'lab'}
-    assert {m['metadata']['name'] for m in manifests} == {'rn50'}
-    # The launcher uses the hostfile, and the port and key of the workers.
-    spec = manifests[-1]['spec']
-    client = dict(
-        line.split(None, 1)
-        for line in (ROOT / 'launch/kubernetes/ssh_config').read_text().splitlines()
-        if not line.lstrip().startswith('#')
-    )
-    port, keys = trainer['args'][1], trainer['args'][3]
-    assert client['Port'] == port == str(trainer['readinessProbe']['tcpSocket']['port'])
-    assert client['IdentityFile'] == f'{spec["sshAuthMountPath"]}/id_rsa'
-    assert keys == f'{spec["sshAuthMountPath"]}/authorized_keys'
-    assert spec['slotsPerWorker'] == 4 and spec['mpiReplicaSpecs']['Worker']['replicas'] == 3
-    [launcher] = pods[0]['spec']['containers']
-    assert launcher['command'][-1] == '/opt/mlperf_rn50/launch/mpirun.sh'
-    words = '--hostfile /etc/mpi/hostfile --resume --restarts 3 --nodes 3 --ranks-per-node 4'
-    assert launcher['args'][:9] == words.split()
+            assert word.startswith('/opt/mlperf_rn50/launch/')
+            assert (ROOT / word.removeprefix('/opt/mlperf_rn50/')).stat().st_mode & 0o111, word
+        mounted = {m['name'] for m in container['volumeMounts']}
+        assert mounted == {v['name'] for v in pod['spec']['volumes']}
+    # The launcher uses the port and key of the workers.
+    folder = job['spec']['sshAuthMountPath']
+    lines = (ROOT / 'launch/kubernetes/ssh_config').read_text().splitlines()
+    client = dict(line.split(None, 1) for line in lines if not line.lstrip().startswith('#'))
+    _, port, _, keys = container['args'][:4]
+    assert client['Port'] == port == str(container['readinessProbe']['tcpSocket']['port'])
+    assert client['IdentityFile'] == f'{folder}/id_rsa' and keys == f'{folder}/authorized_keys'
 
 
 def test_configuration_is_in_a_config_map_unless_in_the_image(tmp_path):
-    [config_map, _] = manifests_of(*WORDS)
-    assert config_map['data'] == {'config.yaml': CONFIG.read_text()}
-    (tmp_path / 'c.yaml').write_text(f'{CONFIG.read_text()}\n')  # with an empty line at its end
-    [config_map, _] = manifests_of(*WORDS, '--config', str(tmp_path / 'c.yaml'))
-    assert config_map['data'] == {'config.yaml': f'{CONFIG.read_text()}\n'}
-    assert launcher_args(*WORDS)[-2:] == ['--config', '/etc/mlperf_rn50/config/config.yaml']
-    words = [w.replace(str(CONFIG), f'{IMAGE_CONFIGS}digits_cpu.yaml') for w in WORDS]
-    assert [m['kind'] for m in manifests_of(*words)] == ['MPIJob']
-    assert launcher_args(*words)[-2:] == ['--config', f'{IMAGE_CONFIGS}digits_cpu.yaml']
+    path = tmp_path / 'c.yaml'
+    for end in ('', '\n'):  # with an empty line at its end
+        path.write_text(CONFIG.read_text() + end)
+        config_map, job = manifests_of(*WORDS, '--config', str(path))
+        assert config_map['data'] == {'config.yaml': path.read_text()}
+        assert launcher_of(job)['args'][-2:] == ['--config', '/etc/mlperf_rn50/config/config.yaml']
+    [job] = manifests_of(*WORDS, '--config', IN_IMAGE)
+    assert launcher_of(job)['args'][-2:] == ['--config', IN_IMAGE]
 
 
 def test_missing_options_come_from_the_configuration(tmp_path):
     path = tmp_path / 'config.yaml'
-    path.write_text(
-        'run: {num_nodes: 5, ranks_per_node: 6, ranks_per_device: 3}\n'
-        'train: {device: gpu, local_batch_size: 8}\n'
-    )
-    words = [w.replace(str(CONFIG), str(path)) for w in WORDS]
+    path.write_text("""run: {num_nodes: 5, ranks_per_node: 6, ranks_per_device: 3}
+train: {device: gpu, local_batch_size: 8}""")
+    words = [*WORDS, '--config', str(path)]
     training, warning = plan_training(words)
     found = training.num_nodes, training.ranks_per_node, training.gpus_per_node, warning
     assert found == (5, 6, 2, '')
@@ -161,6 +128,9 @@ def test_missing_options_come_from_the_configuration(tmp_path):
     # the longest name
     assert plan_training([*words, '--nodes', '1', '--name', 'x' * 54])[0].num_nodes == 1
     assert 'in none of the volumes' in plan_training([*words, '--data.dir', '/data'])[1]
+
+
+GPU = '--train.device gpu --model.fused_bn_relu false'
 
 
 @pytest.mark.parametrize(
@@ -176,16 +146,13 @@ def test_missing_options_come_from_the_configuration(tmp_path):
         ('--volume A:/x', 'the name of a PersistentVolumeClaim'),
         ('--volume a:/shared', 'got two at /shared'),
         ('--volume a:/opt', 'would hide /opt/mlperf_rn50'),
-        (['--volume', 'a:/x\ny'], 'an absolute path'),
+        ('--volume a:/x\ny', 'an absolute path'),
         ('--memory 64', 'a size such as 64Gi'),
         ('--cpus 0', 'a number of cores'),
         ('--user 0', 'UID or UID:GID, not root'),
         ('--namespace A', '--namespace'),
         ('--gpus-per-node 2', 'train.device=cpu and --ranks-per-node 1, expected 0'),
-        (
-            '--train.device gpu --model.fused_bn_relu false --ranks-per-node 4 --gpus-per-node 2',
-            'expected 4',
-        ),
+        (f'{GPU} --ranks-per-node 4 --gpus-per-node 2', 'expected 4'),
         ('--run-dir /results', '--run-dir: got /results, expected a folder in a volume: /shared'),
         ('--run-dir ../run', 'expected a folder in a volume'),
         ('--run.dir /tmp', 'in a volume'),
@@ -196,31 +163,22 @@ def test_missing_options_come_from_the_configuration(tmp_path):
     ],
 )
 def test_errors_are_one_line(words, message):
-    words = words.split() if isinstance(words, str) else words
-    done = call('launch', 'kubernetes', *WORDS, *words)
-    assert (done.returncode, done.stdout) == (2, '')
-    assert message in done.stderr and done.stderr.startswith('mlperf-rn50: ')
-    assert done.stderr.count('\n') == 1
+    done = call('launch', 'kubernetes', *WORDS, *words.split(' '))
+    assert not done.stdout
+    assert_one_line(done, 'mlperf-rn50: ', message)
 
 
-def test_ssh_server_refuses_a_port_that_another_server_uses(tmp_path):
-    (tmp_path / 'keys').touch()
+def assert_port_refused(port, text):
+    done = run([ROOT / 'launch/sshd.sh', '--port', port, '--authorized-keys', '/dev/null'])
+    assert_one_line(done, f'launch/sshd.sh: --port: {text}')
+
+
+def test_ssh_server_refuses_a_port_that_another_server_uses():
     with socket.create_server(('127.0.0.1', 0)) as server:
         port = server.getsockname()[1]
-        done = run(
-            [ROOT / 'launch/sshd.sh', '--port', port, '--authorized-keys', tmp_path / 'keys']
-        )
-    assert (done.returncode, done.stderr) == (
-        2,
-        f'launch/sshd.sh: --port: {port} is in use on {socket.gethostname()}; '
-        'stop its server or choose another port\n',
-    )
+        assert_port_refused(port, f'{port} is in use on {socket.gethostname()}; stop its server')
 
 
 @pytest.mark.parametrize('port', ['', '0', '65536', '22;id', '-1'])
 def test_ssh_server_refuses_an_invalid_port(port):
-    done = run([ROOT / 'launch/sshd.sh', '--port', port, '--authorized-keys', '/dev/null'])
-    assert (done.returncode, done.stderr) == (
-        2,
-        f'launch/sshd.sh: --port: got {port or "nothing"}, expected 1 to 65535\n',
-    )
+    assert_port_refused(port, f'got {port or "nothing"}, expected 1 to 65535')

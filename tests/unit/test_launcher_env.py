@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import CLI, ROOT, argv, run, under_ranks, variables
+from helpers import CLI, ROOT, argv, assert_one_line, run, under_ranks, variables
 from rank_facts import rank_facts
 
 from mlperf_rn50.doctor.gpu_stack import check_environment, environment_facts
@@ -33,9 +33,18 @@ from mlperf_rn50.system.launcher_env import (
     settle_variables,
 )
 
+BIND = ROOT / 'launch/bind.sh'
+CHECKPOINTS = Path('runs/checkpoints')
+# Variables of a Slurm step on nodes with different and equal numbers of ranks.
+UNEVEN = 'PMIX_RANK=1 SLURM_STEP_NUM_TASKS=3 SLURM_STEP_NUM_NODES=2 SLURM_LOCALID=0'
+SRUN = 'SLURM_STEP_NUM_TASKS=8 SLURM_STEP_NUM_NODES=2 SLURM_LOCALID=3'
 
-def assert_one_line(done, text):
-    assert done.returncode == 2 and text in done.stderr and done.stderr.count('\n') == 1
+TASKS = 'SLURM_STEP_TASKS_PER_NODE'
+
+
+def run_with(variables, *words):
+    """Run a command with some variables in addition to those of the tests."""
+    return run(words, env={**os.environ, **variables})
 
 
 @pytest.mark.parametrize('text', ['', '1,2', '٣', '9' * 5000])
@@ -52,38 +61,39 @@ def test_variable_without_a_number_is_named(monkeypatch, text):
 
 
 @pytest.mark.parametrize(
-    'variables, expected',
+    'typed, expected',
     [
-        ({}, 'mlperf-rn50 train --resume runs/checkpoints'),
-        ({'OMPI_COMM_WORLD_SIZE': '2'}, 'mpirun -np 2 mlperf-rn50 train --resume runs/checkpoints'),
         (
-            {COMMAND: r'launch/mpirun.sh --hosts h1\,h2 --config my\ c.yaml '},
+            r'launch/mpirun.sh --hosts h1\,h2 --config my\ c.yaml ',
             "launch/mpirun.sh --hosts h1,h2 --config 'my c.yaml' --resume",
         ),
-        ({COMMAND: 'launch/local.sh --resume --run-dir x'}, 'launch/local.sh --run-dir x --resume'),
+        ('launch/local.sh --resume --run-dir x', 'launch/local.sh --run-dir x --resume'),
         (
-            {COMMAND: 'launch/local.sh --resume=x/checkpoints_1/step_00000003 --restarts 3'},
+            'launch/local.sh --resume=x/checkpoints_1/step_00000003 --restarts 3',
             'launch/local.sh --restarts 3 --resume runs/checkpoints',
         ),
         (
-            {COMMAND: 'launch/ranks.sh 2 .venv/bin/mlperf-rn50 train --config c'},
+            'launch/ranks.sh 2 .venv/bin/mlperf-rn50 train --config c',
             'launch/ranks.sh 2 .venv/bin/mlperf-rn50 train --resume runs/checkpoints',
         ),
         (
-            {
-                COMMAND: 'launch/ranks.sh 2 mlperf-rn50 train --train.max_epochs 9 --resume=runs '
-                '--elastic'
-            },
+            'launch/ranks.sh 2 mlperf-rn50 train --train.max_epochs 9 --resume=runs --elastic',
             'launch/ranks.sh 2 mlperf-rn50 train --resume runs/checkpoints --train.max_epochs 9 '
             '--elastic',
         ),
     ],
 )
-def test_resume_command_is_that_of_the_user(monkeypatch, variables, expected):
+def test_resume_command_is_that_of_the_user(monkeypatch, typed, expected):
+    monkeypatch.setenv(COMMAND, typed)
+    assert launcher_env.resume_command(CHECKPOINTS) == expected
+
+
+def test_resume_command_without_a_launcher(monkeypatch):
     monkeypatch.delenv(COMMAND, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert launcher_env.resume_command(Path('runs/checkpoints')) == expected
+    for prefix, num_ranks in (('', ''), ('mpirun -np 2 ', '2')):
+        monkeypatch.setenv('OMPI_COMM_WORLD_SIZE', num_ranks)
+        expected = f'{prefix}mlperf-rn50 train --resume runs/checkpoints'
+        assert launcher_env.resume_command(CHECKPOINTS) == expected
 
 
 @pytest.mark.parametrize('num_local, hosts', [('2', ''), ('1', '--hosts HOSTS ')])
@@ -93,34 +103,30 @@ def test_command_for_an_older_run_names_it_because_launchers_resume_the_newest(
     monkeypatch.setenv(COMMAND, 'launch/local.sh --config c --resume')
     monkeypatch.setenv('OMPI_COMM_WORLD_SIZE', '2')
     monkeypatch.setenv('OMPI_COMM_WORLD_LOCAL_SIZE', num_local)
-    assert launcher_env.resume_command(Path('runs/checkpoints'), is_newest=False) == (
+    assert launcher_env.resume_command(CHECKPOINTS, is_newest=False) == (
         f'launch/ranks.sh {hosts}{num_local} mlperf-rn50 train --resume runs/checkpoints'
     )
 
 
 @pytest.mark.parametrize(
-    'variables',
+    'text',
     [
-        variables('OMPI_COMM_WORLD_LOCAL_RANK=2 OMPI_COMM_WORLD_LOCAL_SIZE=2'),
-        {'HOROVOD_LOCAL_RANK': '1'},
-        variables(
-            'PMIX_RANK=1 SLURM_STEP_NUM_TASKS=3 SLURM_STEP_TASKS_PER_NODE=2,1 '
-            'SLURM_STEP_NUM_NODES=2 SLURM_LOCALID=1 SLURM_NODEID=1'
-        ),
+        'OMPI_COMM_WORLD_LOCAL_RANK=2 OMPI_COMM_WORLD_LOCAL_SIZE=2',
+        'HOROVOD_LOCAL_RANK=1',
+        f'{UNEVEN} {TASKS}=2,1 SLURM_LOCALID=1 SLURM_NODEID=1',
     ],
 )
-def test_binding_refuses_a_rank_beyond_those_of_its_node_in_one_line(variables):
-    done = run([ROOT / 'launch/bind.sh', 'true'], env={**os.environ, **variables})
+def test_binding_refuses_a_rank_beyond_those_of_its_node_in_one_line(text):
+    done = run_with(variables(text), BIND, 'true')
     assert_one_line(done, 'rank on this node: got ')
-    done = run([ROOT / 'launch/bind.sh', 'no_such_program'])
-    assert_one_line(done, 'no_such_program: No such file')
 
 
-def test_binding_accepts_nested_threads_and_refuses_an_invalid_number():
+def test_binding_names_a_missing_program_and_a_wrong_number_and_accepts_nested_threads():
+    assert_one_line(run([BIND, 'no_such_program']), 'no_such_program: No such file')
     command = argv('{} -m mlperf_rn50.system.topology true train', sys.executable)
-    done = run(command, env={**os.environ, 'OMP_NUM_THREADS': '2,1'})
+    done = run_with({'OMP_NUM_THREADS': '2,1'}, *command)
     assert done.returncode == 0 and ' 2 threads' in done.stderr, done.stderr
-    done = run(command, env={**os.environ, 'MLPERF_RN50_RANKS_PER_DEVICE': 'x'})
+    done = run_with({'MLPERF_RN50_RANKS_PER_DEVICE': 'x'}, *command)
     assert_one_line(done, "MLPERF_RN50_RANKS_PER_DEVICE: got 'x'")
 
 
@@ -134,82 +140,64 @@ def test_line_of_a_rank_is_one_write_in_unbuffered_python():
     assert [reader.recv(100), reader.recv(100)] == [b'rank 0\n', b'rank 1\n']
 
 
-UNEVEN = variables('PMIX_RANK=1 SLURM_STEP_NUM_TASKS=3 SLURM_STEP_NUM_NODES=2 SLURM_LOCALID=0')
-SRUN = variables('SLURM_STEP_NUM_TASKS=8 SLURM_STEP_NUM_NODES=2 SLURM_LOCALID=3')
-
-
 @pytest.mark.parametrize(
-    'variables, expected',
+    'text, place',
     [
-        ({}, (0, None, (0, 1))),
+        ('', '0 None 0 1'),
         (
-            {
-                'OMPI_COMM_WORLD_RANK': ' 3 ',
-                'OMPI_COMM_WORLD_SIZE': '8',
-                'OMPI_COMM_WORLD_LOCAL_RANK': '1',
-                'OMPI_COMM_WORLD_LOCAL_SIZE': '2',
-            },
-            (3, 8, (1, 2)),
+            'OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_LOCAL_RANK=1 '
+            'OMPI_COMM_WORLD_LOCAL_SIZE=2',
+            '3 8 1 2',
         ),
-        (
-            variables('HOROVOD_RANK=6 HOROVOD_SIZE=8 HOROVOD_LOCAL_RANK=0 HOROVOD_LOCAL_SIZE=4'),
-            (6, 8, (0, 4)),
-        ),
-        (SRUN, (0, None, (0, 1))),  # a program started manually within a job
-        ({**SRUN, 'PMIX_RANK': '7'}, (7, 8, (3, 4))),
-        (
-            UNEVEN | variables('SLURM_STEP_TASKS_PER_NODE=2,1 SLURM_NODEID=0 SLURM_LOCALID=1'),
-            (1, 3, (1, 2)),
-        ),
-        (UNEVEN | variables('SLURM_STEP_TASKS_PER_NODE=2,1 SLURM_NODEID=1'), (1, 3, (0, 1))),
-        (
-            UNEVEN | variables('SLURM_STEP_TASKS_PER_NODE=4(x2),3 SLURM_NODEID=1 SLURM_LOCALID=3'),
-            (1, 3, (3, 4)),
-        ),
-        (
-            UNEVEN | variables('SLURM_STEP_TASKS_PER_NODE=4(x999999999),3 SLURM_NODEID=9'),
-            (1, 3, (0, 4)),
-        ),
-        ({**UNEVEN, 'SLURM_LOCALID': '1'}, (1, 3, (1, 2))),  # without the list
+        ('HOROVOD_RANK=6 HOROVOD_SIZE=8 HOROVOD_LOCAL_RANK=0 HOROVOD_LOCAL_SIZE=4', '6 8 0 4'),
+        (SRUN, '0 None 0 1'),  # a program started manually within a job
+        (f'{SRUN} PMIX_RANK=7', '7 8 3 4'),
+        (f'{UNEVEN} {TASKS}=2,1 SLURM_NODEID=0 SLURM_LOCALID=1', '1 3 1 2'),
+        (f'{UNEVEN} {TASKS}=2,1 SLURM_NODEID=1', '1 3 0 1'),
+        (f'{UNEVEN} {TASKS}=4(x2),3 SLURM_NODEID=1 SLURM_LOCALID=3', '1 3 3 4'),
+        (f'{UNEVEN} {TASKS}=4(x999999999),3 SLURM_NODEID=9', '1 3 0 4'),
+        (f'{UNEVEN} SLURM_LOCALID=1', '1 3 1 2'),  # without the list
     ],
 )
-def test_place_of_a_rank_by_launcher(monkeypatch, variables, expected):
+def test_place_of_a_rank_by_launcher(monkeypatch, text, place):
+    """Rank, number of ranks, and the same on its node."""
     for name in list(os.environ):
         if name.startswith(('OMPI_COMM_', 'PMI', 'MPI_LOCAL', 'HOROVOD_', 'SLURM_')):
             monkeypatch.delenv(name)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert (launched_rank(), launched_size(), launched_local()) == expected
-    assert rank_name() == f'rank {expected[0]} on {platform.node()}'
+    for name, value in variables(text).items():
+        monkeypatch.setenv(name, f' {value} ' if name == 'HOROVOD_RANK' else value)
+    found = launched_rank(), launched_size(), *launched_local()
+    assert ' '.join(map(str, found)) == place
+    assert rank_name() == f'rank {found[0]} on {platform.node()}'
 
 
 # --- GPUs
 
-GPU = {DEVICE_VARIABLE: 'gpu'}
+CYCLE = 'HOROVOD_CYCLE_TIME'
+
+
+def added(**given):
+    """Return the names of the variables that are added to those of a rank on a GPU."""
+    return missing_settings({DEVICE_VARIABLE: 'gpu', **given}).keys()
 
 
 def test_existing_settings_are_kept_and_cpu_runs_get_none():
-    assert missing_settings({**GPU, 'PATH': '/bin'}) == {
+    assert missing_settings({DEVICE_VARIABLE: 'gpu', 'PATH': '/bin'}) == {
         **SETTINGS,
         SET_VARIABLE: ','.join(SETTINGS),
     }
-    added = missing_settings({**GPU, 'HOROVOD_CYCLE_TIME': '1', 'MXNET_CUDNN_AUTOTUNE_DEFAULT': ''})
-    assert added.keys() == SETTINGS.keys() - {
-        'HOROVOD_CYCLE_TIME',
-        'MXNET_CUDNN_AUTOTUNE_DEFAULT',
-    } | {SET_VARIABLE}
-    assert missing_settings({**GPU, **SETTINGS}) == {SET_VARIABLE: ''}
-    once = {
-        **GPU,
-        **missing_settings({**GPU, 'HOROVOD_CYCLE_TIME': '1'}),
-        'HOROVOD_CYCLE_TIME': '1',
-    }
+    empty = 'MXNET_CUDNN_AUTOTUNE_DEFAULT'
+    assert SETTINGS.keys() - added(**{CYCLE: '1', empty: ''}) == {CYCLE, empty}
+    once = {DEVICE_VARIABLE: 'gpu', CYCLE: '1'}
+    once |= missing_settings(once)
     # launch/bind.sh and the program both call it
     assert missing_settings(once) == {SET_VARIABLE: once[SET_VARIABLE]}
-    nvidias = missing_settings(
-        {**GPU, NVIDIA_VARIABLE: '24.06', 'MXNET_CUDNN_NHWC_BN_HEURISTIC_FWD': '0'}
-    )
-    assert nvidias.keys() - {SET_VARIABLE} - SETTINGS.keys() == {
+    kept = 'MXNET_CUDNN_NHWC_BN_HEURISTIC_FWD'
+    assert added(**{NVIDIA_VARIABLE: '24.06', kept: '0'}) == {*settings_of(True), SET_VARIABLE} - {
+        kept
+    }
+    assert settings_of(True).keys() - SETTINGS.keys() == {
+        kept,
         'MXNET_CUDNN_NHWC_BN_HEURISTIC_BWD',
         'MXNET_CUDNN_NHWC_BN_ADD_HEURISTIC_FWD',
         'MXNET_CUDNN_NHWC_BN_ADD_HEURISTIC_BWD',
@@ -222,88 +210,62 @@ def test_existing_settings_are_kept_and_cpu_runs_get_none():
 
 
 def test_variables_are_forwarded_to_remote_ranks():
-    script = ROOT / 'launch/engines/variables.sh'
-    names = [
-        *settings_of(True),
-        NVIDIA_VARIABLE,
-        DEVICE_VARIABLE,
-        SET_VARIABLE,
-        'CUDA_VISIBLE_DEVICES',
-    ]
-    given = dict.fromkeys(names, 'x')
-    done = run([script], env={'PATH': os.environ['PATH'], **given})
-    assert set(done.stdout.split()) == given.keys()
+    names = {*settings_of(True), NVIDIA_VARIABLE, DEVICE_VARIABLE, SET_VARIABLE}
+    names.add('CUDA_VISIBLE_DEVICES')
+    env = {'PATH': os.environ['PATH'], **dict.fromkeys(names, 'x')}
+    assert {*run([ROOT / 'launch/engines/variables.sh'], env=env).stdout.split()} == names
 
 
 @pytest.mark.parametrize(
-    'device, given, expected',
-    [
-        (
-            'gpu',
-            {'HOROVOD_CYCLE_TIME': '2'},
-            SETTINGS | variables('OMPI_MCA_btl=^openib HOROVOD_CYCLE_TIME=2'),
-        ),
-        ('gpu', {'OMPI_MCA_btl': 'tcp,self,vader'}, {**SETTINGS, 'OMPI_MCA_btl': 'tcp,self,vader'}),
-        ('cpu', {}, {}),
-    ],
+    'device, given',
+    [('gpu', {CYCLE: '2'}), ('gpu', {'OMPI_MCA_btl': 'tcp,self,vader'}), ('cpu', {})],
 )
-def test_settings_reach_a_rank(device, given, expected):
-    env = {
-        k: v
-        for k, v in os.environ.items()
-        if k not in SETTINGS and not k.startswith(('MLPERF_RN50_', 'OMPI_'))
-    }
+def test_settings_reach_a_rank(monkeypatch, device, given):
+    for name in list(os.environ):
+        if name in SETTINGS or name.startswith(('MLPERF_RN50_', 'OMPI_')):
+            monkeypatch.delenv(name)
     show = 'import json, os; print(json.dumps(dict(os.environ)))'
-    done = run(
-        [ROOT / 'launch/ranks.sh', 1, sys.executable, '-c', show],
-        env=env | given | {DEVICE_VARIABLE: device},
-    )
-    seen = json.loads(done.stdout)
+    words = under_ranks(1, [sys.executable, '-c', show])
+    seen = json.loads(run_with({**given, DEVICE_VARIABLE: device}, *words).stdout)
+    expected = {**SETTINGS, **given} if device == 'gpu' else {}
     assert {name: seen[name] for name in SETTINGS if name in seen} == expected
-    assert seen.get(SET_VARIABLE) == (
-        ','.join(n for n in SETTINGS if n not in given) if device == 'gpu' else None
+    assert seen.get(SET_VARIABLE, '') == ','.join(n for n in expected if n not in given)
+
+
+def check_of(*envs, nvidias=()):
+    """Return the check of ranks with these environments, and of further ones of NVIDIA's build."""
+    facts = [environment_facts(e, False) for e in envs]
+    facts += [environment_facts(e, True) for e in nvidias]
+    check = check_environment(
+        [rank_facts(i, f'h{i}', gpu_environment=f) for i, f in enumerate(facts)]
     )
-
-
-def rows(*envs, is_nvidias=False):
-    return [
-        rank_facts(i, f'h{i}', gpu_environment=environment_facts(env, is_nvidias))
-        for i, env in enumerate(envs)
-    ]
+    return check.status, check.found, check.fix
 
 
 def test_doctor_lists_settings_and_warns_of_missing_and_differing_ones():
-    env = {**GPU, 'HOROVOD_CYCLE_TIME': '0.5'}
-    check = check_environment(rows({**env, **missing_settings(env)}))
-    assert check.status == 'ok' and check.found.endswith(
-        '; set by the user: HOROVOD_CYCLE_TIME=0.5'
+    env = {DEVICE_VARIABLE: 'gpu', CYCLE: '0.5'}
+    status, found, _ = check_of({**env, **missing_settings(env)})
+    assert status == 'ok' and found.endswith(f'; set by the user: {CYCLE}=0.5')
+    assert found.startswith('set by the program: CUDA_DEVICE_ORDER=PCI_BUS_ID, MXNET_EXEC_BULK')
+    assert check_of(SETTINGS, {k: v for k, v in SETTINGS.items() if k != CYCLE}) == (
+        'warning',
+        f'not set on h1: {CYCLE}',
+        f'export {CYCLE}=0.1, or NVIDIA_MXNET_VERSION',
     )
-    assert check.found.startswith(
-        'set by the program: CUDA_DEVICE_ORDER=PCI_BUS_ID, MXNET_EXEC_BULK'
-    )
-    missing = check_environment(
-        rows(SETTINGS, {k: v for k, v in SETTINGS.items() if k != 'HOROVOD_CYCLE_TIME'})
-    )
-    assert (missing.status, missing.found) == ('warning', 'not set on h1: HOROVOD_CYCLE_TIME')
-    assert missing.fix == 'export HOROVOD_CYCLE_TIME=0.1, or NVIDIA_MXNET_VERSION'
-    unlike = check_environment(rows(SETTINGS, {**SETTINGS, 'HOROVOD_CYCLE_TIME': '5'}))
-    assert (unlike.status, unlike.found) == ('warning', 'HOROVOD_CYCLE_TIME=5 on h1, but 0.1 on h0')
+    unlike = check_of(SETTINGS, {**SETTINGS, CYCLE: '5'})
+    assert unlike[:2] == ('warning', f'{CYCLE}=5 on h1, but 0.1 on h0')
     # h1: a rank started by hand
-    nvidias = check_environment(rows(settings_of(True), SETTINGS, is_nvidias=True))
-    assert nvidias.found.startswith('not set on h1: MXNET_ENABLE_CUDA_GRAPHS, ')
-    assert nvidias.status == 'warning'
-    assert nvidias.fix.endswith('=1 MXNET_CUDNN_WARN_ON_IGNORED_FLAGS=0, or NVIDIA_MXNET_VERSION')
+    status, found, fix = check_of(nvidias=[settings_of(True), SETTINGS])
+    assert status == 'warning' and found.startswith('not set on h1: MXNET_ENABLE_CUDA_GRAPHS, ')
+    assert fix.endswith('=1 MXNET_CUDNN_WARN_ON_IGNORED_FLAGS=0, or NVIDIA_MXNET_VERSION')
     # another build
-    assert (
-        check_environment(rows(settings_of(True), is_nvidias=True) + rows(SETTINGS)).status == 'ok'
-    )
+    assert check_of(SETTINGS, nvidias=[settings_of(True)])[0] == 'ok'
 
 
 # --- variables of MXNet, DALI, Horovod and OpenMP
 
 
-def settled(**variables):
-    starts_ranks = variables.pop('starts_ranks', False)
+def settled(starts_ranks=False, **variables):
     settle_variables(variables, starts_ranks)
     return variables
 
@@ -324,42 +286,31 @@ def test_mxnet_gets_one_number_of_threads(text, threads):
 @pytest.mark.parametrize(
     'name, good, bad',
     [
-        (
-            'MXNET_CPU_WORKER_NTHREADS',
-            ['1', ' 2 ', '16', '999'],
-            '2.0 0 -1 abc 0x2 100000 ٣'.split(),
-        ),
-        (
-            'MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_FWD',
-            ['0', '999'],
-            '-1 1.5 true 999999999'.split(),
-        ),
-        ('MXNET_KVSTORE_BIGARRAY_BOUND', ['0', '2147483647'], ['-1', '9999999999']),
-        ('DMLC_ROLE', ['worker'], ['server']),
-        ('NNVM_EXEC_MATCH_RANGE', ['0', '16'], ['abc']),
-        ('NNVM_AUTO_SEARCH_MATCH_RANGE', ['0', '1'], ['abc']),
-        ('DALI_EXEC2_NUM_THREADS', ['1', '4'], ['0', 'abc']),
-        ('MXNET_OPTIMIZER_AGGREGATION_SIZE', ['99999'], ['0']),
-        ('MXNET_EXEC_BULK_EXEC_TRAIN', '0 1 true False'.split(), ['2', 'yes', 'on']),
-        ('MXNET_CUDNN_AUTOTUNE_DEFAULT', ['0', '1', '2'], ['off']),
-        ('MXNET_GPU_WORKER_NTHREADS', ['2'], ['two']),
-        (
-            'MXNET_ENGINE_TYPE',
-            ['NaiveEngine', 'ThreadedEngine', 'ThreadedEnginePerDevice'],
-            ['naive'],
-        ),
-        ('HOROVOD_CYCLE_TIME', '5 0.1 .5 5.'.split(), '5ms nan -1 1,5 100000'.split()),
-        ('HOROVOD_FUSION_THRESHOLD', ['0', '134217728'], ['64M', '1e6']),
-        ('HOROVOD_CACHE_CAPACITY', ['0'], ['none']),
-        ('DALI_AFFINITY_MASK', ['0', '0,1, 2'], ['abc', '0-3', '0,']),
-        ('DALI_MALLOC_POOL_THRESHOLD', ['4096', '64k'], ['big']),
-        ('GOMP_CPU_AFFINITY', ['0 3 1-2', '0-7:2'], ['all', ',']),
+        ('MXNET_CPU_WORKER_NTHREADS', '1| 2 |16|999', '2.0|0|-1|abc|0x2|100000|٣'),
+        ('MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_FWD', '0|999', '-1|1.5|true|999999999'),
+        ('MXNET_KVSTORE_BIGARRAY_BOUND', '0|2147483647', '-1|9999999999'),
+        ('DMLC_ROLE', 'worker', 'server'),
+        ('NNVM_EXEC_MATCH_RANGE', '0|16', 'abc'),
+        ('NNVM_AUTO_SEARCH_MATCH_RANGE', '0|1', 'abc'),
+        ('DALI_EXEC2_NUM_THREADS', '1|4', '0|abc'),
+        ('MXNET_OPTIMIZER_AGGREGATION_SIZE', '99999', '0'),
+        ('MXNET_EXEC_BULK_EXEC_TRAIN', '0|1|true|False', '2|yes|on'),
+        ('MXNET_CUDNN_AUTOTUNE_DEFAULT', '0|1|2', 'off'),
+        ('MXNET_GPU_WORKER_NTHREADS', '2', 'two'),
+        ('MXNET_ENGINE_TYPE', 'NaiveEngine|ThreadedEngine|ThreadedEnginePerDevice', 'naive'),
+        (CYCLE, '5|0.1|.5|5.', '5ms|nan|-1|1,5|100000'),
+        ('HOROVOD_FUSION_THRESHOLD', '0|134217728', '64M|1e6'),
+        ('HOROVOD_CACHE_CAPACITY', '0', 'none'),
+        ('DALI_AFFINITY_MASK', '0|0,1, 2', 'abc|0-3|0,'),
+        ('DALI_MALLOC_POOL_THRESHOLD', '4096|64k', 'big'),
+        ('GOMP_CPU_AFFINITY', '0 3 1-2|0-7:2', 'all|,'),
     ],
 )
 def test_value_that_a_library_would_not_survive_is_refused(name, good, bad):
-    assert [settled(**{name: text}) for text in good] == [{name: text.strip()} for text in good]
+    for text in good.split('|'):
+        assert settled(**{name: text}) == {name: text.strip()}
     assert settled(**{name: '  '}) == {}  # some libraries read an empty text as 0
-    for text in bad:
+    for text in bad.split('|'):
         with pytest.raises(ConfigError, match=f'^{name}: got .* expected .* unset it$'):
             settled(**{name: text})
 
@@ -387,33 +338,31 @@ def test_launcher_forgets_the_ranks_of_an_outer_job():
 
 
 @pytest.mark.parametrize(
-    'command',
+    'words, code',
     [
-        [*CLI, 'classify', 'missing', 'x.png'],
-        [ROOT / 'launch/bind.sh', sys.executable, '-c', 'import mxnet'],
+        ([*CLI, 'classify', 'missing', 'x.png'], 2),
+        ([BIND, sys.executable, '-c', 'import mxnet'], 0),
     ],
 )
-def test_documented_list_of_threads_reaches_no_import_of_mxnet(command):
-    done = run(command, env={**os.environ, 'OMP_NUM_THREADS': '2,1'})
-    assert (
-        done.returncode == (2 if 'classify' in command else 0) and 'Invalid' not in done.stderr
-    ), done.stderr
+def test_documented_list_of_threads_reaches_no_import_of_mxnet(words, code):
+    done = run_with({'OMP_NUM_THREADS': '2,1'}, *words)
+    assert done.returncode == code and 'Invalid' not in done.stderr, done.stderr
 
 
 def test_wrong_variable_ends_commands_with_mxnet_before_they_start_anything():
-    env = {**os.environ, 'MXNET_CPU_WORKER_NTHREADS': '2.0'}
+    wrong = {'MXNET_CPU_WORKER_NTHREADS': '2.0'}
     for command in (
         [*CLI, 'doctor'],
         [*CLI, 'train', '--config', 'x'],
         under_ranks(2, ['true']),
         [ROOT / 'launch/local.sh', '--config', 'x'],
-        [ROOT / 'launch/bind.sh', 'true'],
+        [BIND, 'true'],
     ):
-        done = run(command, env=env)
+        done = run_with(wrong, *command)
         assert_one_line(done, "MXNET_CPU_WORKER_NTHREADS: got '2.0' in the environment")
-    assert run([*CLI, 'report', '--help'], env=env).returncode == 0
+    assert run_with(wrong, *CLI, 'report', '--help').returncode == 0
     # reads no variable of MXNet
-    assert 'missing' in run([*CLI, 'check', 'missing'], env=env).stderr
+    assert 'missing' in run_with(wrong, *CLI, 'check', 'missing').stderr
 
 
 def test_ranks_start_with_variables_of_another_job():
@@ -422,5 +371,5 @@ def test_ranks_start_with_variables_of_another_job():
         'HOROVOD_CONTROLLER=gloo HOROVOD_CPU_OPERATIONS=gloo HOROVOD_RANK=7 '
         'HOROVOD_SIZE=9 OMPI_COMM_WORLD_SIZE=9 PMIX_RANK=7 OMP_NUM_THREADS=2,1'
     )
-    done = run(under_ranks(2, [sys.executable, '-c', code]), env={**os.environ, **env})
+    done = run_with(env, *under_ranks(2, [sys.executable, '-c', code]))
     assert done.returncode == 0, done.stderr

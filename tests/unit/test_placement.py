@@ -19,6 +19,8 @@ from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import Failure
 from mlperf_rn50.train.options import TrainConfig
 
+HERE = ('localhost',)
+
 
 def refusal(match):
     """Return the expectation of an error, or of none."""
@@ -28,15 +30,21 @@ def refusal(match):
 @pytest.mark.parametrize(
     'script, hosts, ranks, device, expected',
     [
-        ('local', 8, 8, 'cpu', 'got 8 nodes with 8 ranks, 64 on this machine, which has 2 CPUs'),
-        ('local', 1, 17, 'cpu', '17 on this machine, which has 2 CPUs'),
-        ('local', 1, 16, 'cpu', None),
-        ('mpirun', ['localhost', 'h2'], 17, 'cpu', '17 on this machine'),
-        ('mpirun', ['h1', 'h2'], 17, 'cpu', None),
-        ('slurm', 1, 17, 'cpu', None),
-        ('local', 1, 1, 'gpu', None),
-        ('local', 1, 4, 'gpu', None),
-        ('local', 1, 8, 'gpu', 'has 1 GPU, expected 8; give other machines with --hosts'),
+        (
+            'local',
+            HERE * 8,
+            8,
+            'cpu',
+            'got 8 nodes with 8 ranks, 64 on this machine, which has 2 C',
+        ),
+        ('local', HERE, 17, 'cpu', '17 on this machine, which has 2 CPUs'),
+        ('local', HERE, 16, 'cpu', None),
+        ('mpirun', (*HERE, 'h2'), 17, 'cpu', '17 on this machine'),
+        ('mpirun', ('h1', 'h2'), 17, 'cpu', None),
+        ('slurm', HERE, 17, 'cpu', None),
+        ('local', HERE, 1, 'gpu', None),
+        ('local --ranks-per-device 4', HERE, 4, 'gpu', None),
+        ('local', HERE, 8, 'gpu', 'has 1 GPU, expected 8; give other machines with --hosts'),
     ],
 )
 def test_ranks_that_this_machine_cannot_bear_are_refused(
@@ -44,20 +52,15 @@ def test_ranks_that_this_machine_cannot_bear_are_refused(
 ):
     monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: {0, 1})
     monkeypatch.setattr(placement, 'all_bus_ids', lambda sys: ['0000:3b:00.0'])
-    names = ['localhost'] * hosts if isinstance(hosts, int) else hosts
-    place = Placement(None, tuple(names), ranks)
-    config = Config(train=TrainConfig(device=device))
-    options = launch_options('--ranks-per-device', 4 if ranks == 4 else 1, script=script)
-
-    def check(quota_cpus, expected):
-        limits = SimpleNamespace(quota_cpus=quota_cpus)
-        monkeypatch.setattr(placement, 'find_limits', lambda: limits)
-        with refusal(expected):
-            check_machine(ENGINES[script], options, place, config)
-
-    check(None, expected)
-    if expected and device == 'cpu':
-        check(0.5, 'has 1 CPU, expected at most 8 ranks per CPU')
+    name, _, words = script.partition(' ')
+    options = launch_options(words, script=name)
+    place, config = Placement(None, hosts, ranks), Config(train=TrainConfig(device=device))
+    for quota, text in ((None, expected), (0.5, 'has 1 CPU, expected at most 8 ranks per CPU')):
+        limits = SimpleNamespace(quota_cpus=quota)
+        monkeypatch.setattr(placement, 'find_limits', lambda limits=limits: limits)
+        if not quota or expected and device == 'cpu':
+            with refusal(text):
+                check_machine(ENGINES[name], options, place, config)
 
 
 FILE = RunConfig('/r', num_nodes=2, ranks_per_node=3)
@@ -66,28 +69,35 @@ FILE = RunConfig('/r', num_nodes=2, ranks_per_node=3)
 @pytest.mark.parametrize(
     'words, run, expected',
     [
-        ('--config c', FILE, (['localhost'] * 2, 3)),
-        ('--config c --ranks-per-node 4', FILE, (['localhost'] * 2, 4)),
-        ('--config c --nodes 1', FILE, (['localhost'], 3)),
-        ('--config c --hosts h1,h2,h3', FILE, (['h1', 'h2'], 3)),
-        ('--config c --hosts h1,h2,h3', RunConfig('/r'), (['h1', 'h2', 'h3'], 1)),
-        ('--config c --hosts h1', FILE, '--nodes: got 2 with 1 hosts'),
-        ('--resume --run-dir /r', replace(FILE, dir='/before'), (['localhost'] * 2, 3)),
-        ('--resume --run-dir /r --hosts h1', FILE, (['h1'], 3)),
-        ('--config c --hosts h1:4,h2:4', FILE, (['h1', 'h2'], 4)),
-        ('--config c --hosts h1:4,h2:4 --ranks-per-node 2', FILE, 'h1: got 2 ranks, expected 4'),
-        ('--resume', FILE, 'got no --run-dir'),
-        ('', FILE, '--config: got nothing'),
+        ('--config c', FILE, 'localhost localhost 3'),
+        ('--config c --ranks-per-node 4', FILE, 'localhost localhost 4'),
+        ('--config c --nodes 1', FILE, 'localhost 3'),
+        ('--config c --hosts h1,h2,h3', FILE, 'h1 h2 3'),
+        ('--config c --hosts h1,h2,h3', RunConfig('/r'), 'h1 h2 h3 1'),
+        ('--resume --run-dir /r', replace(FILE, dir='/before'), 'localhost localhost 3'),
+        ('--resume --run-dir /r --hosts h1', FILE, 'h1 3'),
+        ('--config c --hosts h1:4,h2:4', FILE, 'h1 h2 4'),
     ],
 )
 def test_place_of_options_hosts_and_configuration(words, run, expected, monkeypatch):
     monkeypatch.setattr(placement, 'newest_run', lambda folder: RunFolder(folder, 0))
-    with refusal(expected if isinstance(expected, str) else None):
-        place, config = place_ranks(
-            ENGINES['mpirun'], launch_options(words), lambda words: Config(run)
-        )
-        assert (list(place.hosts), place.ranks_per_node) == expected
-        assert str(place.run_dir) == '/r' and config.run is run
+    place, config = place_ranks(ENGINES['mpirun'], launch_options(words), lambda words: Config(run))
+    assert ' '.join(place.hosts) + f' {place.ranks_per_node}' == expected
+    assert str(place.run_dir) == '/r' and config.run is run
+
+
+@pytest.mark.parametrize(
+    'words, message',
+    [
+        ('--config c --hosts h1', '--nodes: got 2 with 1 hosts'),
+        ('--config c --hosts h1:4,h2:4 --ranks-per-node 2', 'h1: got 2 ranks, expected 4'),
+        ('--resume', 'got no --run-dir'),
+        ('', '--config: got nothing'),
+    ],
+)
+def test_contradictory_places_are_refused(words, message):
+    with refusal(message):
+        place_ranks(ENGINES['mpirun'], launch_options(words), lambda words: Config(FILE))
 
 
 def test_failures_have_the_host_names_of_the_user():
@@ -111,39 +121,26 @@ def test_missing_or_full_tmpdir_is_refused_although_another_folder_has_space(tmp
     check_room(ENGINES['local'], 1)
 
 
-FILES, SIZES = resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE
-
-
 @pytest.mark.parametrize(
-    'kind, limit, num_ranks, expected',
+    'name, limit, num_ranks, expected',
     [
-        (FILES, 35, 1, 'ulimit -n: got 35 open files, expected at least 36,'),
-        (FILES, 36, 1, None),
-        (FILES, 64, 8, None),
-        (FILES, 63, 8, 'got 63 open files, expected at least 64,'),
-        (FILES, resource.RLIM_INFINITY, 999, None),
-        (SIZES, 10 << 10, 1, 'ulimit -f: got 10 KiB per file, .* run ulimit -f unlimited'),
-        (SIZES, 16 << 20, 1, None),
+        ('files', 35, 1, 'ulimit -n: got 35 open files, expected at least 36,'),
+        ('files', 36, 1, None),
+        ('files', 64, 8, None),
+        ('files', 63, 8, 'got 63 open files, expected at least 64,'),
+        ('files', -1, 999, None),
+        ('bytes', 10 << 10, 1, 'ulimit -f: got 10 KiB per file, .* run ulimit -f unlimited'),
+        ('bytes', 16 << 20, 1, None),
+        ('processes', 79, 2, 'is 99, of which 79 are free, expected 80 for 2 ranks on a node'),
+        ('processes', 80, 2, None),
+        ('processes', 48, 1, None),
     ],
 )
-def test_limits_that_block_open_mpi_are_refused(monkeypatch, kind, limit, num_ranks, expected):
-    limits = {kind: (limit, limit)}
-    monkeypatch.setattr(
-        resource, 'getrlimit', lambda kind: limits.get(kind, (resource.RLIM_INFINITY,) * 2)
-    )
-    with refusal(expected):
-        check_room(ENGINES['local'], num_ranks)
-
-
-@pytest.mark.parametrize(
-    'free, num_ranks, expected',
-    [
-        (79, 2, 'ulimit -u is 99, of which 79 are free, expected 80 for 2 ranks on a node'),
-        (80, 2, None),
-        (48, 1, None),
-    ],
-)
-def test_too_few_processes_for_the_ranks_are_refused(monkeypatch, free, num_ranks, expected):
-    monkeypatch.setattr(placement, 'free_processes', lambda: (free, 'ulimit -u is 99'))
+def test_limits_that_block_open_mpi_are_refused(monkeypatch, name, limit, num_ranks, expected):
+    limits = {'files': -1, 'bytes': -1, 'processes': 10**6, name: limit}
+    names = {resource.RLIMIT_NOFILE: 'files', resource.RLIMIT_FSIZE: 'bytes'}
+    monkeypatch.setattr(resource, 'getrlimit', lambda kind: (limits[names[kind]],) * 2)
+    free = limits['processes'], 'ulimit -u is 99'
+    monkeypatch.setattr(placement, 'free_processes', lambda: free)
     with refusal(expected):
         check_room(ENGINES['local'], num_ranks)

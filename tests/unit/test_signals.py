@@ -5,16 +5,26 @@ import queue
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from subprocess import TimeoutExpired
 from types import SimpleNamespace
 
 import psutil
 import pytest
-from helpers import CLI, HANG_LIMIT_S, ROOT, own_signals, shipped_logs, skip_for, wait_for
+from helpers import (
+    CLI,
+    HANG_LIMIT_S,
+    ROOT,
+    own_signals,
+    run,
+    shipped_logs,
+    skip_for,
+    start_program,
+    wait_for,
+)
 
 from mlperf_rn50.launch.helpers import LAUNCHER_SIGNALS
 from mlperf_rn50.launch.launcher import Stage, stage_of
@@ -55,15 +65,12 @@ def start(body, can_stop=True, command=(), ignored=(), **variables):
             signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
 
     code = PROGRAM.format(body=body, can_stop=can_stop)
-    process = subprocess.Popen(
-        [*command, sys.executable, '-c', code],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=set_signals,
-        env={**os.environ, **variables},
-    )
+    words = [*command, sys.executable, '-c', code]
+    return ready(start_program(words, preexec_fn=set_signals, env={**os.environ, **variables}))
+
+
+def ready(process):
+    """Wait until a process has printed ready; return it."""
     assert process.stdout.readline() == 'ready\n', process.communicate()
     return process
 
@@ -79,90 +86,81 @@ def insist(process):
     handled."""
     while process.poll() is None:
         process.send_signal(INT)
-        with suppress(subprocess.TimeoutExpired):
+        with suppress(TimeoutExpired):
             process.wait(WAIT_S)
 
 
 @pytest.fixture
-def send_signals(monkeypatch):
-    """Function that sends signals to this process, without a watcher; yields the effect of each,
-    'stop' or 'end'."""
+def send_at(monkeypatch):
+    """Function that sends a signal to this process at a time of a fixed clock."""
 
-    def send(can_stop, *sent):
-        calls = queue.Queue()
-        monkeypatch.setattr(stop_signals, 'end_at_once', lambda: calls.put('end'))
-        with own_signals():
-            for number in stop_signals.STOP_SIGNALS:
-                signal.signal(number, signal.SIG_DFL)
-            signal.signal(INT, signal.SIG_IGN)  # as a shell in the background does
-            stop_signals.catch(lambda *_: None, stop_signals.END_SIGNALS)
-            with stop_signals.handle_in_thread((lambda: calls.put('stop')) if can_stop else None):
-                for number, now_s in sent:
-                    clock = SimpleNamespace(
-                        monotonic=lambda now_s=now_s: now_s, sleep=lambda _: None
-                    )
-                    monkeypatch.setattr(stop_signals, 'time', clock)
-                    os.kill(os.getpid(), number)
-                    yield calls.get(timeout=10)
+    def send_at(number, now_s):
+        clock = SimpleNamespace(monotonic=lambda: now_s, sleep=lambda _: None)
+        monkeypatch.setattr(stop_signals, 'time', clock)
+        os.kill(os.getpid(), number)
 
-    return send
+    with own_signals():
+        yield send_at
 
 
 @pytest.mark.parametrize(
-    'can_stop, sent, expected',
+    'can_stop, sent',
     [
         # The first request stops a run gracefully, or ends a command that has nothing to finish;
         # the second ends a run.
-        *((True, [(number, 0)], ['stop']) for number in (INT, TERM, HUP, USR1)),
-        *((False, [(number, 0)], ['end']) for number in (INT, TERM, HUP)),
-        (True, [(INT, 0), (INT, 0.5), (INT, 1.5)], ['stop', 'stop', 'end']),
-        (True, [(USR1, 0), (INT, 2)], ['stop', 'end']),
+        *((True, [(number, 0, 'stop')]) for number in (INT, TERM, HUP, USR1)),
+        *((False, [(number, 0, 'end')]) for number in (INT, TERM, HUP)),
+        (True, [(INT, 0, 'stop'), (INT, 0.5, 'stop'), (INT, 1.5, 'end')]),
+        (True, [(USR1, 0, 'stop'), (INT, 2, 'end')]),
         # only Ctrl-C ends a run that writes its checkpoint
-        (True, [(USR1, 0), (TERM, 9), (HUP, 60)], ['stop'] * 3),
+        (True, [(USR1, 0, 'stop'), (TERM, 9, 'stop'), (HUP, 60, 'stop')]),
     ],
 )
-def test_first_signal_stops_and_second_ends(send_signals, can_stop, sent, expected):
-    assert list(send_signals(can_stop, *sent)) == expected
+def test_first_signal_stops_and_second_ends(monkeypatch, send_at, can_stop, sent):
+    calls = queue.Queue()
+    monkeypatch.setattr(stop_signals, 'end_at_once', lambda: calls.put('end'))
+    for number in stop_signals.STOP_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(INT, signal.SIG_IGN)  # as a shell in the background does
+    stop_signals.catch(lambda *_: None, stop_signals.END_SIGNALS)
+    with stop_signals.handle_in_thread((lambda: calls.put('stop')) if can_stop else None):
+        for number, now_s, effect in sent:
+            send_at(number, now_s)
+            assert calls.get(timeout=10) == effect
 
 
 S, T = Stage.STOPPING, Stage.TERMINATING
 
 
 @pytest.mark.parametrize(
-    'before, sent, expected',
+    'before, sent',
     [
         (
             signal.SIG_DFL,
-            [(USR2, 0), (TERM, 0), (INT, 0.5), (INT, 1.1), (TERM, 1.2), (signal.SIGCHLD, 2)],
-            [T, S, S, T, T, None],
+            [(USR2, 0, T), (TERM, 0, S), (INT, 0.5, S), (INT, 1.1, T), (TERM, 1.2, T)],
         ),
-        (signal.SIG_DFL, [(HUP, 0), (USR1, 9)], [S, S]),
-        (signal.SIG_IGN, [(HUP, 0), (INT, 9)], [None, S]),
+        (signal.SIG_DFL, [(HUP, 0, S), (USR1, 9, S), (signal.SIGCHLD, 9, None)]),
+        (signal.SIG_IGN, [(HUP, 0, None), (INT, 9, S)]),
     ],
     ids=['once more', 'hangup', 'nohup'],
 )
-def test_stages_of_signals_even_of_those_ignored_before(monkeypatch, before, sent, expected):
+def test_stages_of_signals_even_of_those_ignored_before(send_at, before, sent):
     """Send signals to this process, a launcher, at given times."""
-    with own_signals():
-        for number, handler in ((INT, signal.SIG_IGN), (USR1, signal.SIG_IGN), (HUP, before)):
-            signal.signal(number, handler)
-        signals, stages = stop_signals.SignalQueue(LAUNCHER_SIGNALS), []
-        for number, now_s in sent:
-            clock = SimpleNamespace(monotonic=lambda now_s=now_s: now_s)
-            monkeypatch.setattr(stop_signals, 'time', clock)
-            os.kill(os.getpid(), number)
-            stages.append(stage_of(signals.next(0), signals.is_forced))
-    assert stages == expected
+    for number, handler in ((INT, signal.SIG_IGN), (USR1, signal.SIG_IGN), (HUP, before)):
+        signal.signal(number, handler)
+    signals = stop_signals.SignalQueue(LAUNCHER_SIGNALS)
+    for number, now_s, stage in sent:
+        send_at(number, now_s)
+        assert stage_of(signals.next(0), signals.is_forced) is stage
 
 
-def test_signals_of_one_number_are_discarded():
-    with own_signals():
-        signals = stop_signals.SignalQueue(LAUNCHER_SIGNALS)
-        signals.discard(USR2)
-        for number in (USR2, TERM):
-            os.kill(os.getpid(), number)
-        signals.discard(USR2)
-        assert [signals.next(0), signals.next(0)] == [TERM, None]
+def test_signals_of_one_number_are_discarded(send_at):
+    signals = stop_signals.SignalQueue(LAUNCHER_SIGNALS)
+    signals.discard(USR2)
+    for number in (USR2, TERM):
+        send_at(number, 0)
+    signals.discard(USR2)
+    assert [signals.next(0), signals.next(0)] == [TERM, None]
 
 
 def test_first_request_stops_second_ends_and_nohup_ignores_a_hangup():
@@ -188,11 +186,8 @@ def test_watched_rank_ends_with_its_watcher():
 
 
 def test_stop_as_the_first_process_of_a_container():
-    skip_for(
-        ''
-        if shutil.which('unshare') and not subprocess.run(['unshare', '-pf', 'true']).returncode
-        else 'a process namespace takes root'
-    )
+    can_unshare = shutil.which('unshare') and not run(['unshare', '-pf', 'true']).returncode
+    skip_for('' if can_unshare else 'a process namespace takes root')
     outer = start(STOPS, command=['unshare', '-pf', '--kill-child'])
     [first] = psutil.Process(outer.pid).children()
     os.kill(first.pid, TERM)
@@ -238,13 +233,8 @@ def test_ctrl_c_in_an_import_or_finaliser_is_not_lost(tmp_path, body, number):
     (tmp_path / 'swallows.py').write_text(
         'from shown import show\ntry:\n    show()\nexcept BaseException:\n    pass\n'
     )
-    process = subprocess.Popen(
-        [sys.executable, '-c', SWALLOWING.format(folder=str(tmp_path), body=body)],
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert process.stdout.readline() == 'ready\n'
+    code = SWALLOWING.format(folder=str(tmp_path), body=body)
+    process = ready(start_program([sys.executable, '-c', code]))
     process.send_signal(number)
     assert end(process) == (130, '')
 
@@ -254,33 +244,31 @@ def test_ctrl_c_during_the_first_imports_is_silent(tmp_path):
     signal."""
     (tmp_path / 'argparse.py').write_text('import os, signal; os.kill(os.getpid(), signal.SIGINT)')
     code = f'import sys; sys.path.insert(0, {str(tmp_path)!r}); import mlperf_rn50.cli'
-    done = subprocess.run([sys.executable, '-I', '-c', code], capture_output=True, text=True)
+    done = run([sys.executable, '-I', '-c', code])
     assert (done.returncode, done.stderr) == (-INT, '')
     assert signal.getsignal(INT) is not signal.SIG_DFL  # only during these imports
 
 
 # States of a process in which it is interrupted: it handles signals, or has loaded a library.
 STATES = ['', 'numpy', 'ft2font', 'libmxnet']
-COMMANDS = {
-    'report': 'report {logs}/digits_five --out out'.split(),
-    'check': ['check', '{logs}/digits_five'],
-    'predict': 'predict {logs}/digits_sweep --out out'.split(),
-    'recipe': 'recipe 8192 --out out.yaml'.split(),
-    'package': 'package {logs}/digits_five --org o --system s --out out'.split(),
-    'completion': ['completion', 'bash'],
-    'prepare': 'prepare digits --out out'.split(),
-    'train': 'train --dry-run --config {config}'.split(),
-    'bench': 'bench ops --config {config}'.split(),
-    'doctor': ['doctor', '--config', '{config}'],
-    'why': 'why {logs}/digits_2ranks --out out'.split(),
-    'watch': ['watch', '{logs}/digits_2ranks', '--once'],
-    'classify': ['classify', 'missing', 'x.png'],
-    'evaluate': ['evaluate', 'missing'],
-    'export': 'export missing --format gluon'.split(),
-    'launch': 'launch local --config {config} --dry-run'.split(),
-    'version': ['--version'],
-    'sweep': 'sweep --study x --layouts wrong --config {config}'.split(),
-}
+COMMANDS = """report {logs}/digits_five --out out
+check {logs}/digits_five
+predict {logs}/digits_sweep --out out
+recipe 8192 --out out.yaml
+package {logs}/digits_five --org o --system s --out out
+completion bash
+prepare digits --out out
+train --dry-run --config {config}
+bench ops --config {config}
+doctor --config {config}
+why {logs}/digits_2ranks --out out
+watch {logs}/digits_2ranks --once
+classify missing x.png
+evaluate missing
+export missing --format gluon
+launch local --config {config} --dry-run
+--version
+sweep --study x --layouts wrong --config {config}""".splitlines()
 
 
 def has_reached(process, state):
@@ -297,23 +285,20 @@ def has_reached(process, state):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', COMMANDS)
-def test_every_command_can_be_interrupted(tmp_path, name):
+@pytest.mark.parametrize('command', COMMANDS)
+def test_every_command_can_be_interrupted(tmp_path, command):
     """It ends with exit code 130, at most one line and no temporary file; a second call then
     works."""
     config = ROOT / 'launch/configs/digits_cpu.yaml'
-    words = [*CLI, *(w.format(logs=shipped_logs(), config=config) for w in COMMANDS[name])]
+    words = [*CLI, *(w.format(logs=shipped_logs(), config=config) for w in command.split())]
     (tmp_path / 'tmp').mkdir()
     keys = {
-        'text': True,
         'cwd': tmp_path,
-        'stdout': subprocess.PIPE,
-        'stderr': subprocess.PIPE,
         'env': {**os.environ, 'TMPDIR': str(tmp_path / 'tmp')},
         'preexec_fn': lambda: signal.signal(INT, signal.SIG_DFL),
     }
     for state in STATES:
-        process = subprocess.Popen(words, **keys)
+        process = start_program(words, **keys)
         wait_for(
             lambda process=process, state=state: has_reached(process, state),
             lambda: True,
@@ -322,15 +307,13 @@ def test_every_command_can_be_interrupted(tmp_path, name):
         )
         process.send_signal(INT)
         code, err = end(process)
-        left = [
-            *(p for p in (tmp_path / 'tmp').rglob('*') if p.is_file()),
-            *tmp_path.rglob('*.tmp'),
-        ]
-        assert code not in (130, -INT) or err.count('\n') <= 1 and not left, (state, err, left)
+        left = [p for p in tmp_path.rglob('*.tmp') if p.is_file()]
+        left += [p for p in (tmp_path / 'tmp').rglob('*') if p.is_file()]
         assert 'Exception' not in err
         if code not in (130, -INT):  # it had ended before the signal
             break
-    done = subprocess.run(words, **keys)
+        assert err.count('\n') <= 1 and not left, (state, err, left)
+    done = run(words, **keys)
     assert done.returncode in (0, 1, 2) and 'Traceback' not in done.stderr
 
 
@@ -346,13 +329,7 @@ def test_preparation_is_interrupted_between_two_images(tmp_path):
             os.link(folder / '0.png', folder / f'{i}.png')
     words = 'prepare folder --name x --workers 2 --resize-shorter 500'.split()
     words += ['--source', tmp_path / 'source', '--out', tmp_path / 'out']
-    process = subprocess.Popen(
-        [str(w) for w in [*CLI, *words]],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    process = start_program([*CLI, *words])
     wait_for(
         lambda: list(tmp_path.glob('out/**/*.rec')),
         lambda: process.poll() is None,
@@ -372,9 +349,7 @@ def run(_):
     bytearray(8 << 30)
 sys.run = run
 sys.exit(cli.main(['report']))"""
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    done = run([sys.executable, '-c', code])
     assert done.returncode == 1 and done.stderr.count('\n') == 1
-    assert (
-        'out of memory: the address space of this process is limited to 1.6 GB (ulimit -v), '
-        in done.stderr
-    )
+    text = 'out of memory: the address space of this process is limited to 1.6 GB (ulimit -v), '
+    assert text in done.stderr

@@ -1,7 +1,7 @@
 """Sweep layouts: batch size and learning rate."""
 
 import pytest
-from helpers import argv, call
+from helpers import assert_one_line, call, write_files
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.launch.sweep_layouts import parse_layouts, parse_lr_table, plan_layouts
@@ -9,41 +9,32 @@ from mlperf_rn50.launch.sweep_layouts import parse_layouts, parse_lr_table, plan
 SPLITS = [(1, 4), (2, 4), (8, 4)]
 
 
-def numbers(layouts):
+def planned(batch_size=256, splits=SPLITS, table=None, is_local=False, is_weak=True):
+    layouts = plan_layouts(splits, batch_size, is_local, is_weak, 0.1, 5, table)
     return [(x.name, x.global_batch_size, x.base_lr, x.warmup_epochs) for x in layouts]
 
 
 def test_strong_scaling_keeps_the_global_batch_and_weak_scaling_the_local_one():
-    assert numbers(plan_layouts(SPLITS, 256, False, False, 0.1, 5, None)) == [
-        ('1x4', 256, 0.1, 5),
-        ('2x4', 256, 0.1, 5),
-        ('8x4', 256, 0.1, 5),
-    ]
-    for batch_size, is_local in ((256, False), (64, True)):
-        assert numbers(plan_layouts(SPLITS, batch_size, is_local, True, 0.1, 5, None)) == [
-            ('1x4', 256, 0.1, 5),
-            ('2x4', 512, 0.2, 5),
-            ('8x4', 2048, 0.8, 5),
-        ]
+    weak = [('1x4', 256, 0.1, 5), ('2x4', 512, 0.2, 5), ('8x4', 2048, 0.8, 5)]
+    assert planned(is_weak=False) == [(name, *weak[0][1:]) for name, *_ in weak]
+    assert planned() == planned(64, is_local=True) == weak
 
 
 def test_table_gives_learning_rate_and_warm_up():
-    table = parse_lr_table('# batch rate warm-up\n256 0.1 2\n512 0.15 3  # tuned\n')
-    assert numbers(plan_layouts(SPLITS[:2], 256, False, True, 9.0, 9, table)) == [
-        ('1x4', 256, 0.1, 2),
-        ('2x4', 512, 0.15, 3),
-    ]
+    table = parse_lr_table('# batch rate warm-up\n256 0.3 2\n512 0.15 3  # tuned\n')
+    expected = [('1x4', 256, 0.3, 2), ('2x4', 512, 0.15, 3)]
+    assert planned(splits=SPLITS[:2], table=table) == expected
     with pytest.raises(ConfigError, match='no line for a global batch of 2048'):
-        plan_layouts(SPLITS, 256, False, True, 9.0, 9, table)
+        planned(table=table)
     with pytest.raises(ConfigError, match='expected: global_batch base_lr warmup_epochs'):
         parse_lr_table('256 0.1')
 
 
 def test_indivisible_batch_is_refused():
     with pytest.raises(ConfigError, match='expected a multiple of 3x1 = 3 ranks'):
-        plan_layouts([(1, 1), (3, 1)], 64, False, False, 0.1, 5, None)
+        planned(64, [(1, 1), (3, 1)], is_weak=False)
     with pytest.raises(ConfigError, match='multiple of the 3 ranks'):
-        plan_layouts([(3, 1), (6, 1)], 64, False, True, 0.1, 5, None)
+        planned(64, [(3, 1), (6, 1)])
 
 
 @pytest.mark.parametrize(
@@ -77,19 +68,21 @@ def test_invalid_layouts_are_refused(text, message):
 @pytest.mark.parametrize(
     'options, message',
     [
-        (['--layouts', '1x1 4x1', '--hosts', 'h1,h2'], 'got 4x1 with 2 hosts'),
-        (['--layouts', '1x1', '--hosts', ''], '--hosts'),
-        ('--layouts 2x1 --hostfile {folder}/hosts'.split(), 'got 2x1 with 1 host'),
-        ('--layouts 1x1 --seeds 2 --run.seed 7'.split(), '--seeds 2'),
-        ('--layouts 1x1 --seeds 2 --config {folder}/seed.yaml'.split(), 'run.seed: got 7'),
+        ('1x1,4x1 --hosts h1,h2', 'got 4x1 with 2 hosts'),
+        ('1x1 --hosts ', '--hosts'),
+        ('2x1 --hostfile hosts', 'got 2x1 with 1 host'),
+        ('1x1 --seeds 2 --run.seed 7', '--seeds 2'),
+        ('1x1 --seeds 2 --config seed.yaml', 'run.seed: got 7'),
     ],
 )
-def test_sweeps_that_would_fail_later_are_refused_before_the_first_run(tmp_path, options, message):
-    (tmp_path / 'hosts').write_text('h1\n')
-    (tmp_path / 'seed.yaml').write_text('run: {seed: 7}\ntrain: {global_batch_size: 64}\n')
-    (tmp_path / 'c.yaml').write_text('train: {global_batch_size: 64}\n')
-    done = call(
-        *argv('sweep --study none --config {}', tmp_path / 'c.yaml'),
-        *(word.format(folder=tmp_path) for word in options),
+def test_sweeps_that_would_fail_later_are_refused_before_the_first_run(
+    tmp_path, monkeypatch, options, message
+):
+    monkeypatch.chdir(tmp_path)
+    config = 'train: {global_batch_size: 64}'
+    write_files(
+        tmp_path, {'hosts': 'h1', 'c.yaml': config, 'seed.yaml': f'run: {{seed: 7}}\n{config}'}
     )
-    assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1
+    words = f'sweep --study none --config c.yaml --layouts {options}'
+    done = call(*words.split(' '))
+    assert_one_line(done, message)
