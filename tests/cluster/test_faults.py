@@ -8,6 +8,7 @@ import signal
 import time
 from pathlib import Path
 
+import numpy
 import psutil
 import pytest
 from cluster.conftest import mounted, run_metrics
@@ -231,6 +232,15 @@ def test_read_only_checkpoint_folder_is_reported(start_to, cluster):
         assert_nothing_lost(job.run_dir)
 
 
+def other_packages(folder, data):
+    """Create METADATA of another numpy; return source and target of a mount."""
+    target = next(Path(numpy.__file__).parent.parent.glob('numpy-*.dist-info')) / 'METADATA'
+    source = folder / 'METADATA'
+    text = target.read_text()
+    source.write_text(text.replace(f'Version: {numpy.__version__}', 'Version: 1.22.0', 1))
+    return source, target
+
+
 def other_data(folder, data):
     """Create a different data set; return source and target of a mount."""
     shutil.copytree(data, folder / 'other')
@@ -248,6 +258,7 @@ def no_data(folder, data):
 @pytest.mark.parametrize(
     'replace, arguments, message, code',
     [
+        (other_packages, (), r'failed +packages +numpy 1\.22\.0 on h2, but numpy \S+ on h1', 1),
         (other_data, (), r'failed +data set +manifest \w+ with 200 images on h2, but manifest', 1),
         (
             other_data,
@@ -272,6 +283,33 @@ def test_host_without_ssh_is_reported(start, cluster):
     cause = '(does not answer h1|was not reached: .*)'
     output = assert_ended(start(*BARE), rf'host h2 \(with rank 1\) {cause}; before a run began')
     assert 'Connection refused' in output  # the reason of ssh
+
+
+def test_rank_stopped_longer_than_the_stall_limit_is_reported(start_to):
+    job = start_to('--comm.stall_limit_s', 40)
+    os.kill(job.rank_pid(1), signal.SIGSTOP)
+    assert_ended(job, rf'rank 1 on h2, step \d+, {PHASE}: stopped \(SIGSTOP\) for \d+ s')
+    assert_nothing_lost(job.run_dir)
+
+
+def test_data_truncated_during_training_is_reported(start_to, tiny_config, tmp_path):
+    data = tmp_path / 'data'
+    shutil.copytree(tiny_config.parent / 'data', data)
+    job = start_to('--data.dir', data)
+    os.truncate(data / 'train.rec', 1000)
+    assert_ended(
+        job, r'rank \d on h\d, step \d+, \w+: .*train\.rec, record \d+: .*prepare the data'
+    )
+    assert_nothing_lost(job.run_dir)
+
+
+def test_run_restarts_after_a_killed_rank_and_converges(start_to):
+    job = start_to('--restarts', 2, '--train.target_accuracy', 0.6)
+    os.kill(job.rank_pid(1), signal.SIGKILL)
+    code, output = job.end()
+    assert code == 0 and 'restart 1 of 2: --resume ' in output and 'converged' in output, output
+    [resumed] = run_metrics(job.run_dir, 'resumed')
+    assert resumed['step'] >= 5 and resumed['number_of_ranks'] == 2
 
 
 @pytest.mark.parametrize('launcher', ['mpirun.sh', 'horovodrun.sh'])
