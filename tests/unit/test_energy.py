@@ -25,13 +25,10 @@ def line(time_s, **values):
     return json.dumps({'time_ms': round(1e3 * (START_S + 7 + time_s)), **values})
 
 
-def reading(time_s, cpu=None, gpu=None, **values):
-    joules = {
-        kind: v if isinstance(v, dict) else {'0': v}
-        for kind, v in (('cpu', cpu), ('gpu', gpu))
-        if v is not None
-    }
-    return line(time_s, energy_j=joules, **values)
+def reading(time_s, **joules):
+    """Return a telemetry line with the joules of each kind of devices, of which one is '0'."""
+    kinds = {kind: v if isinstance(v, dict) else {'0': v} for kind, v in joules.items()}
+    return line(time_s, energy_j=kinds)
 
 
 def steady(start_s=-10, stop_s=30, clock_s=0.0, run_s=0, **watts):
@@ -45,10 +42,8 @@ def steady(start_s=-10, stop_s=30, clock_s=0.0, run_s=0, **watts):
         (start_s - 0.1, line(start_s - 0.1, event='start')),
         (run_s, line(run_s, event='run_start', clock_s=clock_s)),
     ]
-    rows += [
-        (t, reading(t, **{kind: joules(t, w) for kind, w in watts.items()}))
-        for t in range(start_s, stop_s + 1)
-    ]
+    for t in range(start_s, stop_s + 1):
+        rows.append((t, reading(t, **{kind: joules(t, w) for kind, w in watts.items()})))
     return [text for _, text in sorted(rows, key=lambda r: r[0])]
 
 
@@ -63,24 +58,17 @@ def write_log(folder, number=0, nodes=1, **keys):
     )
 
 
-@pytest.fixture
-def log(tmp_path):
-    return write_log(tmp_path / '1x1')
-
-
 def energy_of(log, *nodes):
     for number, lines in enumerate(nodes, 1):
         write_node(log.parent, f'n{number}', lines)
     return read_energy(read_run(log))
 
 
-def test_joules_cover_only_the_run(log):
-    energy = energy_of(log, steady(cpu=100, gpu=300))
+def test_joules_cover_only_the_run(tmp_path):
+    energy = energy_of(write_log(tmp_path), steady(cpu=100, gpu=300))
     assert (energy.seconds, energy.measured, energy.reasons) == (22.0, ('cpu', 'gpu'), {})
     joules = [energy.cpu_joules, energy.gpu_joules, energy.joules]
     assert joules == pytest.approx([2200, 6600, 8800])
-    own = energy.nodes['n1']
-    assert (own['cpu'], own['gpu']) == (pytest.approx({'0': 2200}), pytest.approx({'0': 6600}))
 
 
 def readings(pairs):
@@ -101,52 +89,46 @@ HOSTILE += [
     '[' * 100_000,
 ]
 STEADY = steady(cpu=100)
-NO_ENERGY = [line(0, event='run_start', clock_s=0.0), line(1, cpu_percent=3.0)]
-BOOTED = [*STEADY, reading(31, event='stop', boot='b1', cpu=9e4)]
+NO_ENERGY = [*readings([]), line(1, cpu_percent=3.0)]
+BOOTED = [*STEADY, line(31, event='stop', boot='b1')]
 # Killed at 15 s with a checkpoint from 10 s, and resumed 1,000 s later.
 RESUMED = steady(start_s=990, run_s=1000, stop_s=1013, clock_s=10.0, cpu=200)
 TWO = [text.replace('"cpu": {', '"cpu": {"1": 5.0, ') for text in STEADY]  # the second is constant
 
 
+def between(*limits):
+    """Return the telemetry of a CPU of one watt, with readings between these seconds."""
+    return readings((t, t) for t in range(*limits))
+
+
+NO_START = 'n{} has no samples from the start of the run'
+FAR = 'n1, cpu 0: the nearest sample is 4.0 s from the {}, expected at most 3 s'
+
+
 @pytest.mark.parametrize(
     'nodes, expected',
     [
-        (
-            [readings([(-1.5, 0), (0.5, 100), (10, 400), (21, 1100), (23, 1500)])],
-            1300 - 75,
-        ),
+        ([readings([(-1.5, 0), (0.5, 100), (10, 400), (21, 1100), (23, 1500)])], 1300 - 75),
         ([[*STEADY[:14], *STEADY[28:]]], 2200),
         ([[*STEADY[:25], *HOSTILE, *STEADY[25:]]], 2200),
         ([STEADY, steady(cpu=10)], 2420),
         ([STEADY, None], 'telemetry of 1 node, but 2 in the log'),
         ([STEADY, NO_ENERGY], 'n2 has no readable counters'),
-        ([STEADY, STEADY[:5]], 'n2 has no samples from the start of the run'),
+        ([STEADY, STEADY[:5]], NO_START.format(2)),
         ([BOOTED, BOOTED], 'n1 and n2 are the same machine, which would count twice'),
         ([None], NO_TELEMETRY),
         ([NO_ENERGY], NO_COUNTERS),
-        (
-            [steady(stop_s=18, cpu=100)],
-            'n1, cpu 0: the nearest sample is 4.0 s from the end, expected at most 3 s',
-        ),
-        (
-            [readings((t, t) for t in range(4, 30))],
-            'n1, cpu 0: the nearest sample is 4.0 s from the start, expected at most 3 s',
-        ),
+        ([steady(stop_s=18, cpu=100)], FAR.format('end')),
+        ([between(4, 30)], FAR.format('start')),
         ([steady(cpu=2e4)], 'n1, cpu 0: got 20,000 W, expected at most 10,000 W'),
         ([[*STEADY, reading(31, cpu=3.0)]], 'n1, cpu 0: the counter decreases'),
         ([[*STEADY, reading(5, cpu=9e4)]], 'n1, cpu 0: the sample times decrease'),
         ([TWO], 'n1, cpu 1: the counter does not change'),  # no partial sum
         ([steady(stop_s=20, cpu=100)], 2200),  # the rest is extrapolated
-        (
-            [readings((t, t) for t in range(2, 21))],
-            'n1, cpu 0: the samples cover 18.0 s of 22.0 s',
-        ),
+        ([between(2, 21)], 'n1, cpu 0: the samples cover 18.0 s of 22.0 s'),
         ([[*steady(stop_s=15, cpu=100), *RESUMED]], 10 * 100 + 12 * 200),
-        ([RESUMED], 'n1 has no samples from the start of the run'),
-        (
-            [[*steady(stop_s=6, cpu=100), *RESUMED]],
-            'n1, cpu 0: the nearest sample is 4.0 s from the end, expected at most 3 s',
-        ),
+        ([RESUMED], NO_START.format(1)),
+        ([[*steady(stop_s=6, cpu=100), *RESUMED]], FAR.format('end')),
     ],
 )
 def test_cpu_joules_or_the_reason_for_none(tmp_path, nodes, expected):
@@ -157,9 +139,9 @@ def test_cpu_joules_or_the_reason_for_none(tmp_path, nodes, expected):
         assert energy.cpu_joules == pytest.approx(expected) and 'cpu' not in energy.reasons
 
 
-def test_number_of_devices_is_bounded(log):
+def test_number_of_devices_is_bounded(tmp_path):
     lines = readings((t, {str(k): 1.0 + t for k in range(1000)}) for t in range(-1, 24))
-    assert len(energy_of(log, lines).nodes['n1']['cpu']) == 64
+    assert len(energy_of(write_log(tmp_path), lines).nodes['n1']['cpu']) == 64
 
 
 def test_energy_of_a_running_run_covers_the_time_so_far(tmp_path):
