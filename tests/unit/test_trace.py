@@ -72,22 +72,22 @@ def test_file_is_read_as_it_was_written(run):
 
 @pytest.mark.parametrize(
     'changes',
-    [
-        '"asked_s": 0.5',
-        '"updated_s": 0.05',
-        '"start_s": 1e9',
-        '"start_s": -1.0',
-        '"updated_s": NaN',
-        '"updated_s": 1e300',
-        '"step": -1',
-        '"step": 2.5',
-        '"buckets": [[0.3, 0.25]]',
-        '"buckets": [[0.0, 0.25]]',
-        '"buckets": [[0.25, 9.0]]',
-        f'"buckets": {[[0.24, 0.25]] * 1000}',
-        '"buckets": [[0.25]]',
-        '"start_s": "0"',
-    ],
+    f"""
+"asked_s": 0.5
+"updated_s": 0.05
+"start_s": 1e9
+"start_s": -1.0
+"updated_s": NaN
+"updated_s": 1e300
+"step": -1
+"step": 2.5
+"buckets": [[0.3, 0.25]]
+"buckets": [[0.0, 0.25]]
+"buckets": [[0.25, 9.0]]
+"buckets": {[[0.24, 0.25]] * 1000}
+"buckets": [[0.25]]
+"start_s": "0"
+""".strip().split('\n'),
     ids=lambda changes: changes[:20],
 )
 def test_step_with_impossible_values_is_skipped(run, changes):
@@ -97,14 +97,8 @@ def test_step_with_impossible_values_is_skipped(run, changes):
 
 
 def test_lines_that_are_no_steps_are_skipped(run):
-    run.trace(0).write_bytes(
-        b'[' * 100_000
-        + b'\n\xff\n{}\nnull\n'
-        + json.dumps({'step': 1}).encode()
-        + b'\n'
-        + b'x' * (1 << 22)
-        + b'\n'
-    )
+    lines = b'[' * 100_000, b'\xff', b'{}', b'null', b'{"step": 1}', b'x' * (1 << 22), b''
+    run.trace(0).write_bytes(b'\n'.join(lines))
     assert read_traces(run) == ({}, 0.0, '')
     dump(run, 0, [step(1)])
     assert [s.step for s in read_traces(run)[0][0]] == [1]
@@ -147,9 +141,12 @@ def test_perfetto_file_has_a_process_per_host_and_a_thread_per_rank_and_bucket(r
     sentence = write_perfetto(data, run.dir / 'out.json')
     assert 'out.json: 2 steps of 3 ranks' in sentence and '0.00 ms' in sentence
     events = json.loads((run.dir / 'out.json').read_text())['traceEvents']
-    names = [(e['name'], e['args']['name']) for e in events if e['ph'] == 'M']
-    assert {n for k, n in names if k == 'process_name'} == {'h1', 'h2?'}
-    assert [n for k, n in names if k == 'thread_name'] == [
+    names = grouped((e for e in events if e['ph'] == 'M'), lambda e: e['name'])
+    processes, threads = (
+        [e['args']['name'] for e in names[kind]] for kind in ('process_name', 'thread_name')
+    )
+    assert {*processes} == {'h1', 'h2?'}
+    assert threads == [
         f'rank {r}{bucket}' for r in range(3) for bucket in ('', ' bucket 0', ' bucket 1')
     ]
     # Blocks of a thread, which has one process, follow each other in microseconds.
