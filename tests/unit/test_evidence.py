@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from helpers import table, values
 
 from mlperf_rn50.analysis.why import evidence
 from mlperf_rn50.analysis.why.accuracy import Cause, weigh
@@ -209,31 +210,30 @@ def test_records_of_both_splits(train, validation, cause, figure):
 
 @pytest.mark.parametrize(
     'before, after, keys, expected',
-    [
-        (200, {'channel_order': 300}, {}, {'channel_order': True}),
-        (200, {'channel_order': 215}, {}, {}),  # a small gain
-        (4, {'channel_order': 60}, {}, {}),  # chance
-        (40, {'channel_order': 120}, {'fair': 0.9}, {}),  # other labels explain more
-        # less certain if training images are right as often
-        (300, {'channel_order': 350}, {'train_top1': 0.75}, {'channel_order': False}),
-        (300, {'channel_order': 350}, {'train_top1': 0.95}, {'channel_order': True}),
-        (300, {'batch_norm': 350}, {'train_top1': 0.95}, {'batch_norm': False}),
-        (
-            360,
-            {'batch_norm': 50, 'value_range': 150},
-            {'logged': 0.12},
-            {'evaluation': True, 'batch_norm': True},
-        ),
-    ],
+    table("""
+200 | channel_order=300 | | channel_order=true
+200 | channel_order=215 | |
+4 | channel_order=60 | |
+40 | channel_order=120 | fair=0.9 |
+300 | channel_order=350 | train_top1=0.75 | channel_order=false
+300 | channel_order=350 | train_top1=0.95 | channel_order=true
+300 | batch_norm=350 | train_top1=0.95 | batch_norm=false
+360 | batch_norm=50 value_range=150 | logged=0.12 | evaluation=true batch_norm=true
+"""),
 )
 def test_change_after_which_more_images_are_right_or_as_many_as_logged(
     before, after, keys, expected
 ):
-    """after: number of right images after a change; expected: whether each cause is certain."""
-    logits = {(name, 'x'): part(now).logits for name, now in after.items()}
-    keys = {'fair': 0.0, 'train_top1': 0.9, 'logged': before / 400, **keys}
+    """after: number of right images after a change; expected: whether each cause is certain.
+
+    A small gain, chance, and what other labels explain are no causes. A change is less certain if
+    training images are right as often.
+    """
+    logits = {(name, 'x'): part(now).logits for name, now in values(after).items()}
+    before = int(before)
+    keys = {'fair': 0.0, 'train_top1': 0.9, 'logged': before / 400, **values(keys)}
     found = evidence.judge_changes(part(before), logits, **keys)
-    assert {c.name: c.strength > 3 for c in found if c.strength > 1} == expected
+    assert {c.name: c.strength > 3 for c in found if c.strength > 1} == values(expected)
 
 
 def test_weights_that_only_decayed():
@@ -253,20 +253,21 @@ def test_weights_that_only_decayed():
 
 
 @pytest.mark.parametrize(
-    'train, augmented, validation, expected',
-    [
-        (0.99, 0.98, 0.9, []),
-        (1.0, 1.0, 0.5, ['overfitting']),
-        (0.8, 0.8, 0.5, []),
-        (0.9, 0.4, 0.85, ['augmentation']),
-        (0.3, 0.9, 0.3, ['augmentation']),
-        (0.6, 0.6, 0.8, []),
-        (1.0, 1.0, 0.1, []),
-    ],
+    'top1, expected',
+    table("""
+0.99 0.98 0.9 |
+1.0 1.0 0.5 | overfitting
+0.8 0.8 0.5 |
+0.9 0.4 0.85 | augmentation
+0.3 0.9 0.3 | augmentation
+0.6 0.6 0.8 |
+1.0 1.0 0.1 |
+"""),
 )
-def test_gaps_between_accuracies(train, augmented, validation, expected):
-    parts = (part(round(400 * x)) for x in (train, augmented, validation))
-    assert accused(evidence.judge_gaps(*parts)) == expected
+def test_gaps_between_accuracies(top1, expected):
+    """top1: on training images, on augmented ones and on validation images."""
+    parts = (part(round(400 * float(x))) for x in top1.split())
+    assert accused(evidence.judge_gaps(*parts)) == expected.split()
 
 
 def details(random, detail, num=200, colour=1.0):
