@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from io import BytesIO, TextIOWrapper
 
 import pytest
-from helpers import call
+from helpers import call, table, values
 from live_runs import NOW_S, course, evaluation, rank, reference, times, train, write_live
 from rich.console import Console
 
@@ -59,45 +59,40 @@ def test_durations_are_short():
 
 def test_facts_of_running_run(run):
     rows = facts_of(run, 3.0).rows
-    assert {name.text: text.text for name, text in rows} == {
-        'status': 'running, last written 3 s ago',
-        'run': 'digits (not ImageNet), 2 nodes, 2 ranks, batch 64, sgd, seed 1',
-        'epoch': '3.50 of 10, 38 s since the start',
-        'Top-1': '45.00 % at epoch 3, target 74.90 %',
-        'reference': 'at epoch 3: on course: 5 of 5 reference runs',
-        'speed': '128 images/s, 10 s/epoch, loss 2, learning rate 0.1',
-        'limit': 'Healthy: 3 % of the time is forward and backward',
-        'rank skew': '20.0 % above the median: rank 1 on n2 takes 0.15 s per step; ranks wait '
-        '0.05 s per step on average',
-        'left': '62 s to epoch 10, the end of the schedule',
-        'target in': '2 s to 22 s, if reached at epoch 4 to 6, as in the reference runs',
-        'checkpoints': 'none',
-        'node-hours': '0.0211 so far (cost 0.0633), 0.0556 at epoch 10 (cost 0.167)',
-        'energy': 'not measured: no telemetry of the run',
-    }
+    assert [[name.text, text.text] for name, text in rows] == table("""
+status | running, last written 3 s ago
+run | digits (not ImageNet), 2 nodes, 2 ranks, batch 64, sgd, seed 1
+epoch | 3.50 of 10, 38 s since the start
+Top-1 | 45.00 % at epoch 3, target 74.90 %
+reference | at epoch 3: on course: 5 of 5 reference runs
+speed | 128 images/s, 10 s/epoch, loss 2, learning rate 0.1
+limit | Healthy: 3 % of the time is forward and backward
+rank skew | 20.0 % above the median: rank 1 on n2 takes 0.15 s per step; \
+ranks wait 0.05 s per step on average
+left | 62 s to epoch 10, the end of the schedule
+target in | 2 s to 22 s, if reached at epoch 4 to 6, as in the reference runs
+checkpoints | none
+node-hours | 0.0211 so far (cost 0.0633), 0.0556 at epoch 10 (cost 0.167)
+energy | not measured: no telemetry of the run
+""")
     levels = {name.text: text.level for name, text in rows if text.level}
     assert levels == {'status': 'good', 'rank skew': 'warn'}
 
 
 @pytest.mark.parametrize(
-    'changes, text',
-    [
-        (dict(note='not started yet'), 'not started yet'),
-        (
-            dict(status='failed', quiet_s=720.0, checkpoints=Checkpoints(1, 40, 9.0)),
-            'killed: the log has no end, and nothing was written for 12 min; resumable from step '
-            '40',
-        ),
-        (dict(status='failed', has_end=True, time_s=60.0), 'failed, 60 s since the start'),
-        (
-            dict(status='interrupted', has_end=True, checkpoints=Checkpoints(1, 40)),
-            'interrupted; resumable from step 40',
-        ),
-        (dict(status='running'), 'running'),
-    ],
+    'changes, step, text',
+    table("""
+note="waiting" | | waiting
+status="failed" quiet_s=720.0 | 40 | killed: the log has no end, and nothing was \
+written for 12 min; resumable from step 40
+status="failed" has_end=true time_s=60.0 | | failed, 60 s since the start
+status="interrupted" has_end=true | 40 | interrupted; resumable from step 40
+status="running" | | running
+"""),
 )
-def test_status_text_of_every_state(changes, text):
-    assert status_text(LiveRun('x', **changes)) == text
+def test_status_text_of_every_state(changes, step, text):
+    kept = {'checkpoints': Checkpoints(1, int(step), 9.0)} if step else {}
+    assert status_text(LiveRun('x', **kept, **values(changes))) == text
 
 
 def test_output_fits_terminal_and_is_ascii_without_unicode(run):
