@@ -6,7 +6,7 @@ import re
 import shutil
 
 import pytest
-from helpers import call, shipped_logs
+from helpers import argv, call, shipped_logs
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import refuse_existing
@@ -104,12 +104,12 @@ def test_not_repeatable_files_are_new(tmp_path):
 def test_second_command_in_a_folder_is_refused_and_names_the_first(tmp_path):
     digits = shipped_logs() / 'digits_five'
     with folder_lock(tmp_path, '--out', OUTPUT_LOCK):
-        for words in (
-            ('report', digits, '--out'),
-            ('package', digits, '--org', 'us', '--system', 'x', '--out'),
-            ('predict', 'v2.0/NVIDIA/dgxa100_ngc22.04_mxnet', '--layouts', '1x8', '--out'),
+        for template in (
+            'report {} --out',
+            'package {} --org us --system x --out',
+            'predict v2.0/NVIDIA/dgxa100_ngc22.04_mxnet --layouts 1x8 --out',
         ):
-            done = call(*words, tmp_path)
+            done = call(*argv(template, digits), tmp_path)
             assert done.returncode == 2 and done.stderr.count('\n') == 1
             assert f'{tmp_path} is in use by process {os.getpid()} on ' in done.stderr
     assert [*tmp_path.iterdir()] == []
@@ -166,20 +166,23 @@ def test_names_are_refused_in_their_order(tmp_path):
 def test_names_of_folders_do_not_control_the_terminal(tmp_path):
     strange = tmp_path / '\x1b]0;PWNED\x07\x1b[31m'
     logs = shutil.copytree(shipped_logs() / 'digits_five', strange / 'logs')
-    for words in (
-        ('report', logs, '--out', strange / 'report'),
-        ('check', logs),
-        ('watch', logs, '--once'),
-        ('watch', logs, '--html'),
-        ('predict', logs, '--layouts', '1x1', '--out', strange / 'predict'),
-        ('package', logs, '--org', 'us', '--system', 'x', '--out', strange / 'tree'),
-        ('package', '--check', strange / 'tree/us'),
-        ('prepare', '--verify', strange),
-        ('prepare', 'folder', '--source', strange, '--out', strange / 'data'),
-        ('why', strange),
-        ('recipe', '--compare', strange / 'logs/config.yaml'),
-        ('classify', strange, strange / 'a.png'),
-    ):
-        done = call(*words)
+    commands = """
+report LOGS --out X/report
+check LOGS
+watch LOGS --once
+watch LOGS --html
+predict LOGS --layouts 1x1 --out X/predict
+package LOGS --org us --system x --out X/tree
+package --check X/tree/us
+prepare --verify X
+prepare folder --source X --out X/data
+why X
+recipe --compare X/logs/config.yaml
+classify X X/a.png
+"""
+    for words in commands.strip().splitlines():
+        done = call(
+            *(w.replace('LOGS', f'{logs}').replace('X', f'{strange}') for w in words.split())
+        )
         assert done.returncode in (0, 2), done.stderr
         assert not {'\x1b', '\x07'} & {*done.stdout, *done.stderr}, words
