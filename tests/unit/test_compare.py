@@ -68,17 +68,14 @@ def test_without_a_path_only_imagenet_is_looked_up():
     assert ReferenceComparison(None).compare(1, 0.5, 1.0) is None
 
 
-@pytest.mark.parametrize(
-    'name, message',
-    [
+def test_unreadable_reference_is_refused(tmp_path):
+    write_set(tmp_path / 'mixed', batch=lambda k: 64 + k)
+    for name, message in (
         ('none', 'none: no such folder; expected a log or a folder of logs'),
         ('mixed', 'got .*mixed: global_batch_size is 64 in result_0.txt and 65'),
-    ],
-)
-def test_unreadable_reference_is_refused(tmp_path, name, message):
-    write_set(tmp_path / 'mixed', batch=lambda k: 64 + k)
-    with pytest.raises(UserError, match=message):
-        find_reference(replace(CONFIG, run=RunConfig(reference=(str(tmp_path / name),))), 1)
+    ):
+        with pytest.raises(UserError, match=message):
+            find_reference(replace(CONFIG, run=RunConfig(reference=(str(tmp_path / name),))), 1)
 
 
 def test_alarm_lasts_while_the_run_is_behind(config, tmp_path):
@@ -140,33 +137,20 @@ def test_metrics_and_terminal_output(config, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    'words, paths',
-    [
-        (['--run.reference', 'a', 'b', '--run.seed', '3'], ('a', 'b')),
-        (['--run.reference=a', 'b', '--run.seed', '3'], ('a', 'b')),
-        (['--run.reference', '[a, b]', '--run.seed', '3'], ('a', 'b')),
-    ],
+    'option', ['--run.reference a b', '--run.reference=a b', '--run.reference [a,b]']
 )
-def test_paths_follow_their_option(words, paths):
-    words = [*words, '--train.global_batch_size=64']
+def test_paths_follow_their_option(option):
+    words = [*option.split(), '--run.seed', '3', '--train.global_batch_size=64']
     run = resolve_config(None, words, config_parser('train')).run
-    assert (run.reference, run.seed) == (paths, 3)
+    assert (run.reference, run.seed) == (('a', 'b'), 3)
 
 
-@pytest.mark.parametrize(
-    'run, message',
-    [
-        (
-            {'stop_when_behind': True},
-            'run.stop_when_behind: got true on digits without a reference, expected',
-        ),
-        (
-            {'reference': ('ok', 'a\x1b[2J')},
-            'run.reference: got .*, expected text without control characters',
-        ),
-    ],
-)
-def test_invalid_values_are_refused(run, message):
-    check_values(replace(CONFIG, run=RunConfig(stop_when_behind=True, reference=('logs/a',))))
-    with pytest.raises(ConfigError, match=message):
-        check_values(replace(CONFIG, run=RunConfig(**run)))
+def test_stop_of_a_run_behind_needs_a_reference():
+    stopping = RunConfig(stop_when_behind=True)
+    check_values(replace(CONFIG, run=replace(stopping, reference=('logs/a',))))
+    for run, message in (
+        (stopping, 'run.stop_when_behind: got true on digits without a reference, expected'),
+        (RunConfig(reference=('ok', 'a\x1b[2J')), 'run.reference: got .*, expected text without'),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            check_values(replace(CONFIG, run=run))
