@@ -352,22 +352,22 @@ def test_rank_ends_with_killed_watcher_and_reports_unless_stop_requested(is_stop
 
 @pytest.mark.parametrize(
     'body, cause, is_outside',
-    [
-        ('os.kill(os.getpid(), signal.SIGKILL)', 'killed by signal 9 (SIGKILL)', True),
-        ('os.kill(os.getpid(), signal.SIGSEGV)', 'killed by signal 11 (SIGSEGV)', False),
-        ('os.kill(os.getppid(), signal.SIGKILL); rest(heartbeat)', 'the watcher was killed', True),
-        ('raise RuntimeError("Traceback:\\n  no memory for 64 GB")', 'no memory for 64 GB', False),
-        ('raise MemoryError', 'out of memory: an allocation failed (MemoryError)', False),
-        # Consequences of the end of another rank, and findings of a program without state.
-        ('from mlperf_rn50.errors import RankLost; raise RankLost("lost")', '', None),
-        ('raise RuntimeError("Horovod has been shut down")', '', None),
-        ('', '', None),
-    ],
+    table(r"""
+os.kill(os.getpid(), signal.SIGKILL) | killed by signal 9 (SIGKILL) | outside
+os.kill(os.getpid(), signal.SIGSEGV) | killed by signal 11 (SIGSEGV) |
+os.kill(os.getppid(), signal.SIGKILL); rest(heartbeat) | the watcher was killed | outside
+raise RuntimeError("Traceback:\n  no memory for 64 GB") | no memory for 64 GB |
+raise MemoryError | out of memory: an allocation failed (MemoryError) |
+from mlperf_rn50.errors import RankLost; raise RankLost("lost") | |
+raise RuntimeError("Horovod has been shut down") | |
+ | |
+"""),
 )
 def test_cause_of_the_end_of_a_rank_is_recorded(tmp_path, body, cause, is_outside):
+    """Not recorded are consequences of the end of another rank, and the end of a program."""
     process = start(body, folder=tmp_path / 'stalled/4-2', HOROVOD_RANK='2', MLPERF_RN50_JOB='4-2')
     error_of(process)  # until the rank, too, has closed its output
-    expected = Failure('4-2', os.uname().nodename, cause, 2, is_outside)
+    expected = Failure('4-2', os.uname().nodename, cause, 2, bool(is_outside))
     assert untimed(read_failures(tmp_path)) == ([expected] if cause else [])
 
 
