@@ -84,14 +84,12 @@ def test_momentum_with_half_the_ranks_follows_the_last_applied_rate(thin_resnets
 
 
 @pytest.mark.parametrize(
-    # A static scale is that of the configuration, which --allow-changed may have changed.
-    'policy, scale',
-    [('dynamic', LossScale(512.0, 7)), ('static', LossScale(1.0))],
+    'policy, scale', [('dynamic', LossScale(512.0, 7)), ('static', LossScale(1.0))]
 )
 def test_sgd_with_the_same_ranks_resumes_unchanged(thin_resnets, policy, scale):
+    """A static scale is that of the configuration, which --allow-changed may have changed."""
     loaded = loaded_from(progress_of(4, 10), last_lr=0.2, loss_scale=512.0, num_finite_steps=7)
-    progress = resume(loaded.progress, 4)[1]
-    trainer = restored(progress, loaded, loss_scale_policy=policy)
+    trainer = restored(resume(loaded.progress, 4)[1], loaded, loss_scale_policy=policy)
     assert trainer.optimizer.correction(0.1) == 1 and trainer.optimizer.last_lr == 0.2
     assert trainer.loss_scale == scale
 
