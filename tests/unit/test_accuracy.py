@@ -99,9 +99,10 @@ def test_run_that_ends_before_its_schedule_is_named_in_plain_words():
     assert sentence.endswith(': it trained 12 of the 40 epochs of its schedule.')
 
 
-@pytest.mark.parametrize('batch, num_ranks', [(700, 1), (64, 16)])
-def test_batch_with_few_steps_or_few_images_per_rank(batch, num_ranks):
-    assert 'batch' in accused(changed(f'schedule.base_lr={batch / 3200}'), batch, num_ranks)
+def test_batch_with_few_steps_or_few_images_per_rank():
+    for batch, num_ranks in ((700, 1), (64, 16)):
+        config = changed(f'schedule.base_lr={batch / 3200}')
+        assert 'batch' in accused(config, batch, num_ranks)
 
 
 def test_skipped_steps():
@@ -129,13 +130,10 @@ def test_run_that_ended_before_its_last_step():
     assert [(c.name, c.measured) for c in causes if c.strength > 1] == [('epochs', '66.67 %')]
 
 
-def test_ratio_to_a_violated_limit_is_the_strength_and_the_printed_limit_decides():
+def test_ratio_to_a_violated_limit_is_the_strength():
     found = [weigh('batch', 'steps', value, least=100, most=400) for value in (50, 200, 800)]
     assert [c.strength for c in found] == [2, 0.5, 2]
     assert found[0].expected == 'at least 100 and at most 400'
-    found = [weigh('batch_norm', 'part', value, most=0.25) for value in (0.25, 0.250004, 0.2501)]
-    assert [c.verdict for c in found] == ['usual', 'usual', 'possible']
-    assert [c.strength > 1 for c in found] == [False, False, True]
 
 
 @pytest.fixture
