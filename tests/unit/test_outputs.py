@@ -1,16 +1,13 @@
 """Folders of outputs: repetition, files of the user, locks."""
 
-import errno
 import os
 import re
 import shutil
 
 import pytest
-from helpers import argv, call, shipped_logs
+from helpers import argv, call, deny, shipped_logs
 
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.files import refuse_existing
-from mlperf_rn50.runfolder import locks
 from mlperf_rn50.runfolder.locks import LAUNCHER_LOCK, OUTPUT_LOCK, folder_lock
 from mlperf_rn50.runfolder.outputs import LISTING, new_files
 
@@ -128,12 +125,7 @@ def test_lock_file_of_the_user_is_kept(tmp_path):
 def test_lock_in_a_folder_without_write_permission_is_refused_with_this_reason(
     tmp_path, monkeypatch
 ):
-    def read_only(path, flags):
-        if flags & os.O_ACCMODE != os.O_RDONLY:
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
-        return os.open(path, flags)
-
-    monkeypatch.setattr(locks, 'no_link', read_only)  # root may write into any folder
+    deny(monkeypatch, LAUNCHER_LOCK, 'open')
     with (
         pytest.raises(ConfigError, match='Permission denied; choose a writable folder'),
         folder_lock(tmp_path),
@@ -154,13 +146,6 @@ def test_report_can_be_repeated_and_a_trace_is_a_new_file(tmp_path):
         done = call(*words)
         assert (done.returncode, done.stdout) == (2, '') and message in done.stderr
     assert trace.read_text() == 'mine' and not (tmp_path / 'x').exists()
-
-
-def test_names_are_refused_in_their_order(tmp_path):
-    (tmp_path / 'b').touch()
-    refuse_existing([tmp_path / 'a'])
-    with pytest.raises(ConfigError, match='--x: .*/b exists already'):
-        refuse_existing([tmp_path / 'a', tmp_path / 'b'], '--x')
 
 
 def test_names_of_folders_do_not_control_the_terminal(tmp_path):
