@@ -104,16 +104,16 @@ def test_lines_that_are_no_steps_are_skipped(run):
     assert [s.step for s in read_traces(run)[0][0]] == [1]
 
 
-@pytest.mark.parametrize(
-    'most, expected', [(120, [2] * 6), (119, [1] * 6), (49, [1] * 4), (10**6, [3] * 6)]
-)  # a step has 10 blocks
+@pytest.mark.parametrize('most, expected', [(120, [2] * 6), (119, [1] * 6), (49, [1] * 4)])
 def test_total_of_all_ranks_is_bounded_and_stated(run, monkeypatch, most, expected):
+    """A step has 10 blocks."""
     for rank in range(6):
         dump(run, rank, steps(3))
+    assert read_traces(run).note == ''
     monkeypatch.setattr(why_trace, 'MAX_BLOCKS', most)
     traces = read_traces(run)
     assert list(map(len, traces.steps.values())) == expected
-    assert ('6 traced ranks' in traces.note and f'{most:,}' in traces.note) == (most < 180)
+    assert '6 traced ranks' in traces.note and f'{most:,}' in traces.note
 
 
 def test_only_the_newest_attempt_with_traces_is_read_and_others_are_named(run):
