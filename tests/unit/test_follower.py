@@ -58,8 +58,8 @@ def test_run_without_an_epoch_is_starting_and_has_no_foreign_data_or_target(tmp_
     log = write_live(tmp_path, train(10)) / 'result_0.txt'
     assert shown(look(tmp_path), 'status', 'dataset', 'target') == ('running', 'digits', 0.749)
     # v0.5 has it before init_stop
-    start = [v05('run_start', -5) + '\n', v05('input_batch_size', -5, 32) + '\n']
-    log.write_text(''.join(log.read_text().splitlines(keepends=True)[:num_lines] + start))
+    start = [v05('run_start', -5), v05('input_batch_size', -5, 32)]
+    write_lines(log, [*log.read_text().splitlines()[:num_lines], *start])
     os.utime(log, (NOW_S, NOW_S))
     run = look(tmp_path)
     assert shown(run, 'status', 'note', 'target') == ('starting', 'starting', None)
