@@ -22,10 +22,10 @@ def accused(causes):
     return [c.name for c in causes if c.strength > 1]
 
 
-def logits_of(taken, height=6.0):
+def logits_of(taken):
     """Return logits that differ little but for the taken class of each image."""
     logits = 0.1 * np.random.default_rng(0).standard_normal((len(taken), NUM))
-    logits[np.arange(len(taken)), taken] = height
+    logits[np.arange(len(taken)), taken] = 6.0
     return logits
 
 
@@ -237,15 +237,15 @@ def test_change_after_which_more_images_are_right_or_as_many_as_logged(
 
 def test_weights_that_only_decayed():
     random = np.random.default_rng(3)
-    initial = {name: random.standard_normal((40, 30)).astype(np.float32) for name in 'ab'}
-    near = {
-        name: a + 1e-3 * random.standard_normal(a.shape).astype(np.float32)
-        for name, a in initial.items()
-    }
+
+    def drawn(size):
+        return (size * random.standard_normal((40, 30))).astype(np.float32)
+
+    initial = {name: drawn(1) for name in 'ab'}
+    near = {name: a + drawn(1e-3) for name, a in initial.items()}
     frozen, slight = evidence.judge_weights(initial, near)
-    assert frozen.verdict == 'too early'
-    assert (slight.name, slight.strength > 1) == ('gradient_scale', True)
-    moved = dict.fromkeys('ab', random.standard_normal((40, 30)).astype(np.float32))
+    assert (frozen.verdict, accused([frozen, slight])) == ('too early', ['gradient_scale'])
+    moved = dict.fromkeys('ab', drawn(1))
     assert accused(evidence.judge_weights(initial, moved)) == []
     cause, _ = evidence.judge_weights(initial, {**moved, 'b': initial['b'] * np.float32(0.8)})
     assert (cause.name, cause.measured, cause.strength) == ('frozen', '1 of 2, such as b', 5)
@@ -371,9 +371,6 @@ def test_printed_bounds_decide():
     assert len({c.verdict for c in rows}) == 2
     for c in rows:
         got = float(c.measured.split()[0])
-        low, high = (
-            [float(x) for x in re.findall(f'{word} ([0-9.]+)', c.expected)]
-            for word in ('at least', 'at most')
-        )
-        is_usual = max([0, *low]) <= got <= min([1e9, *high])
+        bounds = {word: float(x) for word, x in re.findall('(least|most) ([0-9.]+)', c.expected)}
+        is_usual = bounds.get('least', 0) <= got <= bounds.get('most', 1e9)
         assert (c.verdict == 'usual') == is_usual == (c.strength <= 1), c
