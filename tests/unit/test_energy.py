@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+from helpers import table
 from lines import START_S, run_lines, write_lines
 from made_systems import page_of
 
@@ -90,10 +91,8 @@ HOSTILE += [
 ]
 STEADY = steady(cpu=100)
 NO_ENERGY = [*readings([]), line(1, cpu_percent=3.0)]
-BOOTED = [*STEADY, line(31, event='stop', boot='b1')]
 # Killed at 15 s with a checkpoint from 10 s, and resumed 1,000 s later.
 RESUMED = steady(start_s=990, run_s=1000, stop_s=1013, clock_s=10.0, cpu=200)
-TWO = [text.replace('"cpu": {', '"cpu": {"1": 5.0, ') for text in STEADY]  # the second is constant
 
 
 def between(*limits):
@@ -101,42 +100,65 @@ def between(*limits):
     return readings((t, t) for t in range(*limits))
 
 
-NO_START = 'n{} has no samples from the start of the run'
-FAR = 'n1, cpu 0: the nearest sample is 4.0 s from the {}, expected at most 3 s'
+TELEMETRY = {
+    'steady': STEADY,
+    'none': [],
+    'no_energy': NO_ENERGY,
+    'uneven': readings([(-1.5, 0), (0.5, 100), (10, 400), (21, 1100), (23, 1500)]),
+    'with_a_gap': [*STEADY[:14], *STEADY[28:]],
+    'hostile': [*STEADY[:25], *HOSTILE, *STEADY[25:]],
+    'weak': steady(cpu=10),
+    'too_strong': steady(cpu=2e4),
+    'before_run': STEADY[:5],
+    'booted': [*STEADY, line(31, event='stop', boot='b1')],
+    'to_18': steady(stop_s=18, cpu=100),
+    'to_20': steady(stop_s=20, cpu=100),
+    'from_4': between(4, 30),
+    'from_2_to_20': between(2, 21),
+    'decreasing': [*STEADY, reading(31, cpu=3.0)],
+    'backwards': [*STEADY, reading(5, cpu=9e4)],
+    'constant_second': [text.replace('"cpu": {', '"cpu": {"1": 5.0, ') for text in STEADY],
+    'resumed': RESUMED,
+    'killed_at_15': [*steady(stop_s=15, cpu=100), *RESUMED],
+    'killed_at_6': [*steady(stop_s=6, cpu=100), *RESUMED],
+}
 
 
 @pytest.mark.parametrize(
-    'nodes, expected',
-    [
-        ([readings([(-1.5, 0), (0.5, 100), (10, 400), (21, 1100), (23, 1500)])], 1300 - 75),
-        ([[*STEADY[:14], *STEADY[28:]]], 2200),
-        ([[*STEADY[:25], *HOSTILE, *STEADY[25:]]], 2200),
-        ([STEADY, steady(cpu=10)], 2420),
-        ([STEADY, None], 'telemetry of 1 node, but 2 in the log'),
-        ([STEADY, NO_ENERGY], 'n2 has no readable counters'),
-        ([STEADY, STEADY[:5]], NO_START.format(2)),
-        ([BOOTED, BOOTED], 'n1 and n2 are the same machine, which would count twice'),
-        ([None], NO_TELEMETRY),
-        ([NO_ENERGY], NO_COUNTERS),
-        ([steady(stop_s=18, cpu=100)], FAR.format('end')),
-        ([between(4, 30)], FAR.format('start')),
-        ([steady(cpu=2e4)], 'n1, cpu 0: got 20,000 W, expected at most 10,000 W'),
-        ([[*STEADY, reading(31, cpu=3.0)]], 'n1, cpu 0: the counter decreases'),
-        ([[*STEADY, reading(5, cpu=9e4)]], 'n1, cpu 0: the sample times decrease'),
-        ([TWO], 'n1, cpu 1: the counter does not change'),  # no partial sum
-        ([steady(stop_s=20, cpu=100)], 2200),  # the rest is extrapolated
-        ([between(2, 21)], 'n1, cpu 0: the samples cover 18.0 s of 22.0 s'),
-        ([[*steady(stop_s=15, cpu=100), *RESUMED]], 10 * 100 + 12 * 200),
-        ([RESUMED], NO_START.format(1)),
-        ([[*steady(stop_s=6, cpu=100), *RESUMED]], FAR.format('end')),
-    ],
+    'nodes, joules, reason',
+    table(f"""
+uneven | 1225 |
+with_a_gap | 2200 |
+hostile | 2200 |
+to_20 | 2200 |
+steady weak | 2420 |
+killed_at_15 | 3400 |
+steady none | | telemetry of 1 node, but 2 in the log
+steady no_energy | | n2 has no readable counters
+steady before_run | | n2 has no samples from the start of the run
+resumed | | n1 has no samples from the start of the run
+booted booted | | n1 and n2 are the same machine, which would count twice
+none | | {NO_TELEMETRY}
+no_energy | | {NO_COUNTERS}
+to_18 | | n1, cpu 0: the nearest sample is 4.0 s from the end, expected at most 3 s
+killed_at_6 | | n1, cpu 0: the nearest sample is 4.0 s from the end, expected at most 3 s
+from_4 | | n1, cpu 0: the nearest sample is 4.0 s from the start, expected at most 3 s
+from_2_to_20 | | n1, cpu 0: the samples cover 18.0 s of 22.0 s
+too_strong | | n1, cpu 0: got 20,000 W, expected at most 10,000 W
+decreasing | | n1, cpu 0: the counter decreases
+backwards | | n1, cpu 0: the sample times decrease
+constant_second | | n1, cpu 1: the counter does not change
+"""),
 )
-def test_cpu_joules_or_the_reason_for_none(tmp_path, nodes, expected):
-    energy = energy_of(write_log(tmp_path, nodes=len(nodes)), *filter(None, nodes))
-    if isinstance(expected, str):
-        assert (energy.reasons['cpu'], energy.cpu_joules, energy.joules) == (expected, None, None)
+def test_cpu_joules_or_the_reason_for_none(tmp_path, nodes, joules, reason):
+    """Without a partial sum; a few seconds are extrapolated. Killed runs were resumed from 10 s."""
+    lines = [TELEMETRY[name] for name in nodes.split()]
+    energy = energy_of(write_log(tmp_path, nodes=len(lines)), *filter(None, lines))
+    assert energy.reasons.get('cpu', '') == reason
+    if reason:
+        assert (energy.cpu_joules, energy.joules) == (None, None)
     else:
-        assert energy.cpu_joules == pytest.approx(expected) and 'cpu' not in energy.reasons
+        assert energy.cpu_joules == pytest.approx(float(joules))
 
 
 def test_number_of_devices_is_bounded(tmp_path):
