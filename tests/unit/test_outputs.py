@@ -34,27 +34,25 @@ def test_files_of_a_command_are_replaced_by_it_and_no_others(tmp_path):
 
 
 @pytest.mark.parametrize('name', [*NAMES, LISTING, OUTPUT_LOCK])
-@pytest.mark.parametrize(
-    'plant',
-    [
-        lambda path, mine: path.write_text('mine'),
-        lambda path, mine: path.symlink_to(mine),
-        lambda path, mine: path.symlink_to(mine.with_name('nothing')),
-        lambda path, mine: os.link(mine, path),
-        lambda path, _: path.mkdir(),
-        lambda path, _: os.mkfifo(path),
-    ],
-    ids=['file', 'link', 'dangling', 'hard link', 'folder', 'pipe'],
-)
+@pytest.mark.parametrize('kind', 'file link dangling hard-link folder pipe'.split())
 @pytest.mark.parametrize('is_repeated', [False, True])
-def test_file_of_the_user_is_refused_before_anything_is_written(tmp_path, name, plant, is_repeated):
+def test_file_of_the_user_is_refused_before_anything_is_written(tmp_path, name, kind, is_repeated):
     out, mine = tmp_path / 'out', tmp_path / 'mine'
     mine.write_text('mine')
     if is_repeated:
         write(out)
         (out / name).unlink(missing_ok=True)
     out.mkdir(exist_ok=True)
-    plant(out / name, mine)
+    path = out / name
+    plants = {
+        'file': lambda: path.write_text('mine'),
+        'link': lambda: path.symlink_to(mine),
+        'dangling': lambda: path.symlink_to(tmp_path / 'nothing'),
+        'hard-link': lambda: path.hardlink_to(mine),
+        'folder': path.mkdir,
+        'pipe': lambda: os.mkfifo(path),
+    }
+    plants[kind]()
     before = sorted(os.listdir(out))
     with pytest.raises(ConfigError, match=re.escape(name) if name != OUTPUT_LOCK else '--out: '):
         write(out, 'changed')
