@@ -286,3 +286,13 @@ def argv(template: str, *values: object) -> list[str]:
     """Return the words of a command line, with values, such as paths with spaces, for each {}."""
     left = iter(values)
     return [str(next(left)) if word == '{}' else word for word in template.split()]
+
+
+def table(text: str) -> list[list[str]]:
+    """Return the cells of each line of a table such as 'a | b'."""
+    return [[cell.strip() for cell in line.split('|')] for line in text.strip('\n').splitlines()]
+
+
+def values(text: str) -> dict:
+    """Return the keys and JSON values of a text such as data=41 host="h0"."""
+    return {name: json.loads(value) for name, value in (w.split('=', 1) for w in text.split())}

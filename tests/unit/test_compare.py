@@ -5,7 +5,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from helpers import emit
+from helpers import emit, values
 from lines import write_set
 
 from mlperf_rn50.analysis.recipe.band import band
@@ -68,17 +68,14 @@ def test_without_a_path_only_imagenet_is_looked_up():
     assert ReferenceComparison(None).compare(1, 0.5, 1.0) is None
 
 
-@pytest.mark.parametrize(
-    'name, message',
-    [
+def test_unreadable_reference_is_refused(tmp_path):
+    write_set(tmp_path / 'mixed', batch=lambda k: 64 + k)
+    for name, message in (
         ('none', 'none: no such folder; expected a log or a folder of logs'),
         ('mixed', 'got .*mixed: global_batch_size is 64 in result_0.txt and 65'),
-    ],
-)
-def test_unreadable_reference_is_refused(tmp_path, name, message):
-    write_set(tmp_path / 'mixed', batch=lambda k: 64 + k)
-    with pytest.raises(UserError, match=message):
-        find_reference(replace(CONFIG, run=RunConfig(reference=(str(tmp_path / name),))), 1)
+    ):
+        with pytest.raises(UserError, match=message):
+            find_reference(replace(CONFIG, run=RunConfig(reference=(str(tmp_path / name),))), 1)
 
 
 def test_alarm_lasts_while_the_run_is_behind(config, tmp_path):
@@ -115,24 +112,21 @@ def test_metrics_and_terminal_output(config, tmp_path, capsys):
         *compared,
     )
     reference, *records = map(json.loads, run.metrics.read_text().splitlines())
-    names = ('event', 'how', 'num_reference', 'reference_epochs')
-    assert [reference[name] for name in names] == ['reference', 'same', 3, [4, 4]]
+    known = values('event="reference" how="same" num_reference=3 reference_epochs=[4,4]')
+    assert known.items() <= reference.items()
     assert reference['text'].startswith('reference: 3 runs of 1 set (')
     assert [b[0] for b in reference['band']] == [1, 2, 3, 4]
-    assert [(r['below'], r['behind']) for r in records] == [
-        (True, False),
-        (True, True),
-        (False, False),
-    ]
+    assert [r['below'] for r in records] == [True, True, False]
     here = band(course.reference, [2])[2]
-    expected = json.loads(
-        '{"event": "course", "epoch": 2, "accuracy": 0.2, "num_reference": 3, "below": true, '
-        '"behind": true, "reference_epochs": [4, 4], "seconds_left": [20.0, 20.0]}'
+    known = values(
+        'event="course" epoch=2 accuracy=0.2 num_reference=3 below=true behind=true '
+        'reference_epochs=[4,4] seconds_left=[20.0,20.0]'
     )
-    band_here = {'point': 2 / 6, 'mean': here.mean, 'low': here.low, 'high': here.high}
-    assert records[1] == {**expected, **band_here, 'text': records[1]['text']}
-    names = ('mean', 'num_reference', 'seconds_left')
-    assert [records[2][name] for name in names] == [None, 0, None]
+    for name in ('mean', 'low', 'high'):
+        known[name] = getattr(here, name)
+    assert records[1] == {**known, 'point': 2 / 6, 'text': records[1]['text']}
+    known = values('behind=false mean=null num_reference=0 seconds_left=null')
+    assert known.items() <= records[2].items()
     text = capsys.readouterr().err
     assert text.count('\n') == 4 and ' behind: 30.0 points below' in text
     assert 'no reference run at this epoch' in text
@@ -140,33 +134,20 @@ def test_metrics_and_terminal_output(config, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    'words, paths',
-    [
-        (['--run.reference', 'a', 'b', '--run.seed', '3'], ('a', 'b')),
-        (['--run.reference=a', 'b', '--run.seed', '3'], ('a', 'b')),
-        (['--run.reference', '[a, b]', '--run.seed', '3'], ('a', 'b')),
-    ],
+    'option', ['--run.reference a b', '--run.reference=a b', '--run.reference [a,b]']
 )
-def test_paths_follow_their_option(words, paths):
-    words = [*words, '--train.global_batch_size=64']
+def test_paths_follow_their_option(option):
+    words = [*option.split(), '--run.seed', '3', '--train.global_batch_size=64']
     run = resolve_config(None, words, config_parser('train')).run
-    assert (run.reference, run.seed) == (paths, 3)
+    assert (run.reference, run.seed) == (('a', 'b'), 3)
 
 
-@pytest.mark.parametrize(
-    'run, message',
-    [
-        (
-            {'stop_when_behind': True},
-            'run.stop_when_behind: got true on digits without a reference, expected',
-        ),
-        (
-            {'reference': ('ok', 'a\x1b[2J')},
-            'run.reference: got .*, expected text without control characters',
-        ),
-    ],
-)
-def test_invalid_values_are_refused(run, message):
-    check_values(replace(CONFIG, run=RunConfig(stop_when_behind=True, reference=('logs/a',))))
-    with pytest.raises(ConfigError, match=message):
-        check_values(replace(CONFIG, run=RunConfig(**run)))
+def test_stop_of_a_run_behind_needs_a_reference():
+    stopping = RunConfig(stop_when_behind=True)
+    check_values(replace(CONFIG, run=replace(stopping, reference=('logs/a',))))
+    for run, message in (
+        (stopping, 'run.stop_when_behind: got true on digits without a reference, expected'),
+        (RunConfig(reference=('ok', 'a\x1b[2J')), 'run.reference: got .*, expected text without'),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            check_values(replace(CONFIG, run=run))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from helpers import ROOT, call
+from helpers import ROOT, call, table
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,8 +25,6 @@ from mlperf_rn50.train.plan import config_world_size, make_plan, render_plan
 CONFIGS = sorted((ROOT / 'launch/configs').glob('*.yaml'))
 BATCH = ['--train.local_batch_size', '8']
 PARSER = config_parser('train', add_options)
-# The beginning of a text that would expand to 10^9 strings if its aliases were resolved.
-LAUGHS = 'run: {dir: [&a [lol], &b [*a, *a, *a, *a, *a, *a, *a, *a, *a, *a]]}'
 
 
 @pytest.mark.parametrize('path', CONFIGS, ids=lambda p: p.stem)
@@ -94,29 +92,22 @@ def test_unset_data_keys_have_the_values_of_the_manifest(tmp_path):
 @pytest.mark.parametrize(
     'text, message',
     [
-        (
-            'schedule: {warmup_epoch: 5}',
-            'schedule.warmup_epoch: unknown key; did you mean warmup_epochs?',
-        ),
-        ('shedule: {base_lr: 5}', 'shedule: unknown section; did you mean schedule?'),
+        *table(r"""
+schedule: {warmup_epoch: 5} | schedule.warmup_epoch: unknown key; did you mean warmup_epochs?
+shedule: {base_lr: 5} | shedule: unknown section; did you mean schedule?
+- 1 | got list, expected sections
+train: !!python/object/apply:os.system [ls] | got the tag tag:yaml.org,2002:python/object/
+run: {seed: !!int 010} | got the tag tag:yaml.org,2002:int, expected plain values
+run: [a | not a valid YAML file
+run: {dir: [&a [x], &b [*a, *a]]} | got the alias *a, expected explicit values
+run: {<<: {dir: x}} | run.<<: unknown key
+run: {seed: 1, seed: 2} | seed: occurs on line 1 and again on line 1
+"""),
         ('train: [' + 'x, ' * 100 + ']', "train: got ['x', 'x'"),
-        ('- 1', 'got list, expected sections'),
-        (
-            'train: !!python/object/apply:os.system [ls]',
-            'got the tag tag:yaml.org,2002:python/object/apply:os.system',
-        ),
-        ('run: {seed: !!int 010}', 'got the tag tag:yaml.org,2002:int, expected plain values'),
-        ('run: [a', 'not a valid YAML file'),
         ('run: {dir: ' + '[' * 100_000, 'nested deeper than 8'),
-        (LAUGHS, 'got the alias *a, expected explicit values'),
-        ('run: {<<: {dir: x}}', 'run.<<: unknown key'),
         ('run: {dir: "' + 'x' * (1 << 18) + '"}', 'is larger than'),
-        (
-            'train: {seed: 1}\nrun: {dir: x}\ntrain:\n  seed: 2',
-            'train: occurs on line 1 and again on line 3',
-        ),
         ('run:\n  dir: x\n  seed: 1\n  dir: y', 'dir: occurs on line 2 and again on line 4'),
-        ('run: {seed: 1, seed: 2}', 'seed: occurs on line 1 and again on line 1'),
+        ('train: 1\nrun: 1\ntrain: 2', 'train: occurs on line 1 and again on line 3'),
         ('? [a]\n: b', 'unhashable key'),
         (None, 'c.yaml: cannot read the configuration'),
     ],
@@ -131,71 +122,58 @@ def test_errors_in_a_file(tmp_path, text, message):
     assert len(str(e.value)) < 1000
 
 
-SIZES = '-1', '0', '8193', '4000000000'
 CLOSED = '--run.submission_division=closed'
-OPEN_ONLY = (
-    ('data.sizes', '[160,192]', '160 192', '[]'),
-    ('data.eval_size', '160', '160', 'null'),
-    ('data.eval_flip', 'true', 'true', 'false'),
-    ('train.ema', '0.99', '0.99', 'null'),
-    ('optimizer.last_layer_lr_factor', '0.1', '0.1', '1'),
-)
 
 
 @pytest.mark.parametrize(
     'words, message',
     [
-        ('--train.eval_offset=4', 'train.eval_offset: got 4, expected 0 to 3'),
-        ('--train.target_accuracy=74.9', 'expected a fraction such as 0.749'),
-        ('--train.precision=float16', 'expected float32 or bfloat16 on a CPU'),
-        ('--train.precision=bfloat16 --train.device=gpu', 'expected float32 or float16 on a GPU'),
-        ('--data.decoder=mixed', 'nvJPEG needs train.device=gpu'),
-        ('--model.layout=NHWC', 'expected NCHW'),
-        ('--schedule.warmup_epochs=90', 'expected less than decay_epochs=90.0'),
-        ('--data.resize_shorter=200', 'expected at least image_size=224'),
-        ('--data.min_area=0.5 --data.max_area=0.4', 'expected min_area <= max_area'),
-        ('--data.std=[1,0,1]', 'data.std: got 0.0, expected a number above 0'),
-        ('--train.max_epochs=100001', 'got 100001, expected a number above 0, up to '),
-        ('--schedule.base_lr=.inf', 'schedule.base_lr: got inf, expected a number above 0'),
-        ('--schedule.base_lr=1e60', 'got 1e+60, expected 0 or a magnitude from 1e-30 to'),
-        ('--optimizer.last_layer_lr_factor=1e-60', 'factor: got 1e-60, expected 0 or'),
-        (
-            '--data.mirror=alternating --data.mirror_probability=0.3',
-            'data.mirror_probability: got 0.3 with mirror=alternating, expected 0.5',
-        ),
-        ('--optimizer.name=lars --optimizer.nesterov=true', 'expected false, or name=sgd'),
-        (f'--optimizer.nesterov=true {CLOSED}', 'nesterov: got true in the closed division'),
-        (f'--data.mirror=alternating {CLOSED}', 'data.mirror: got alternating in the closed'),
-        (
-            CLOSED,
-            'data.last_batch: got weight in the closed division, expected wrap, or '
-            'run.submission_division=open',
-        ),
+        *table("""
+--train.eval_offset=4 | train.eval_offset: got 4, expected 0 to 3
+--train.target_accuracy=74.9 | expected a fraction such as 0.749
+--train.precision=float16 | expected float32 or bfloat16 on a CPU
+--train.precision=bfloat16 --train.device=gpu | expected float32 or float16 on a GPU
+--data.decoder=mixed | nvJPEG needs train.device=gpu
+--model.layout=NHWC | expected NCHW
+--schedule.warmup_epochs=90 | expected less than decay_epochs=90.0
+--data.resize_shorter=200 | expected at least image_size=224
+--data.min_area=0.5 --data.max_area=0.4 | expected min_area <= max_area
+--data.std=[1,0,1] | data.std: got 0.0, expected a number above 0
+--train.max_epochs=100001 | got 100001, expected a number above 0, up to
+--schedule.base_lr=.inf | schedule.base_lr: got inf, expected a number above 0
+--schedule.base_lr=1e60 | got 1e+60, expected 0 or a magnitude from 1e-30 to
+--optimizer.last_layer_lr_factor=1e-60 | factor: got 1e-60, expected 0 or
+--data.mirror=alternating --data.mirror_probability=0.3 | got 0.3 with mirror=alternating
+--optimizer.name=lars --optimizer.nesterov=true | expected false, or name=sgd
+--data.sizes=[0] | data.sizes: got 0, expected 1 to 8,192
+--data.crop_padding=8193 | data.crop_padding: got 8193, expected 0 to 8,192
+--data.eval_size=300 | resize_shorter: got 256, expected at least eval_size=300
+--train.ema=1 | train.ema: got 1.0, expected a fraction from 0 to below 1
+--data.sizes=[160,224] --model.name=vgg16 | got other sizes than image_size=224 for vgg16
+--model.name=resnet51 | model.name: got resnet51, expected resnet18,
+--train.precision=fp16 | got fp16, expected float32, bfloat16 or float16; see
+--train.max_epochs=1.5 | got 1.5, expected a whole number or null; see
+--data.mean=[a,b] | data.mean: got ['a', 'b'], expected a list of 3 numbers; see
+--telemetry=1 | --telemetry: got 1, expected true, false or null; see
+"""),
         *(
-            (
-                f'--data.last_batch=wrap {CLOSED} --{key}={value}',
-                f'{key}: got {shown} in the closed division, expected {rule}, or run.sub',
-            )
-            for key, value, shown, rule in OPEN_ONLY
+            (f'--data.last_batch=wrap {CLOSED} {words}', f'closed division, expected {rule}')
+            for words, rule in table("""
+--optimizer.nesterov=true | false
+--data.mirror=alternating | random
+--data.last_batch=weight | wrap
+--data.sizes=[160,192] | []
+--data.eval_size=160 | null
+--data.eval_flip=true | false
+--train.ema=0.99 | null
+--optimizer.last_layer_lr_factor=0.1 | 1
+""")
         ),
-        ('--data.sizes=[0]', 'data.sizes: got 0, expected 1 to 8,192'),
         *(
             (f'--data.{key}={value}', f'data.{key}: got {value}, expected 1 to 8,192')
             for key in ('image_size', 'eval_size', 'resize_shorter')
-            for value in SIZES
+            for value in (-1, 0, 8193, 4_000_000_000)
         ),
-        ('--data.crop_padding=8193', 'data.crop_padding: got 8193, expected 0 to 8,192'),
-        ('--data.eval_size=300', 'resize_shorter: got 256, expected at least eval_size=300'),
-        ('--train.ema=1', 'train.ema: got 1.0, expected a fraction from 0 to below 1'),
-        (
-            '--data.sizes=[160,224] --model.name=vgg16',
-            'data.sizes, data.eval_size: got other sizes than image_size=224 for vgg16',
-        ),
-        ('--model.name=resnet51', 'model.name: got resnet51, expected resnet18, '),
-        ('--train.precision=fp16', 'got fp16, expected float32, bfloat16 or float16; see'),
-        ('--train.max_epochs=1.5', 'got 1.5, expected a whole number or null; see'),
-        ('--data.mean=[a,b]', "data.mean: got ['a', 'b'], expected a list of 3 numbers; see"),
-        ('--telemetry=1', '--telemetry: got 1, expected true, false or null; see'),
         ('--run.dir=a\x1b[2J', 'run.dir: got '),
         *(
             (f'--run.trace={text}', f'run.trace: got {text}, expected STEPS@FIRST, such as 20@100')
@@ -210,8 +188,7 @@ def test_errors_on_the_command_line_are_one_line(words, message):
 
 
 def test_missing_batch_size_is_named_with_an_example():
-    message = 'train.global_batch_size: got nothing; set --train.global_batch_size, such as 256'
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match='set --train.global_batch_size, such as 256'):
         resolve_config(None, [], PARSER)
 
 
@@ -246,21 +223,6 @@ def test_scalars_are_read_as_written_or_refused_by_name(tmp_path, key, read, ref
             config_of(tmp_path, *key.split('.'), value, is_option)
 
 
-@given(st.text(st.sampled_from('0123456789.eE+-_:xobnyiaf~'), max_size=6))
-def test_written_texts_are_read_back(text):
-    config = with_text(('run', 'submission_org'), text)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, 'c.yaml')
-        path.write_text(render_yaml(config))
-        assert load_yaml(path) == to_tree(config)
-
-
-def test_every_yaml_file_is_read_by_one_loader():
-    reading = re.compile(r'yaml\.(safe_load|load|full_load|unsafe_load|compose|parse)')
-    modules = (ROOT / 'mlperf_rn50').rglob('*.py')
-    assert [p.name for p in modules if reading.search(p.read_text())] == ['config_file.py']
-
-
 # --- paths
 # ---------------------------------------------------------------------------------------------------
 
@@ -290,33 +252,31 @@ def test_home_is_expanded_and_variables_are_refused_in_paths(tmp_path, home, is_
     assert path('run', 'dir', '$HOME') == '$HOME'  # a folder of this name exists
 
 
-COMMAND_WORDS = [
-    'report X',
-    'report x --out=X',
-    'check X',
-    'watch X --once',
-    'package --check X',
-    'prepare digits --out=X',
-    'prepare --verify=X',
-    'package x --out=X --org a --system b',
-    'export X',
-    'classify x X',
-    'recipe --compare=X',
-    'evaluate X',
-    'predict X --layouts 1x1',
-    'train --config=X',
-    'train --resume X',
-    'doctor --config X',
-    'bench train --config=X',
-]
-
-
-@pytest.mark.parametrize('words', COMMAND_WORDS)
+@pytest.mark.parametrize(
+    'words',
+    """report X
+report x --out=X
+check X
+watch X --once
+package --check X
+prepare digits --out=X
+prepare --verify=X
+package x --out=X --org a --system b
+export X
+classify x X
+recipe --compare=X
+evaluate X
+predict X --layouts 1x1
+train --config=X
+train --resume X
+doctor --config X
+bench train --config=X""".splitlines(),
+)
 def test_paths_of_every_command(home, words):
-    done = call(*words.replace('X', '$HOME/x').split())
-    assert done.returncode == 2 and 'got the variable $HOME, expected its value' in done.stderr
-    done = call(*words.replace('X', '~/x').split())
-    assert '~' not in done.stderr and not (home.parent / '~').exists()
+    for path, code, text in (('$HOME/x', 2, 'got the variable $HOME, expected'), ('~/x', None, '')):
+        done = call(*words.replace('X', path).split())
+        assert code in (done.returncode, None) and text in done.stderr and '~' not in done.stderr
+    assert not (home.parent / '~').exists()
 
 
 TEXTS = [
@@ -343,18 +303,26 @@ def test_control_characters_are_refused_in_every_text(key, before, control, afte
     assert '.'.join(key) in str(e.value) and all(c.isprintable() for c in str(e.value))
 
 
-@given(st.sampled_from(TEXTS), st.text(st.characters(exclude_categories=['C', 'Zl', 'Zp'])))
-def test_all_other_texts_are_accepted(key, value):
-    check_values(with_text(key, value))
+@given(
+    st.sampled_from(TEXTS),
+    st.text(st.characters(exclude_categories=['C', 'Zl', 'Zp']))
+    | st.text(st.sampled_from('0123456789.eE+-_:xobnyiaf~'), max_size=6),
+)
+def test_all_other_texts_are_accepted_and_read_back(key, value):
+    config = with_text(key, value)
+    check_values(config)
+    with tempfile.NamedTemporaryFile('w', encoding='utf-8') as file:
+        file.write(render_yaml(config))
+        file.flush()
+        assert load_yaml(Path(file.name)) == to_tree(config)
 
 
 def test_error_of_a_deeply_nested_tree_is_one_line():
     deep: list = []
     for _ in range(5000):
         deep = [deep]
-    with pytest.raises(ConfigError, match='best.json: ') as e:
+    with pytest.raises(ConfigError, match='^best.json: .{,1000}$'):
         resolve_tree({'data': {'mean': deep}}, 'best.json', BATCH, PARSER)
-    assert len(str(e.value)) < 1000 and '\n' not in str(e.value)
 
 
 def test_numbers_have_bounds():

@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+from helpers import table
 from lines import START_S, run_lines, write_lines
 from made_systems import page_of
 
@@ -25,13 +26,10 @@ def line(time_s, **values):
     return json.dumps({'time_ms': round(1e3 * (START_S + 7 + time_s)), **values})
 
 
-def reading(time_s, cpu=None, gpu=None, **values):
-    joules = {
-        kind: v if isinstance(v, dict) else {'0': v}
-        for kind, v in (('cpu', cpu), ('gpu', gpu))
-        if v is not None
-    }
-    return line(time_s, energy_j=joules, **values)
+def reading(time_s, **joules):
+    """Return a telemetry line with the joules of each kind of devices, of which one is '0'."""
+    kinds = {kind: v if isinstance(v, dict) else {'0': v} for kind, v in joules.items()}
+    return line(time_s, energy_j=kinds)
 
 
 def steady(start_s=-10, stop_s=30, clock_s=0.0, run_s=0, **watts):
@@ -45,10 +43,8 @@ def steady(start_s=-10, stop_s=30, clock_s=0.0, run_s=0, **watts):
         (start_s - 0.1, line(start_s - 0.1, event='start')),
         (run_s, line(run_s, event='run_start', clock_s=clock_s)),
     ]
-    rows += [
-        (t, reading(t, **{kind: joules(t, w) for kind, w in watts.items()}))
-        for t in range(start_s, stop_s + 1)
-    ]
+    for t in range(start_s, stop_s + 1):
+        rows.append((t, reading(t, **{kind: joules(t, w) for kind, w in watts.items()})))
     return [text for _, text in sorted(rows, key=lambda r: r[0])]
 
 
@@ -63,24 +59,17 @@ def write_log(folder, number=0, nodes=1, **keys):
     )
 
 
-@pytest.fixture
-def log(tmp_path):
-    return write_log(tmp_path / '1x1')
-
-
 def energy_of(log, *nodes):
     for number, lines in enumerate(nodes, 1):
         write_node(log.parent, f'n{number}', lines)
     return read_energy(read_run(log))
 
 
-def test_joules_cover_only_the_run(log):
-    energy = energy_of(log, steady(cpu=100, gpu=300))
+def test_joules_cover_only_the_run(tmp_path):
+    energy = energy_of(write_log(tmp_path), steady(cpu=100, gpu=300))
     assert (energy.seconds, energy.measured, energy.reasons) == (22.0, ('cpu', 'gpu'), {})
     joules = [energy.cpu_joules, energy.gpu_joules, energy.joules]
     assert joules == pytest.approx([2200, 6600, 8800])
-    own = energy.nodes['n1']
-    assert (own['cpu'], own['gpu']) == (pytest.approx({'0': 2200}), pytest.approx({'0': 6600}))
 
 
 def readings(pairs):
@@ -101,65 +90,80 @@ HOSTILE += [
     '[' * 100_000,
 ]
 STEADY = steady(cpu=100)
-NO_ENERGY = [line(0, event='run_start', clock_s=0.0), line(1, cpu_percent=3.0)]
-BOOTED = [*STEADY, reading(31, event='stop', boot='b1', cpu=9e4)]
+NO_ENERGY = [*readings([]), line(1, cpu_percent=3.0)]
 # Killed at 15 s with a checkpoint from 10 s, and resumed 1,000 s later.
 RESUMED = steady(start_s=990, run_s=1000, stop_s=1013, clock_s=10.0, cpu=200)
-TWO = [text.replace('"cpu": {', '"cpu": {"1": 5.0, ') for text in STEADY]  # the second is constant
+
+
+def between(*limits):
+    """Return the telemetry of a CPU of one watt, with readings between these seconds."""
+    return readings((t, t) for t in range(*limits))
+
+
+TELEMETRY = {
+    'steady': STEADY,
+    'none': [],
+    'no_energy': NO_ENERGY,
+    'uneven': readings([(-1.5, 0), (0.5, 100), (10, 400), (21, 1100), (23, 1500)]),
+    'with_a_gap': [*STEADY[:14], *STEADY[28:]],
+    'hostile': [*STEADY[:25], *HOSTILE, *STEADY[25:]],
+    'weak': steady(cpu=10),
+    'too_strong': steady(cpu=2e4),
+    'before_run': STEADY[:5],
+    'booted': [*STEADY, line(31, event='stop', boot='b1')],
+    'to_18': steady(stop_s=18, cpu=100),
+    'to_20': steady(stop_s=20, cpu=100),
+    'from_4': between(4, 30),
+    'from_2_to_20': between(2, 21),
+    'decreasing': [*STEADY, reading(31, cpu=3.0)],
+    'backwards': [*STEADY, reading(5, cpu=9e4)],
+    'constant_second': [text.replace('"cpu": {', '"cpu": {"1": 5.0, ') for text in STEADY],
+    'resumed': RESUMED,
+    'killed_at_15': [*steady(stop_s=15, cpu=100), *RESUMED],
+    'killed_at_6': [*steady(stop_s=6, cpu=100), *RESUMED],
+}
 
 
 @pytest.mark.parametrize(
-    'nodes, expected',
-    [
-        (
-            [readings([(-1.5, 0), (0.5, 100), (10, 400), (21, 1100), (23, 1500)])],
-            1300 - 75,
-        ),
-        ([[*STEADY[:14], *STEADY[28:]]], 2200),
-        ([[*STEADY[:25], *HOSTILE, *STEADY[25:]]], 2200),
-        ([STEADY, steady(cpu=10)], 2420),
-        ([STEADY, None], 'telemetry of 1 node, but 2 in the log'),
-        ([STEADY, NO_ENERGY], 'n2 has no readable counters'),
-        ([STEADY, STEADY[:5]], 'n2 has no samples from the start of the run'),
-        ([BOOTED, BOOTED], 'n1 and n2 are the same machine, which would count twice'),
-        ([None], NO_TELEMETRY),
-        ([NO_ENERGY], NO_COUNTERS),
-        (
-            [steady(stop_s=18, cpu=100)],
-            'n1, cpu 0: the nearest sample is 4.0 s from the end, expected at most 3 s',
-        ),
-        (
-            [readings((t, t) for t in range(4, 30))],
-            'n1, cpu 0: the nearest sample is 4.0 s from the start, expected at most 3 s',
-        ),
-        ([steady(cpu=2e4)], 'n1, cpu 0: got 20,000 W, expected at most 10,000 W'),
-        ([[*STEADY, reading(31, cpu=3.0)]], 'n1, cpu 0: the counter decreases'),
-        ([[*STEADY, reading(5, cpu=9e4)]], 'n1, cpu 0: the sample times decrease'),
-        ([TWO], 'n1, cpu 1: the counter does not change'),  # no partial sum
-        ([steady(stop_s=20, cpu=100)], 2200),  # the rest is extrapolated
-        (
-            [readings((t, t) for t in range(2, 21))],
-            'n1, cpu 0: the samples cover 18.0 s of 22.0 s',
-        ),
-        ([[*steady(stop_s=15, cpu=100), *RESUMED]], 10 * 100 + 12 * 200),
-        ([RESUMED], 'n1 has no samples from the start of the run'),
-        (
-            [[*steady(stop_s=6, cpu=100), *RESUMED]],
-            'n1, cpu 0: the nearest sample is 4.0 s from the end, expected at most 3 s',
-        ),
-    ],
+    'nodes, joules, reason',
+    table(f"""
+uneven | 1225 |
+with_a_gap | 2200 |
+hostile | 2200 |
+to_20 | 2200 |
+steady weak | 2420 |
+killed_at_15 | 3400 |
+steady none | | telemetry of 1 node, but 2 in the log
+steady no_energy | | n2 has no readable counters
+steady before_run | | n2 has no samples from the start of the run
+resumed | | n1 has no samples from the start of the run
+booted booted | | n1 and n2 are the same machine, which would count twice
+none | | {NO_TELEMETRY}
+no_energy | | {NO_COUNTERS}
+to_18 | | n1, cpu 0: the nearest sample is 4.0 s from the end, expected at most 3 s
+killed_at_6 | | n1, cpu 0: the nearest sample is 4.0 s from the end, expected at most 3 s
+from_4 | | n1, cpu 0: the nearest sample is 4.0 s from the start, expected at most 3 s
+from_2_to_20 | | n1, cpu 0: the samples cover 18.0 s of 22.0 s
+too_strong | | n1, cpu 0: got 20,000 W, expected at most 10,000 W
+decreasing | | n1, cpu 0: the counter decreases
+backwards | | n1, cpu 0: the sample times decrease
+constant_second | | n1, cpu 1: the counter does not change
+"""),
 )
-def test_cpu_joules_or_the_reason_for_none(tmp_path, nodes, expected):
-    energy = energy_of(write_log(tmp_path, nodes=len(nodes)), *filter(None, nodes))
-    if isinstance(expected, str):
-        assert (energy.reasons['cpu'], energy.cpu_joules, energy.joules) == (expected, None, None)
+def test_cpu_joules_or_the_reason_for_none(tmp_path, nodes, joules, reason):
+    """Without a partial sum; a few seconds are extrapolated. Killed runs were resumed from 10 s."""
+    lines = [TELEMETRY[name] for name in nodes.split()]
+    energy = energy_of(write_log(tmp_path, nodes=len(lines)), *filter(None, lines))
+    assert energy.reasons.get('cpu', '') == reason
+    if reason:
+        assert (energy.cpu_joules, energy.joules) == (None, None)
     else:
-        assert energy.cpu_joules == pytest.approx(expected) and 'cpu' not in energy.reasons
+        assert energy.cpu_joules == pytest.approx(float(joules))
 
 
-def test_number_of_devices_is_bounded(log):
+def test_number_of_devices_is_bounded(tmp_path):
     lines = readings((t, {str(k): 1.0 + t for k in range(1000)}) for t in range(-1, 24))
-    assert len(energy_of(log, lines).nodes['n1']['cpu']) == 64
+    assert len(energy_of(write_log(tmp_path), lines).nodes['n1']['cpu']) == 64
 
 
 def test_energy_of_a_running_run_covers_the_time_so_far(tmp_path):
@@ -190,9 +194,9 @@ def test_tables_have_columns_of_known_values(studies, tmp_path):
     text = render_text(make_report(studies(3.5), has_all_findings=True))
     heads = ['node-hours', 'cost', 'CPU kWh', 'GPU kWh', 'images/J']
     columns, _, first, second, *_ = rows_of(text[text.index('\n  nodes ') + 1 :])
-    first, second = (dict(zip(columns, row)) for row in (first, second))
-    assert [first[h] for h in heads] == ['0.00611', '0.0214', '0.000917', '0.00183', '259']
-    assert [second[h] for h in heads[2:]] == ['-', '-', '-']
+    first, second = ([dict(zip(columns, row))[h] for h in heads] for row in (first, second))
+    assert first == ['0.00611', '0.0214', '0.000917', '0.00183', '259']
+    assert second[2:] == ['-', '-', '-']
     note = 'CPU energy was not measured in 1 of 2 runs; result_1.txt: telemetry of 1 node, but 2'
     assert f'2x1: note: {note}' in text
     by_run = rows_of(text.partition('Energy per run\n')[2])
@@ -207,23 +211,20 @@ def test_tables_have_columns_of_known_values(studies, tmp_path):
 
 def test_unmeasured_values_are_null_in_json_and_csv(studies):
     text = ''.join(render_json(report_data(studies(3.6))))
-    first, second, third, fourth = json.loads(text)['systems']
-    assert [first[key] for key in ('cost', 'node_hours', 'cpu_kwh')] == pytest.approx(
-        [0.022, 22 / 3600, 3300 / 3.6e6]
-    )
-    assert first['images_per_joule'] == pytest.approx(2 * 1_281_167 / 9900)
-    assert first['energy_not_measured'] == {}
-    own = first['runs'][1]['energy_of_nodes']['n0']
+    keys = 'cost', 'node_hours', 'cpu_kwh', 'images_per_joule'
+    systems = json.loads(text)['systems']
+    first, second, third, _ = ([system[key] for key in keys] for system in systems)
+    assert first == pytest.approx([0.022, 22 / 3600, 3300 / 3.6e6, 2 * 1_281_167 / 9900])
+    assert second == [pytest.approx(0.044), pytest.approx(2 * 22 / 3600), None, None]
+    assert third[2:] == [None, None]
+    none, reasons, *rest = (system['energy_not_measured'] for system in systems)
+    assert none == {} and reasons.keys() == {'cpu', 'gpu'}
+    assert rest == [None, {'cpu': NO_COUNTERS, 'gpu': NO_COUNTERS}]
+    own = systems[0]['runs'][1]['energy_of_nodes']['n0']
     assert (own['cpu'], own['gpu']) == (pytest.approx({'0': 4400}), pytest.approx({'0': 6600}))
-    assert second['node_hours'] == pytest.approx(2 * 22 / 3600)
-    assert second['cpu_kwh'] is None and set(second['energy_not_measured']) == {'cpu', 'gpu'}
-    assert [run['cpu_joules'] for run in second['runs']] == [pytest.approx(4400), None]
-    for key in ('cpu_kwh', 'images_per_joule', 'energy_not_measured'):
-        assert third[key] is None
-    assert fourth['energy_not_measured'] == {'cpu': NO_COUNTERS, 'gpu': NO_COUNTERS}
     rows = list(csv.DictReader(runs_csv(studies())))
     assert [r['cpu_joules'][:4] for r in rows] == ['2200', '4400', '4400', *[''] * 5]
-    assert rows[0]['cost'] == '' and rows[5]['cpu_kwh'] == '' and 'energy_of_nodes' not in rows[0]
+    assert rows[0]['cost'] == '' and 'energy_of_nodes' not in rows[0]
 
 
 def test_readings_of_all_nodes_are_limited_in_total(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from helpers import git as shell
+from helpers import prepend_path, table, write_files
 
 import mlperf_rn50
 from mlperf_rn50.system.environment import git_commit
@@ -46,22 +47,18 @@ def test_commit_and_modified_files(checkout, commit_in):
 
 def test_checkout_of_another_user(checkout, commit_in, tmp_path, monkeypatch):
     head = shell(checkout, 'rev-parse', 'HEAD')
-    (tmp_path / 'bin').mkdir()
-    (tmp_path / 'bin/git').write_text(
-        f'#!/bin/sh\nexport GIT_TEST_ASSUME_DIFFERENT_OWNER=1\nexec {shutil.which("git")} "$@"\n'
-    )
-    (tmp_path / 'bin/git').chmod(0o755)
-    monkeypatch.setenv('PATH', f'{tmp_path / "bin"}:{os.environ["PATH"]}')
+    assuming = 'export GIT_TEST_ASSUME_DIFFERENT_OWNER=1'
+    script = f'#!/bin/sh\n{assuming}\nexec {shutil.which("git")} "$@"'
+    write_files(tmp_path / 'bin', {'git': script}, 0o755)
+    prepend_path(monkeypatch, tmp_path / 'bin')
     with pytest.raises(AssertionError, match='dubious ownership'):
         shell(checkout, 'rev-parse', 'HEAD')
     assert commit_in(checkout) == {'git_commit': head}
 
 
 def test_programs_in_the_configuration_of_a_checkout_are_not_run(checkout, commit_in, tmp_path):
-    (tmp_path / 'evil').write_text(f'#!/bin/sh\ntouch {tmp_path / "canary"}\n')
-    (tmp_path / 'evil').chmod(0o755)
-    (tmp_path / 'hooks').mkdir()
-    shutil.copy(tmp_path / 'evil', tmp_path / 'hooks/post-index-change')
+    script = f'#!/bin/sh\ntouch {tmp_path / "canary"}'
+    write_files(tmp_path, {'evil': script, 'hooks/post-index-change': script}, 0o755)
     shell(checkout, 'config', 'core.fsmonitor', str(tmp_path / 'evil'))
     shell(checkout, 'config', 'core.hooksPath', str(tmp_path / 'hooks'))
     # git compares the file and would update its index
@@ -96,23 +93,21 @@ def test_variables_of_git_do_not_name_another_checkout(checkout, commit_in, tmp_
 
 
 @pytest.mark.parametrize(
-    'place, path, reason',
-    [
-        # an archive, a wheel or an image
-        ('plain', None, 'plain/mlperf_rn50 is not in a git checkout'),
-        # installed in a folder of a checkout
-        ('checkout/.venv', None, "git: error: pathspec '__init__.py' did not match"),
-        ('checkout', '', 'git: No such file or directory'),
-        ('empty', None, 'git: '),
-    ],
+    'place, reason',
+    table("""
+plain | plain/mlperf_rn50 is not in a git checkout
+checkout/.venv | git: error: pathspec '__init__.py' did not match
+checkout | git: No such file or directory
+empty | git:
+"""),
 )
-def test_missing_commit_has_a_reason(
-    checkout, commit_in, tmp_path, monkeypatch, place, path, reason
-):
+def test_missing_commit_has_a_reason(checkout, commit_in, tmp_path, monkeypatch, place, reason):
+    """An archive, a wheel or an image is no checkout; the code may be installed in a folder of a
+    checkout; git may be missing, or have no commit."""
     (tmp_path / place / 'mlperf_rn50').mkdir(parents=True, exist_ok=True)
     if place == 'empty':
         shell(tmp_path, 'init', '-q', 'empty')
-    if path is not None:
-        monkeypatch.setenv('PATH', path)
+    if place == 'checkout':
+        monkeypatch.setenv('PATH', '')
     facts = commit_in(tmp_path / place)
     assert facts['git_commit'] is None and reason in facts['git_commit_missing']

@@ -1,16 +1,13 @@
 """Folders of outputs: repetition, files of the user, locks."""
 
-import errno
 import os
 import re
 import shutil
 
 import pytest
-from helpers import call, shipped_logs
+from helpers import argv, call, deny, shipped_logs
 
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.files import refuse_existing
-from mlperf_rn50.runfolder import locks
 from mlperf_rn50.runfolder.locks import LAUNCHER_LOCK, OUTPUT_LOCK, folder_lock
 from mlperf_rn50.runfolder.outputs import LISTING, new_files
 
@@ -37,27 +34,25 @@ def test_files_of_a_command_are_replaced_by_it_and_no_others(tmp_path):
 
 
 @pytest.mark.parametrize('name', [*NAMES, LISTING, OUTPUT_LOCK])
-@pytest.mark.parametrize(
-    'plant',
-    [
-        lambda path, mine: path.write_text('mine'),
-        lambda path, mine: path.symlink_to(mine),
-        lambda path, mine: path.symlink_to(mine.with_name('nothing')),
-        lambda path, mine: os.link(mine, path),
-        lambda path, _: path.mkdir(),
-        lambda path, _: os.mkfifo(path),
-    ],
-    ids=['file', 'link', 'dangling', 'hard link', 'folder', 'pipe'],
-)
+@pytest.mark.parametrize('kind', 'file link dangling hard-link folder pipe'.split())
 @pytest.mark.parametrize('is_repeated', [False, True])
-def test_file_of_the_user_is_refused_before_anything_is_written(tmp_path, name, plant, is_repeated):
+def test_file_of_the_user_is_refused_before_anything_is_written(tmp_path, name, kind, is_repeated):
     out, mine = tmp_path / 'out', tmp_path / 'mine'
     mine.write_text('mine')
     if is_repeated:
         write(out)
         (out / name).unlink(missing_ok=True)
     out.mkdir(exist_ok=True)
-    plant(out / name, mine)
+    path = out / name
+    plants = {
+        'file': lambda: path.write_text('mine'),
+        'link': lambda: path.symlink_to(mine),
+        'dangling': lambda: path.symlink_to(tmp_path / 'nothing'),
+        'hard-link': lambda: path.hardlink_to(mine),
+        'folder': path.mkdir,
+        'pipe': lambda: os.mkfifo(path),
+    }
+    plants[kind]()
     before = sorted(os.listdir(out))
     with pytest.raises(ConfigError, match=re.escape(name) if name != OUTPUT_LOCK else '--out: '):
         write(out, 'changed')
@@ -104,12 +99,12 @@ def test_not_repeatable_files_are_new(tmp_path):
 def test_second_command_in_a_folder_is_refused_and_names_the_first(tmp_path):
     digits = shipped_logs() / 'digits_five'
     with folder_lock(tmp_path, '--out', OUTPUT_LOCK):
-        for words in (
-            ('report', digits, '--out'),
-            ('package', digits, '--org', 'us', '--system', 'x', '--out'),
-            ('predict', 'v2.0/NVIDIA/dgxa100_ngc22.04_mxnet', '--layouts', '1x8', '--out'),
+        for template in (
+            'report {} --out',
+            'package {} --org us --system x --out',
+            'predict v2.0/NVIDIA/dgxa100_ngc22.04_mxnet --layouts 1x8 --out',
         ):
-            done = call(*words, tmp_path)
+            done = call(*argv(template, digits), tmp_path)
             assert done.returncode == 2 and done.stderr.count('\n') == 1
             assert f'{tmp_path} is in use by process {os.getpid()} on ' in done.stderr
     assert [*tmp_path.iterdir()] == []
@@ -128,12 +123,7 @@ def test_lock_file_of_the_user_is_kept(tmp_path):
 def test_lock_in_a_folder_without_write_permission_is_refused_with_this_reason(
     tmp_path, monkeypatch
 ):
-    def read_only(path, flags):
-        if flags & os.O_ACCMODE != os.O_RDONLY:
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
-        return os.open(path, flags)
-
-    monkeypatch.setattr(locks, 'no_link', read_only)  # root may write into any folder
+    deny(monkeypatch, LAUNCHER_LOCK, 'open')
     with (
         pytest.raises(ConfigError, match='Permission denied; choose a writable folder'),
         folder_lock(tmp_path),
@@ -156,30 +146,26 @@ def test_report_can_be_repeated_and_a_trace_is_a_new_file(tmp_path):
     assert trace.read_text() == 'mine' and not (tmp_path / 'x').exists()
 
 
-def test_names_are_refused_in_their_order(tmp_path):
-    (tmp_path / 'b').touch()
-    refuse_existing([tmp_path / 'a'])
-    with pytest.raises(ConfigError, match='--x: .*/b exists already'):
-        refuse_existing([tmp_path / 'a', tmp_path / 'b'], '--x')
-
-
 def test_names_of_folders_do_not_control_the_terminal(tmp_path):
     strange = tmp_path / '\x1b]0;PWNED\x07\x1b[31m'
     logs = shutil.copytree(shipped_logs() / 'digits_five', strange / 'logs')
-    for words in (
-        ('report', logs, '--out', strange / 'report'),
-        ('check', logs),
-        ('watch', logs, '--once'),
-        ('watch', logs, '--html'),
-        ('predict', logs, '--layouts', '1x1', '--out', strange / 'predict'),
-        ('package', logs, '--org', 'us', '--system', 'x', '--out', strange / 'tree'),
-        ('package', '--check', strange / 'tree/us'),
-        ('prepare', '--verify', strange),
-        ('prepare', 'folder', '--source', strange, '--out', strange / 'data'),
-        ('why', strange),
-        ('recipe', '--compare', strange / 'logs/config.yaml'),
-        ('classify', strange, strange / 'a.png'),
-    ):
-        done = call(*words)
+    commands = """
+report LOGS --out X/report
+check LOGS
+watch LOGS --once
+watch LOGS --html
+predict LOGS --layouts 1x1 --out X/predict
+package LOGS --org us --system x --out X/tree
+package --check X/tree/us
+prepare --verify X
+prepare folder --source X --out X/data
+why X
+recipe --compare X/logs/config.yaml
+classify X X/a.png
+"""
+    for words in commands.strip().splitlines():
+        done = call(
+            *(w.replace('LOGS', f'{logs}').replace('X', f'{strange}') for w in words.split())
+        )
         assert done.returncode in (0, 2), done.stderr
         assert not {'\x1b', '\x07'} & {*done.stdout, *done.stderr}, words

@@ -72,9 +72,8 @@ def test_changed_images():
         np.testing.assert_allclose(changed[text], expected, atol=1e-4)
     matched = changed['mean and deviation of training images']
     for measure in (np.mean, np.std):
-        np.testing.assert_allclose(
-            measure(matched, (0, 2, 3)), measure(train, (0, 2, 3)), atol=1e-4
-        )
+        expected = measure(train, (0, 2, 3))
+        np.testing.assert_allclose(measure(matched, (0, 2, 3)), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize('epochs', [12, 80])
@@ -92,17 +91,16 @@ def test_command_probes_a_network_that_was_not_trained(
         train=TrainConfig(global_batch_size=64),
         schedule=ScheduleConfig(decay_epochs=epochs),
     )
-    arrays = {
-        n: p.data().asnumpy() for n, p in build_model(config, mx.cpu(), 5).collect_params().items()
-    }
-    names = [str(k) for k in range(10)]
-    description = describe_weights(config, names, 60, 4, 5, is_best=True, is_last=True)
+    parameters = build_model(config, mx.cpu(), 5).collect_params()
+    arrays = {n: p.data().asnumpy() for n, p in parameters.items()}
+    description = describe_weights(config, [*'0123456789'], 60, 4, 5, is_best=True, is_last=True)
     save_weights(tmp_path / 'weights', 'best', description, arrays)
     write_run(tmp_path / 'result_0.txt', config, (0.1, 0.1), 'aborted')
     (tmp_path / 'config.yaml').write_text(render_yaml(config))
     found = json.loads(call('why', tmp_path, '--probe', '--format', 'json').stdout)['accuracy']
-    assert ('frozen' in [c['cause'] for c in found['causes']]) == (epochs == 12)
+    is_late = epochs == 12
+    assert ('frozen' in [c['cause'] for c in found['causes']]) == is_late
     (frozen,) = (row for row in found['evidence'] if row['cause'] == 'frozen')
     assert frozen['measured'] == '21 of 21, such as conv0_weight' and 'turned' in frozen['figure']
-    assert frozen['verdict'] == ('cause' if epochs == 12 else 'too early')
+    assert frozen['verdict'] == ('cause' if is_late else 'too early')
     assert f'weights of epoch 4 of {epochs}' in ' '.join(found['notes'])

@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -105,8 +104,11 @@ def test_trace_is_replaced_by_a_newer_one_and_an_error_is_one_line(tmp_path, cap
     spans = [StepSpans(s, 1, 2, 3, 4, 5, 6, [(2.5, 3)]) for s in (7, 8)]
     for traced in (spans[:1], spans):
         TraceFile(path).handle(events.StepsTraced(traced))
-        written = lambda: path.exists() and [s for _, s in read_lines(path, StepSpans)]  # noqa: E731
-        wait_for(lambda: written() == traced, lambda: True, lambda: 'no trace')  # noqa: B023
+
+        def is_written(traced=traced):
+            return path.exists() and [s for _, s in read_lines(path, StepSpans)] == traced
+
+        wait_for(is_written, lambda: True, lambda: 'no trace')
     TraceFile(path / 'x').handle(events.StepsTraced([]))
     text = ''
 
@@ -118,19 +120,19 @@ def test_trace_is_replaced_by_a_newer_one_and_an_error_is_one_line(tmp_path, cap
     wait_for(is_reported, lambda: True, lambda: text)
 
 
-@pytest.mark.parametrize('best, text', [(0.0, 'no evaluation above 0 % yet'), (0.749, '74.90 %')])
-def test_end_of_a_run_without_an_evaluation_shows_no_accuracy(best, text):
-    assert events.Ended('interrupted', best).best_text == text
+def test_end_of_a_run_without_an_evaluation_shows_no_accuracy():
+    texts = [events.Ended('interrupted', best).best_text for best in (0.0, 0.749)]
+    assert texts == ['no evaluation above 0 % yet', '74.90 %']
 
 
 def test_tensorboard_on_a_full_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr(record_writer, 'open_file', lambda _: open(FULL, 'wb', buffering=0))
+    def open_board(buffering):
+        monkeypatch.setattr(record_writer, 'open_file', lambda _: open(FULL, 'wb', buffering))
+        return TensorBoard(tmp_path / 'tensorboard', 0, PLAN.config)
+
     with pytest.raises(StorageError, match=f'{tmp_path}/tensorboard: cannot write: No space left'):
-        TensorBoard(tmp_path / 'tensorboard', 0, PLAN.config)
-    # fails when it is flushed
-    monkeypatch.setattr(record_writer, 'open_file', lambda _: open(FULL, 'wb'))
-    board = TensorBoard(tmp_path / 'tensorboard', 0, PLAN.config)
-    assert_named(board, STEP, tmp_path / 'tensorboard')
+        open_board(0)
+    assert_named(open_board(-1), STEP, tmp_path / 'tensorboard')  # fails when it is flushed
 
 
 def test_telemetry_on_a_full_disk_ends_the_run_from_its_thread(tmp_path, monkeypatch):
@@ -140,14 +142,14 @@ def test_telemetry_on_a_full_disk_ends_the_run_from_its_thread(tmp_path, monkeyp
     monkeypatch.setattr(LineFile, 'write', Mock(side_effect=StorageError('the disk is full')))
 
     def is_failed():
-        with suppress(StorageError):
+        try:
             sink.handle(STEP)
-            return False
-        return True
+        except StorageError as e:
+            return str(e)
+        return ''
 
-    wait_for(is_failed, lambda: True, lambda: 'no error')
-    with pytest.raises(StorageError, match='the disk is full'):
-        sink.handle(STEP)
+    for _ in range(2):
+        assert wait_for(is_failed, lambda: True, lambda: 'no error') == 'the disk is full'
     sink.close()
 
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import HANG_LIMIT_S
+from helpers import HANG_LIMIT_S, table, values
 
 from mlperf_rn50.train.comm.step_timer import Marks, StampFunction, StepTimer, time_step
 
@@ -17,33 +17,22 @@ def marks_of(asked_at=0.0, arrived_at=0.0, read_s=0.0, decode_s=0.0, ready=()):
 
 @pytest.mark.parametrize(
     'start, marks, ends, expected',
-    [
-        (
-            10.0,
-            marks_of(10.5, 11.5, read_s=0.5, decode_s=0.25),
-            (12.0, 12.25, 12.5),
-            [0.5, 1.0, 0.5, 0.25, 0.25, 0.5, 0.25, 0.0],
-        ),
-        # The loop asked before the step before ended, so the device saw only half of the wait.
-        (
-            12.5,
-            marks_of(12.25, 12.75, read_s=0.25),
-            (13.0, 15.0, 15.0),
-            [0.0, 0.25, 0.25, 2.0, 0.0, 0.125, 0.0, 0.0],
-        ),
-        # The images arrived in the step before, and the clock was read late after the backward
-        # pass.
-        (
-            15.0,
-            marks_of(13.0, 14.0, read_s=0.5),
-            (17.5, 17.0, 18.0),
-            [0.0, 0.0, 2.5, 0.0, 0.5, 0.0, 0.0, 0.0],
-        ),
-    ],
+    table("""
+10.0 | asked_at=10.5 arrived_at=11.5 read_s=0.5 decode_s=0.25 | 12 12.25 12.5 | 0.5 1 0.5 0.25 \
+0.25 0.5 0.25 0
+12.5 | asked_at=12.25 arrived_at=12.75 read_s=0.25 | 13 15 15 | 0 0.25 0.25 2 0 0.125 0 0
+15.0 | asked_at=13.0 arrived_at=14.0 read_s=0.5 | 17.5 17 18 | 0 0 2.5 0 0.5 0 0 0
+"""),
 )
 def test_parts_of_a_step(start, marks, ends, expected):
-    """Columns: python, data, compute, wait, update, read, decode, hidden."""
-    spans, row = time_step(7, start, marks, ends, [])
+    """Columns: python, data, compute, wait, update, read, decode, hidden.
+
+    In the second step, the loop asked before the step before ended, so the device saw only half of
+    the wait. In the third, the images arrived in the step before, and the clock was read late after
+    the backward pass.
+    """
+    ends, expected = ([float(x) for x in text.split()] for text in (ends, expected))
+    spans, row = time_step(7, float(start), marks_of(**values(marks)), ends, [])
     assert row == expected and (spans.step, spans.updated_s) == (7, ends[-1])
 
 
@@ -54,17 +43,20 @@ def test_hidden_exchange_is_the_union_of_buckets_before_the_end_of_backward():
     assert np.isnan(time_step(1, 10.0, marks_of(ready=None), (16.0, 16.0, 16.0), [])[1][-1])
 
 
+ONE = mx.nd.ones((1,))
+
+
 def push_steps(timer, number):
     """Push steps with two buckets, which are marked if the timer samples them; return which ones it
     samples."""
     sampled = []
     for step in range(number):
-        one, ready, done = mx.nd.ones((1,)), None, []
+        ready, done = None, []
         if timer.is_sampling:
             sampled.append(step)
-            ready, done = ([timer.stamp(one), timer.stamp(one + 1)] for _ in range(2))
-        timer.mark_exchange(one, timer.mark(one), ready, done)
-        timer.mark_update(one)
+            ready, done = ([timer.stamp(ONE), timer.stamp(ONE + 1)] for _ in range(2))
+        timer.mark_exchange(ONE, timer.mark(ONE), ready, done)
+        timer.mark_update(ONE)
     timer.drain()
     return sampled
 
@@ -77,9 +69,9 @@ def test_timer_samples_the_buckets_of_some_steps_after_the_first():
 
 
 def test_bucket_whose_operation_failed_has_no_times():
-    timer, one = StepTimer(), mx.nd.ones((1,))
-    timer.mark_exchange(one, one, [timer.stamp(one), 99], [timer.stamp(one), timer.stamp(one)])
-    timer.mark_update(one)
+    timer = StepTimer()
+    timer.mark_exchange(ONE, ONE, [timer.stamp(ONE), 99], [timer.stamp(ONE), timer.stamp(ONE)])
+    timer.mark_update(ONE)
     assert timer.take()[0, -1] == 0
 
 
@@ -132,9 +124,9 @@ def test_trace_of_the_next_steps_is_incomplete_at_the_end_of_a_run():
 def test_exchange_is_timed_before_the_loop_pushes_the_update():
     ended = threading.Event()
     timer = StepTimer(lambda is_exchanging: None if is_exchanging else ended.set())
-    timer.mark_exchange(mx.nd.ones((1,)), mx.nd.ones((1,)), None, ())
+    timer.mark_exchange(ONE, ONE, None, ())
     assert ended.wait(HANG_LIMIT_S)
-    timer.mark_update(mx.nd.ones((1,)))
+    timer.mark_update(ONE)
     assert len(timer.take()) == 1
 
 
@@ -142,7 +134,7 @@ def test_exchange_is_timed_before_the_loop_pushes_the_update():
 def test_failed_step_raises(place):
     timer = StepTimer()
     timer.mark_data(0.0)
-    marks = [mx.nd.ones((1,)), mx.nd.ones((1,)), None, (), mx.nd.ones((1,))]
+    marks = [ONE, ONE, None, (), ONE]
     marks[place] = mx.nd.random.normal(0, -1, shape=(2, 2))  # fails when it is computed
     timer.mark_exchange(*marks[:4])
     timer.mark_update(marks[4])

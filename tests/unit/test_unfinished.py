@@ -1,7 +1,7 @@
 """First sentence about runs that have not trained to the end of their schedules."""
 
 import pytest
-from helpers import call
+from helpers import call, table, values
 
 from mlperf_rn50.analysis.run_data import RunData
 from mlperf_rn50.analysis.why.unfinished import unfinished_sentence
@@ -10,8 +10,6 @@ from mlperf_rn50.mllog.logged_run import Evaluation, Run
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import CourseRecord, EndRecord, TrainRecord
 from mlperf_rn50.train.options import ScheduleConfig, TrainConfig
-
-BEHIND = CourseRecord(20, behind=True)
 
 
 @pytest.fixture
@@ -50,37 +48,27 @@ def test_run_that_ended_early_is_resumed(tmp_path, sentence, status, records, si
 
 
 @pytest.mark.parametrize(
-    'keys, text',
-    [
-        ({'status': 'failed'}, 'Failed after 5.25 of 80 epochs; it has no checkpoint to resume.'),
-        ({'status': 'failed', 'records': [EndRecord('converged')]}, ''),  # contradicts its log
-        (
-            {'status': 'failed', 'records': [EndRecord('failed')]},
-            'Failed after 5.25 of 80 epochs; train.log has the reason.',
-        ),
-        (
-            {'status': 'running', 'epoch': 0.5},
-            'Running: 0.5 of at most 80 epochs; the first evaluation, with the times of its ranks, '
-            'is due in about 3 min.',
-        ),
-        ({'status': 'running', 'curve': (2, 4)}, 'Running: 5.25 of at most 80 epochs.'),
-        ({'status': 'running', 'epoch': 0.0}, 'Running: 0 of at most 80 epochs.'),
-        (
-            {'status': 'aborted', 'epoch': 8.0, 'max_epochs': 8},
-            'Trained 8 of the 80 epochs of its schedule.',
-        ),
-        # its last epoch has no evaluation
-        ({'status': 'aborted', 'epoch': 77.0, 'curve': (77,), 'stops': True}, ''),
-        (
-            {'status': 'aborted', 'records': [BEHIND], 'curve': (18, 20), 'stops': True},
-            'Ended after 20 of 80 epochs, because it was behind its reference runs.',
-        ),
-        ({'status': 'converged', 'epoch': 3.0}, ''),
-        ({'status': 'aborted', 'epoch': 70.0}, ''),
-    ],
+    'status, end, changes, text',
+    table("""
+failed | | | Failed after 5.25 of 80 epochs; it has no checkpoint to resume.
+failed | converged | |
+failed | failed | | Failed after 5.25 of 80 epochs; train.log has the reason.
+running | | epoch=0.5 | Running: 0.5 of at most 80 epochs; the first evaluation, with the times of \
+its ranks, is due in about 3 min.
+running | | curve=[2,4] | Running: 5.25 of at most 80 epochs.
+running | | epoch=0.0 | Running: 0 of at most 80 epochs.
+aborted | | epoch=8.0 max_epochs=8 | Trained 8 of the 80 epochs of its schedule.
+aborted | | epoch=77.0 curve=[77] stops=true |
+aborted | behind | curve=[18,20] stops=true | Ended after 20 of 80 epochs, because it was \
+behind its reference runs.
+converged | | epoch=3.0 |
+aborted | | epoch=70.0 |
+"""),
 )
-def test_unfinished_run_says_how_far_it_is(sentence, keys, text):
-    assert sentence(**keys) == text
+def test_unfinished_run_says_how_far_it_is(sentence, status, end, changes, text):
+    """Without a sentence if the log contradicts the end, or only the last evaluation is missing."""
+    last = CourseRecord(20, behind=True) if end == 'behind' else EndRecord(end)
+    assert sentence(status, records=[last] if end else [], **values(changes)) == text
 
 
 def test_run_before_its_first_evaluation_is_explained(tmp_path, monkeypatch):

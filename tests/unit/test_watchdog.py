@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from helpers import HANG_LIMIT_S, untimed
+from helpers import HANG_LIMIT_S, table, untimed, values
 
 from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.records import Failure, StepSpans, read_failures
@@ -78,34 +78,27 @@ def assert_ends(process):
 # --------------------------------------------------------------------------------------
 
 
-LIMIT = 'no progress for 310 s (comm.stall_limit_s)'
-
-
 @pytest.mark.parametrize(
-    'keys, now, action, reason',
-    [
-        ({}, 1299.9, Action.WAIT, ''),
-        ({}, 1300.0, Action.RECORD, ''),
-        ({'limit_s': 0}, 1e9, Action.WAIT, ''),
-        ({'stacks': 'x'}, 1309.9, Action.WAIT, ''),
-        ({'stacks': '', 'rank': 2}, 1311.9, Action.WAIT, ''),
-        ({'stacks': 'x'}, 1310.0, Action.END_AND_EXPLAIN, LIMIT),
-        ({'stacks': '', 'rank': 500}, 1320.0, Action.END_AND_EXPLAIN, LIMIT.replace('10', '20')),
-        ({'stacks': '', 'is_stopped': True}, 1300.0, Action.END, 'stopped (SIGSTOP) for 300 s'),
-        ({'is_stopped': True}, 1299.0, Action.WAIT, ''),
-        (
-            {'stacks': '', 'phase': 'evaluation'},
-            1310.0,
-            Action.END_AND_EXPLAIN,
-            LIMIT.replace('stall', 'eval'),
-        ),
-        ({'orphaned_at': 1000.0}, 1015.0, Action.WAIT, ''),
-        ({'orphaned_at': 1000.0, 'limit_s': 0}, 1015.1, Action.END, 'the launcher has ended'),
-    ],
+    'changes, now, action, reason',
+    table("""
+ | 1299.9 | WAIT |
+ | 1300.0 | RECORD |
+limit_s=0 | 1e9 | WAIT |
+stacks="x" | 1309.9 | WAIT |
+stacks="" rank=2 | 1311.9 | WAIT |
+stacks="x" | 1310.0 | END_AND_EXPLAIN | no progress for 310 s (comm.stall_limit_s)
+stacks="" rank=500 | 1320.0 | END_AND_EXPLAIN | no progress for 320 s (comm.stall_limit_s)
+stacks="" is_stopped=true | 1300.0 | END | stopped (SIGSTOP) for 300 s
+is_stopped=true | 1299.0 | WAIT |
+stacks="" phase="evaluation" | 1310 | END_AND_EXPLAIN | no progress for 310 s (comm.eval_limit_s)
+orphaned_at=1000.0 | 1015.0 | WAIT |
+orphaned_at=1000.0 limit_s=0 | 1015.1 | END | the launcher has ended
+"""),
 )
-def test_action_for_health_of_rank(keys, now, action, reason):
-    health = Health(**{'rank': 0, 'phase': 'training', 'limit_s': 300.0, 'beat_at': 1000.0, **keys})
-    assert assess(health, now) == (action, reason)
+def test_action_for_health_of_rank(changes, now, action, reason):
+    usual = {'rank': 0, 'phase': 'training', 'limit_s': 300.0, 'beat_at': 1000.0}
+    found = assess(Health(**{**usual, **values(changes)}), float(now))
+    assert found == (Action[action], reason)
 
 
 def watcher_of(heartbeat, **limits_s):
@@ -147,56 +140,32 @@ def state(rank, num_reached, doing='waiting', phase='training', time_s=0.0):
     return RankState(rank, f'h{rank + 1}', 11, phase, doing, num_reached, time_s)
 
 
-FAST, STEP_12 = [state(0, 20), state(1, 20)], 'waiting in the exchange of step 12'
+STEP_12 = 'waiting in the exchange of step 12'
 
 
 @pytest.mark.parametrize(
-    'rank, states, size, message',
-    [
-        (
-            0,
-            [*FAST, state(2, 19, 'reading data'), state(3, 20)],
-            4,
-            f'{STEP_12} for rank 2 on h3 (busy: reading data)',
-        ),
-        (
-            2,
-            [*FAST, state(2, 19, 'computing'), state(3, 20)],
-            4,
-            'busy: computing; ranks 0, 1, 3 waiting for it in the exchange of step 12',
-        ),
-        (
-            0,
-            [FAST[0], state(1, 18, 'computing')],
-            3,
-            f'{STEP_12} for rank 1 on h2 (busy: computing); no report from rank 2',
-        ),
-        (0, FAST, 3, f'{STEP_12}; no report from rank 2'),
-        (0, FAST, 2, f'{STEP_12}, which all ranks have reached; check the network'),
-        (
-            0,
-            [state(0, 5, phase='start-up'), state(1, 0, 'start-up', 'start-up')],
-            2,
-            'waiting in an exchange (start-up) for rank 1 on h2 (busy: start-up)',
-        ),
-        (
-            0,
-            [state(0, 3, 'computing')],
-            99,
-            'busy: computing; no report from ranks 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ... 98 (98)',
-        ),
-        (
-            0,
-            [state(0, 9), *(state(rank, 8, 'x') for rank in range(1, 12))],
-            12,
-            f'{STEP_12} for '
-            + ''.join(f'rank {rank} on h{rank + 1} (busy: x), ' for rank in range(1, 11))
-            + '...',
-        ),
-    ],
+    'rank, size, states, message',
+    table("""
+0 | 4 | 20 20 19:reading 20 | STEP_12 for rank 2 on h3 (busy: reading)
+2 | 4 | 20 20 19:x 20 | busy: x; ranks 0, 1, 3 waiting for it in the exchange of step 12
+0 | 3 | 20 18:x | STEP_12 for rank 1 on h2 (busy: x); no report from rank 2
+0 | 3 | 20 20 | STEP_12; no report from rank 2
+0 | 2 | 20 20 | STEP_12, which all ranks have reached; check the network
+0 | 2 | 5:waiting:init 0:x:init | waiting in an exchange (init) for rank 1 on h2 (busy: x)
+0 | 99 | 3:x | busy: x; no report from ranks 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ... 98 (98)
+0 | 12 | 9 8:x 8:x 8:x 8:x 8:x 8:x 8:x 8:x 8:x 8:x 8:x | STEP_12 for TEN_RANKS...
+"""),
 )
-def test_explanation_of_stalled_rank(rank, states, size, message):
-    assert explain(states[rank], [s for s in states if s.rank != rank], size) == message
+def test_explanation_of_stalled_rank(rank, size, states, message):
+    """states: of each rank, the number of exchanges that it reached, what it does and its phase."""
+    known = [
+        state(k, int(n), *doing)
+        for k, (n, *doing) in enumerate(text.split(':') for text in states.split())
+    ]
+    own = known.pop(int(rank))
+    ten = ''.join(f'rank {k} on h{k + 1} (busy: x), ' for k in range(1, 11))
+    message = message.replace('TEN_RANKS', ten).replace('STEP_12', STEP_12)
+    assert explain(own, known, int(size)) == message
 
 
 def test_outdated_and_invalid_states_are_ignored(tmp_path):
@@ -219,17 +188,18 @@ def test_each_start_has_its_own_folder(tmp_path):
 def test_activity_of_rank():
     heartbeat = Heartbeat()
     heartbeat.beat('training', 3)
-    batches = heartbeat.track_reading(iter([1, 2]))
-    assert next(batches) == 1 and heartbeat.state().doing == 'computing'
+
+    def now():
+        return heartbeat.state().doing, heartbeat.state().num_reached
+
+    reading = heartbeat.track_reading(now() for _ in range(2))
+    assert next(reading) == ('reading data', 0) and now() == ('computing', 0)
     heartbeat.mark_exchange(True)
-    assert (heartbeat.state().doing, heartbeat.state().num_reached) == ('waiting', 1)
+    assert now() == ('waiting', 1)
     heartbeat.mark_exchange(False)
     with heartbeat.exchange():
-        assert (heartbeat.state().doing, heartbeat.state().num_reached) == ('waiting', 2)
-    assert next(heartbeat.track_reading(iter([heartbeat.state().doing]))) == 'computing'
-    assert (
-        next(heartbeat.track_reading(heartbeat.state().doing for _ in range(1))) == 'reading data'
-    )
+        assert now() == ('waiting', 2)
+    assert now() == ('computing', 2) and next(reading)[0] == 'reading data'
 
 
 def test_heartbeat_keeps_the_last_64_steps_in_order():
@@ -272,7 +242,7 @@ def test_truncated_index_of_the_data_is_named_as_a_cause(tmp_path):
 
 
 @pytest.mark.parametrize(
-    'status, code, message',
+    'status, code, message',  # status as returned by waitpid
     [
         (7 << 8, 7, ''),
         (75 << 8, 75, ''),
@@ -283,14 +253,10 @@ def test_truncated_index_of_the_data_is_named_as_a_cause(tmp_path):
         (40, 1, 'killed by signal 40 (signal 40)'),
     ],
 )
-# status as returned by waitpid
 def test_exit_code_and_message_of_rank(status, code, message, capsys):
     assert watcher_of(Heartbeat()).exit_code(status) == code
-    assert capsys.readouterr().err == (
-        f'mlperf-rn50: rank 0 on {os.uname().nodename}, step 0, start-up: {message}\n'
-        if message
-        else ''
-    )
+    text = f'mlperf-rn50: rank 0 on {os.uname().nodename}, step 0, start-up: {message}\n'
+    assert capsys.readouterr().err == (text if message else '')
 
 
 def test_stacks_and_state_of_stalled_rank_are_written(tmp_path):
@@ -345,12 +311,11 @@ def test_time_for_which_a_rank_was_stopped_is_recorded():
     assert stopped_s > 0 and again_s == 0
 
 
-# so early that the watcher may not have installed its handlers
 def test_early_signal_is_a_stop_request():
-    body = 'os.kill(os.getppid(), signal.SIGUSR1); rest(heartbeat)'
-    assert (
-        subprocess.run([sys.executable, '-c', program(body)], timeout=HANG_LIMIT_S).returncode == 7
-    )
+    # so early that the watcher may not have installed its handlers
+    process = start('os.kill(os.getppid(), signal.SIGUSR1); rest(heartbeat)')
+    error_of(process)
+    assert process.returncode == 7
 
 
 def test_rank_gets_stop_request_if_launcher_dies_which_is_recorded(tmp_path):
@@ -386,31 +351,24 @@ def test_rank_ends_with_killed_watcher_and_reports_unless_stop_requested(is_stop
 
 
 @pytest.mark.parametrize(
-    'body, recorded',
-    [
-        ('os.kill(os.getpid(), signal.SIGKILL)', [('killed by signal 9 (SIGKILL)', True)]),
-        ('os.kill(os.getpid(), signal.SIGSEGV)', [('killed by signal 11 (SIGSEGV)', False)]),
-        (
-            'os.kill(os.getppid(), signal.SIGKILL); rest(heartbeat)',
-            [('the watcher was killed', True)],
-        ),
-        (
-            'raise RuntimeError("Traceback:\\n  no memory for 64 GB")',
-            [('no memory for 64 GB', False)],
-        ),
-        ('raise MemoryError', [('out of memory: an allocation failed (MemoryError)', False)]),
-        # Consequences of the end of another rank, and findings of a program without state.
-        ('from mlperf_rn50.errors import RankLost; raise RankLost("lost")', []),
-        ('raise RuntimeError("Horovod has been shut down")', []),
-        ('', []),
-    ],
+    'body, cause, is_outside',
+    table(r"""
+os.kill(os.getpid(), signal.SIGKILL) | killed by signal 9 (SIGKILL) | outside
+os.kill(os.getpid(), signal.SIGSEGV) | killed by signal 11 (SIGSEGV) |
+os.kill(os.getppid(), signal.SIGKILL); rest(heartbeat) | the watcher was killed | outside
+raise RuntimeError("Traceback:\n  no memory for 64 GB") | no memory for 64 GB |
+raise MemoryError | out of memory: an allocation failed (MemoryError) |
+from mlperf_rn50.errors import RankLost; raise RankLost("lost") | |
+raise RuntimeError("Horovod has been shut down") | |
+ | |
+"""),
 )
-def test_cause_of_the_end_of_a_rank_is_recorded(tmp_path, body, recorded):
+def test_cause_of_the_end_of_a_rank_is_recorded(tmp_path, body, cause, is_outside):
+    """Not recorded are consequences of the end of another rank, and the end of a program."""
     process = start(body, folder=tmp_path / 'stalled/4-2', HOROVOD_RANK='2', MLPERF_RN50_JOB='4-2')
     error_of(process)  # until the rank, too, has closed its output
-    assert untimed(read_failures(tmp_path)) == [
-        Failure('4-2', os.uname().nodename, cause, 2, is_outside) for cause, is_outside in recorded
-    ]
+    expected = Failure('4-2', os.uname().nodename, cause, 2, bool(is_outside))
+    assert untimed(read_failures(tmp_path)) == ([expected] if cause else [])
 
 
 @pytest.mark.slow  # the alarm takes 12 s
