@@ -19,8 +19,8 @@ from helpers import ROOT, argv, run, skip_for, variables, wait_for
 
 from mlperf_rn50.runfolder.jsonl import read_lines
 
-TOOLS = """ip nsenter unshare ssh sshd munged slurmctld slurmd sbatch debootstrap buildah podman runc
-    docker dockerd""".split()
+TOOLS = """ip nsenter unshare ssh sshd munged slurmctld slurmd sbatch debootstrap buildah podman
+    runc docker dockerd""".split()
 # For trainings with several ranks on a core.
 VARIABLES = variables('OMP_NUM_THREADS=1 OMPI_MCA_pml=ob1 OMPI_MCA_btl=tcp,self,vader')
 IMAGE = 'localhost/mlperf_rn50:test'

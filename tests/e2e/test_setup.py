@@ -10,8 +10,9 @@ import sys
 import pytest
 from helpers import HANG_LIMIT_S, ROOT, git, run, start_program, wait_for
 
-COPIED = """setup.sh test.sh demo.sh lint.sh setup_ngc.sh setup_machine.sh build_horovod.sh
-    engines/program.sh check_setup.py set_rpaths.py requirements.lock requirements_ngc.lock""".split()
+COPIED = """setup.sh test.sh demo.sh lint.sh setup_ngc.sh setup_machine.sh
+    build_horovod.sh engines/program.sh check_setup.py set_rpaths.py requirements.lock
+    requirements_ngc.lock""".split()
 TOOLS = """bash cat chmod cp cut dirname find flock grep head ldd ln mkdir mktemp mv nproc rm sed
     sha256sum sleep sort tail touch""".split()
 # A Python 3.11 and a uv whose installers record the call and then run the shell code of the test in

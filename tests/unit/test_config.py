@@ -223,8 +223,13 @@ def test_scalars_are_read_as_written_or_refused_by_name(tmp_path, key, read, ref
             config_of(tmp_path, *key.split('.'), value, is_option)
 
 
+def test_every_yaml_file_is_read_by_one_loader():
+    reading = re.compile(r'yaml\.(safe_load|load|full_load|unsafe_load|compose|parse)')
+    modules = (ROOT / 'mlperf_rn50').rglob('*.py')
+    assert [p.name for p in modules if reading.search(p.read_text())] == ['config_file.py']
+
+
 # --- paths
-# ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -205,7 +205,8 @@ def test_rank_ends_if_the_thread_of_horovod_has_ended(body, last, code):
         horovod.LOST_S = 0.1
         thread = threading.Thread(target=lambda: {body}, daemon=True)
         thread.start()
-        threading.Thread(target=horovod.end_without, args=(str(thread.native_id),), daemon=True).start()
+        watched = (str(thread.native_id),)
+        threading.Thread(target=horovod.end_without, args=watched, daemon=True).start()
         {last}"""
     done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True)
     assert done.returncode == code
