@@ -70,7 +70,7 @@ wheels | Tesla V100 7.0 | 520.61 |  | failed: ...DALI (CUDA 12) needs 525 or new
 wheels | Tesla V100 7.0 | 418.40 | 10010 | failed: ...MXNet (CUDA 11) needs 450 or newer, DALI
 wheels | K40 3.5 | 535.129.03 | 12020 | failed: ...have code only up to 8.6 ... build MXNet
 wheels | NVIDIA H100 9.0 | 545.23.08 | 12030 | failed: ...compute capability 9.0; ... VARIANT=ngc
-wheels | B200 10.0 | 545.23.08 | 12030 | failed: ...neither the published wheels ... build MXNet
+wheels | B200 10.0 | 545.23.08 | 12030 | failed: ...neither the published ... build MXNet
 container | Tesla V100 7.0 | 470.82.01 | 11040 | failed: ... it is for CUDA 11 ... cuda/compat/lib
 container | NVIDIA A100 8.0 | 525.60.13 | 12000 | failed: ...545 or ... also 470.57, 525.85 ... newer
 container | RTX 4090 8.9 | 535.129.03 | 12020 | failed: ...needs 545 or newer ... newer driver
