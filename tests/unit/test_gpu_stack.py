@@ -72,7 +72,7 @@ wheels | K40 3.5 | 535.129.03 | 12020 | failed: ...have code only up to 8.6 ... 
 wheels | NVIDIA H100 9.0 | 545.23.08 | 12030 | failed: ...compute capability 9.0; ... VARIANT=ngc
 wheels | B200 10.0 | 545.23.08 | 12030 | failed: ...neither the published ... build MXNet
 container | Tesla V100 7.0 | 470.82.01 | 11040 | failed: ... it is for CUDA 11 ... cuda/compat/lib
-container | NVIDIA A100 8.0 | 525.60.13 | 12000 | failed: ...545 or ... also 470.57, 525.85 ... newer
+container | NVIDIA A100 8.0 | 525.60.13 | 12000 | failed: ...545 or ... also 470.57 ... newer
 container | RTX 4090 8.9 | 535.129.03 | 12020 | failed: ...needs 545 or newer ... newer driver
 container | Tesla M60 5.2 | 545.23.08 | 12030 | failed: ...code only from 6.0 on ... VARIANT=cu117
 custom | NVIDIA A100 8.0 | 470.82.01 | 11040 | failed: ...MXNet (CUDA 12) needs 525 or newer, DALI
