@@ -1,13 +1,14 @@
-"""Worker of the parallel tests, run by every rank: python workers.py OUT DIGITS NUM_SHARING CALLS.
+"""Worker of the parallel tests, run by every rank: python workers.py OUT NUM_SHARING CALLS.
 
-Each call has a function and its arguments, such as 'steps sgd 1 0'; rank r writes the results by
-call to OUT/r.json. If several ranks share a GPU, arrays on mx.cpu(1) stand in for GPU arrays, which
-are copied to the host and back.
+CALLS is a JSON list of [key, function, arguments]; rank r writes the results by key to OUT/r.json.
+If several ranks share a GPU, arrays on mx.cpu(1) stand in for GPU arrays, which are copied to the
+host and back.
 """
 
 import json
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from copy import copy
 from itertools import count
@@ -29,24 +30,23 @@ from mlperf_rn50.train.checkpoint.progress import TrainerState
 from mlperf_rn50.train.comm import step_timer
 from mlperf_rn50.train.comm.horovod import open_comm
 from mlperf_rn50.train.comm.rank_checks import check_agreement
+from mlperf_rn50.train.optimizer import Optimizer
 from mlperf_rn50.train.options import CommConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from mlperf_rn50.train.plan import make_plan
 from mlperf_rn50.train.trainer import Trainer
-
-OUT, DIGITS, NUM_SHARING, *CALLS = sys.argv[1:]
-
-
-def _values(arrays):
-    return [a.asnumpy().ravel().tolist() for a in arrays]
 
 
 def collectives(comm):
     """Call every method of Comm, with results that depend on the participating ranks."""
     r = comm.rank
     special = np.array([-0.0, 0.0, np.inf, 1e-40, 1.5]) if r == 0 else np.full(5, np.nan)
-    exact = [mx.nd.array(special, dtype=t) for t in ('float32', 'float16')]
-    shared = [mx.nd.full((3,), r), mx.nd.full((2,), 10 + r)]
-    comm.broadcast(dict(zip('bacd', shared + exact)))
+    shared = {
+        'b': mx.nd.full((3,), r),
+        'a': mx.nd.full((2,), 10 + r),
+        'c': mx.nd.array(special, dtype='float32'),
+        'd': mx.nd.array(special, dtype='float16'),
+    }
+    comm.broadcast(shared)
     grads = [mx.nd.full((4,), 1.0 + r), mx.nd.full((2, 2), 10.0 * (r + 1))]
     comm.average_gradients(grads)
     halves = [mx.nd.array([60000.0 * (r < 2), 1 + r], dtype='float16')]
@@ -57,10 +57,17 @@ def collectives(comm):
     total = comm.sum_in_background(pulse)
     comm.barrier()
     return {
-        'place': [r, comm.world_size, comm.local_rank, comm.local_size],
-        'special': [a.asnumpy().tobytes().hex() for a in exact],
+        'rank': r,
+        'world_size': comm.world_size,
+        'local': [comm.local_rank, comm.local_size],
+        'broadcast': [shared[n].asnumpy().tolist() for n in 'ab'],
+        'special': [shared[n].asnumpy().tobytes().hex() for n in 'cd'],
         'gathered': comm.gather_object({'rank': r, 'text': 'ü' * r}),
-        'arrays': _values([*shared, *grads, *halves, *means, total, pulse]),
+        'grads': [g.asnumpy().ravel().tolist() for g in grads],
+        'halves': halves[0].asnumpy().tolist(),
+        'mean': means[0].asnumpy().tolist(),
+        'pulse': total.asnumpy().tolist(),
+        'kept': pulse.asnumpy().tolist(),
         'counts': comm.sum([r, 2**40, r == 0]),
         'minimum': comm.minimum(np.array([r, 2.0**-40 - r])).tolist(),
     }
@@ -89,12 +96,12 @@ def late_rank(comm):
 
 
 def _training(
-    comm, optimizer='sgd', micro=1, first=0, seed=0, num_buckets=8
+    comm, data_dir, optimizer='sgd', micro=1, first=0, seed=0, num_buckets=8
 ) -> tuple[Trainer, Iterator[Batch]]:
     """Return a trainer with the weights of rank 0, and its batches of digits."""
     threads = {'num_threads': 1, 'read_threads': 1}
     sizes = {'num_train': 1437, 'num_val': 360, 'image_size': 32, 'resize_shorter': 32}
-    names = {'dir': DIGITS, 'dataset': 'digits', 'num_classes': 10, 'crop': 'random_resized'}
+    names = {'dir': data_dir, 'dataset': 'digits', 'num_classes': 10, 'crop': 'random_resized'}
     config = Config(
         data=DataConfig(**names, **sizes, **threads),
         model=ModelConfig(name='resnet18', zero_gamma=True),
@@ -115,16 +122,18 @@ def _freeze_statistics(block):
     """Use running statistics in BatchNorm, so that a sample does not depend on its batch."""
     if isinstance(block, (mx.gluon.nn.BatchNorm, mx.gluon.nn.BatchNormReLU)):
         block._kwargs['use_global_stats'] = True
+    for child in block._children.values():
+        _freeze_statistics(child)
 
 
-def steps(comm, optimizer, micro, first_step):
+def steps(comm, data_dir, optimizer, micro, first_step):
     """Return losses and weights of three steps of 48 images, including the padded last step of an
     epoch (step 29)."""
     first = int(first_step)
     # a different seed per rank; the weights of rank 0 must be used
-    trainer, batches = _training(comm, optimizer, micro, first, seed=comm.rank)
+    trainer, batches = _training(comm, data_dir, optimizer, micro, first, seed=comm.rank)
     plan = trainer.plan
-    trainer.net.apply(_freeze_statistics)
+    _freeze_statistics(trainer.net)
     for param in trainer.net.collect_params('.*running_var').values():
         # the network holds variances without a factor that depends on the local batch
         param.data()[:] = 1
@@ -134,15 +143,15 @@ def steps(comm, optimizer, micro, first_step):
         losses.append(float(pulse.sums.asnumpy()[0]))
     params = trainer.net.collect_params()
     names = 'conv0_weight stage3_unit1_conv1_weight bn0_gamma fc1_weight fc1_bias'.split()
-    weights = _values(params[n].data() for n in names)
-    return {'losses': losses, **{n: w[:200] for n, w in zip(names, weights)}}
+    weights = {n: params[n].data().asnumpy().ravel()[:200].tolist() for n in names}
+    return {'losses': losses, **weights}
 
 
-def compressed_steps(comm):
+def compressed_steps(comm, data_dir):
     """Return the result of steps with gradients compressed to 16 bits."""
     compressed = copy(comm)
     compressed.compression = 'fp16'
-    return steps(compressed, 'sgd', 1, 0)
+    return steps(compressed, data_dir, 'sgd', 1, 0)
 
 
 def _run_steps(trainer, batches, num_steps):
@@ -155,43 +164,45 @@ def _statistics_of(arrays):
     return np.concatenate([a.ravel() for n, a in sorted(arrays.items()) if 'running' in n])
 
 
-def _snapshots(comm, is_averaged):
-    """Return a trainer, and snapshots after two steps, averaged or not, and after two more."""
-    trainer, batches = _training(comm)
+def statistics(comm, data_dir):
+    """Return running statistics averaged only at the end, or also midway as by a checkpoint."""
+    trainer, batches = _training(comm, data_dir)
     _run_steps(trainer, batches, 2)
-    if is_averaged:
-        trainer.average_statistics()
+    local = _statistics_of(trainer.snapshot())
+    _run_steps(trainer, batches, 2)
+    trainer.average_statistics()
+    once = trainer.snapshot()
+    trainer, batches = _training(comm, data_dir)
+    _run_steps(trainer, batches, 2)
+    trainer.average_statistics()
     middle = trainer.snapshot()
     _run_steps(trainer, batches, 2)
     trainer.average_statistics()
-    return trainer, middle, trainer.snapshot()
-
-
-def statistics(comm):
-    """Return running statistics averaged only at the end, or also midway as by a checkpoint."""
-    _, local, once = _snapshots(comm, is_averaged=False)
-    trainer, middle, twice = _snapshots(comm, is_averaged=True)
+    twice = trainer.snapshot()
     trainer.load_state(TrainerState(middle if comm.rank == 0 else {}))
     back = trainer.snapshot()
-    parts = {'local': local, 'middle': middle, 'once': once, 'twice': twice}
+    learned = [n for n in once if 'running' not in n]
     return {
-        **{name: _statistics_of(arrays).tolist() for name, arrays in parts.items()},
+        'local': local.tolist(),
+        'middle': _statistics_of(middle).tolist(),
+        'once': _statistics_of(once).tolist(),
+        'twice': _statistics_of(twice).tolist(),
         # Bits may differ, because the order of ring sums depends on which gradients were fused.
         'is_learning_the_same': all(
-            np.allclose(once[n], twice[n], rtol=1e-5, atol=1e-7) for n in once if 'running' not in n
+            np.allclose(once[n], twice[n], rtol=1e-5, atol=1e-7) for n in learned
         ),
         'is_restored': all((middle[n] == back[n]).all() for n in middle),
     }
 
 
-def times(comm, micro):
+def times(comm, data_dir, micro):
     """Return the time of three steps in readings of the clock, the sum of their phases, and their
     hidden exchange.
 
     The first two are traced, and their buckets returned, but not the last, because the clock may be
     read for a bucket after the end of its step. The second half comes after a resumption.
     """
-    trainer, batches = _training(comm, micro=micro)
+    trainer, batches = _training(comm, data_dir, micro=micro)
     readings = count()
     clock = SimpleNamespace(monotonic=lambda: float(next(readings)), sleep=time.sleep)
     with patch.object(step_timer, 'time', clock), patch.object(trainer_module, 'time', clock):
@@ -208,6 +219,21 @@ def times(comm, micro):
     return halves
 
 
+def float16_start(comm):
+    """Broadcast the weights and the state of float16 training, which differ between ranks; return
+    them."""
+    params = {}
+    for name, shape in (('a_weight', (3, 2)), ('b_weight', (5,)), ('bn_gamma', (3,))):
+        dtype = 'float16' if name.endswith('weight') else 'float32'
+        params[name] = mx.gluon.Parameter(name, shape=shape, dtype=dtype)
+        params[name].initialize(mx.init.Constant(comm.rank + 1))
+    optimizer = Optimizer(params, OptimizerConfig(), can_skip=True)
+    optimizer.tensors[0].velocity[:] = 7 + comm.rank
+    comm.broadcast(optimizer.owners())
+    arrays = {**optimizer.state(), **{n: p.data() for n, p in params.items()}}
+    return {n: a.asnumpy().ravel().tolist() for n, a in arrays.items()}
+
+
 def background(comm):
     """Start all sums before waiting for the first; rank 1 starts each one late."""
     sums = []
@@ -215,24 +241,25 @@ def background(comm):
         if comm.rank == 1:
             time.sleep(0.05)
         sums.append(comm.sum_in_background(mx.nd.array([comm.rank, k])))
-    return _values(sums)
+    return [s.asnumpy().tolist() for s in sums]
 
 
-def buckets(comm):
+def buckets(comm, data_dir):
     """Return weight digests after two steps with one bucket of gradients and with several."""
     ends = []
     for optimizer in ('sgd', 'lars'):
         for num_buckets in (1, 5):
-            trainer, batches = _training(comm, optimizer, num_buckets=num_buckets)
+            trainer, batches = _training(comm, data_dir, optimizer, num_buckets=num_buckets)
             _run_steps(trainer, batches, 2)
-            ends.append([len(trainer.optimizer.buckets), trainer.digests()])
-    return ends
+            digest = zlib.crc32(json.dumps(trainer.digests()).encode())
+            ends.append([len(trainer.optimizer.buckets), digest])
+    return {'ends': ends}
 
 
-def divergence(comm):
+def divergence(comm, data_dir):
     """Return the errors of the agreement check before and after a bit of an array on rank 1 is
     flipped."""
-    trainer, batches = _training(comm)
+    trainer, batches = _training(comm, data_dir)
     _run_steps(trainer, batches, 1)
     trainer.average_statistics()
     errors = []
@@ -247,19 +274,19 @@ def divergence(comm):
             bits = weight.asnumpy()
             bits.view(np.uint32).ravel()[1234] ^= 1
             weight[:] = bits
-    return errors
+    return {'errors': errors}
 
 
 def main():
+    out, num_sharing, calls = sys.argv[1:]
     # a quarter of the channels takes a sixteenth of the time
     resnet.STAGE_CHANNELS = (16, 32, 64, 128)
-    comm = open_comm('none', [3], num_sharing=int(NUM_SHARING))
+    comm = open_comm('none', [3], num_sharing=int(num_sharing))
     results = {}
-    with mx.cpu(int(NUM_SHARING) > 1):
-        for call in CALLS:
-            name, *arguments = call.split()
-            results[call] = globals()[name](comm, *arguments)
-    (Path(OUT) / f'{comm.rank}.json').write_text(json.dumps(results))
+    with mx.cpu(int(num_sharing) > 1):
+        for key, name, arguments in json.loads(calls):
+            results[key] = globals()[name](comm, *arguments)
+    (Path(out) / f'{comm.rank}.json').write_text(json.dumps(results))
     comm.barrier()
 
 
