@@ -47,7 +47,7 @@ def option(
 free_option = partial(option, is_free=True)
 
 
-def refuse(condition: bool, message: str) -> None:
+def refuse(condition: bool | None, message: str) -> None:
     """Raise ConfigError with this message if a condition holds."""
     if condition:
         raise ConfigError(message)

@@ -140,9 +140,9 @@ def first_reads(shard: Shard, order: np.ndarray, is_known: np.ndarray) -> np.nda
     positions = shard.positions_of(
         shard.ranks_of_nodes()[shard.nodes[shard.rank] if shard.nodes else 0]
     )
-    samples, places = np.unique(order[positions], return_index=True)
+    samples, first = np.unique(order[positions], return_index=True)
     is_first = np.zeros(shard.num_positions, bool)
-    is_first[positions[places[~is_known[samples]]]] = True
+    is_first[positions[first[~is_known[samples]]]] = True
     is_known[samples] = True
     return is_first
 

@@ -72,7 +72,9 @@ class Supervisor:
         run_dir, chosen = self.placement.run_dir, self.options.run
         self._stuck.clear()
         self._attempts = read_attempts(run_dir, self.batch_job)
-        resumed = chosen or newest_run(run_dir) if is_resumed else None
+        resumed = None
+        if is_resumed:
+            resumed = chosen or newest_run(run_dir)
         train_options = self.train_options(resumed)
         restarts_left = self.options.restarts
         is_checked = False

@@ -68,12 +68,12 @@ def check_model(m: ModelConfig, device: str, precision: str) -> None:
     is_nvidia = (device, precision) == ('gpu', 'float16') and m.layout != 'NCHW' and m.is_resnet
     kind = f'train.device={device}, train.precision={precision}, model.layout={m.layout}'
     refuse(
-        bool(m.fused_bn_relu) and device != 'cpu' and not is_nvidia,
+        m.fused_bn_relu and device != 'cpu' and not is_nvidia,
         f'model.fused_bn_relu: got true with {kind}, expected null; a GPU supports it only for '
         'float16 with NHWC',
     )
     refuse(
-        bool(m.fused_bn_add_relu) and not is_nvidia,
+        m.fused_bn_add_relu and not is_nvidia,
         f'model.fused_bn_add_relu: got true with {kind}, expected null; it needs gpu, float16 and '
         'NHWC',
     )

@@ -137,7 +137,7 @@ class Trainer:
                 else:
                     p.grad_req = 'add'
 
-        # the update, which takes over the gradients as they are declared now
+        # the update, after the accumulation, which has given the parameters other gradient arrays
         is_float16 = train.precision == 'float16'
         self.can_skip = is_float16 and train.loss_scale_policy == 'dynamic'
         self.loss_scale = LossScale(train.loss_scale if is_float16 else 1.0)
