@@ -171,10 +171,8 @@ def _validate(options: Namespace, parser: Parser) -> int:
         for name, value in vars(options).items()
         if value and value != parser.get_default(name) and name not in ('validate', 'format')
     ]
-    if given or options.format == 'json':
-        parser.error(
-            f'--validate: also got {", ".join(given) or "--format json"}, expected at most a TREE'
-        )
+    if given:
+        parser.error(f'--validate: also got {", ".join(given)}, expected at most a TREE')
     from mlperf_rn50.analysis.predict.costs import validate, validate_published
     from mlperf_rn50.analysis.predict.prediction_answer import validation_answer
     from mlperf_rn50.analysis.sets.load import Rules, load_run_sets

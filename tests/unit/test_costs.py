@@ -118,6 +118,16 @@ def test_set_is_predicted_without_its_round_or_organisation_within_the_stated_er
     assert {c.target for c, _ in found.pairs} == {c.target for c in CASES if c.own or c.other}
 
 
+def test_data_of_the_validation_names_each_source_and_whether_the_measured_time_is_held():
+    data = validation_answer(validate_published()).data
+    rows = data['predictions']
+    assert all(row['source'] for row in rows), 'also of a set whose own generation has no costs'
+    for row in rows:
+        low, high = row['interval']
+        assert row['is_held'] is (low <= row['measured_minutes'] <= high), row['system']
+    assert {e['left_out'] for e in data['errors']} == {'round', 'organisation'}
+
+
 def test_sets_of_one_round_are_predicted_with_the_costs_of_known_sets():
     sets = [s for s in load_table() if s.round == 'v4.0']
     alone, known = (

@@ -332,3 +332,9 @@ def test_newest_run_of_a_folder_is_explained(tmp_path):
     for name in ('result_0.txt', 'result_11.txt', 'result_2.txt', 'result_2_v0.6.txt'):
         (tmp_path / name).touch()
     assert load_run(run_at(tmp_path)) == RunData(RunFolder(tmp_path, 11))
+
+
+@pytest.mark.parametrize('name', ['none', 'result_3.txt'])
+def test_missing_run_is_named_as_missing(name, tmp_path):
+    with pytest.raises(UserError, match=f'{name}: no such file or folder; expected a run folder'):
+        run_at(tmp_path / name)

@@ -46,6 +46,11 @@ class MultiNodeCase:
     other: Base | None
     second: Base | None
 
+    @property
+    def base(self) -> Base | None:
+        """The most similar one-node set, one of the same machine if there is any."""
+        return self.own or self.other
+
     def predict(self, knowledge: Knowledge, costs: Costs) -> Prediction | None:
         """Predict the set with the given knowledge. Return None if that knowledge is missing."""
         base = self.other if knowledge == 'other' else self.own
@@ -130,7 +135,7 @@ def fit(cases: Sequence[MultiNodeCase]) -> Costs:
     reweighted least squares."""
     # The step of each case = known parts + matrix @ (common latency, early addition, differences of
     # the generations).
-    data = [(c, base) for c in cases if (base := c.own or c.other)]
+    data = [(c, base) for c in cases if (base := c.base)]
     generations = sorted({base.generation for _, base in data})
     prior = np.array([_LATENCY_S, 0.0, *[0.0] * len(generations)])
     spread = np.array(

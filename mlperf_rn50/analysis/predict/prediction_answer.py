@@ -353,12 +353,11 @@ def prediction_answer(found: Predictions) -> Answer:
 
 def _validation_cells(case: MultiNodeCase, p: Prediction) -> Cells:
     target, epochs = case.target, p.layout.epochs
-    base = case.other if p.knowledge == 'other' else case.own
     return {
         'round': Cell(target.round),
         'organisation': Cell(target.org or '-'),
         'system': Cell(target.name),
-        'source': Cell(base.name if base else '-'),
+        'source': Cell(case.base.name if case.base else '-'),
         'basis': Cell(KNOWLEDGE_TEXTS[p.knowledge or 'own']),
         'epochs': number_cell(epochs.mean if epochs else None, 'g'),
         'predicted min': number_cell(p.minutes, '.2f'),
@@ -369,12 +368,40 @@ def _validation_cells(case: MultiNodeCase, p: Prediction) -> Cells:
     }
 
 
+def _validated(case: MultiNodeCase, p: Prediction) -> dict[str, Any]:
+    """Return a predicted set as an object of JSON."""
+    target = case.target
+    return {
+        'round': target.round,
+        'org': target.org,
+        'system': target.name,
+        'source': case.base and case.base.name,
+        'knowledge': p.knowledge,
+        'epochs': p.layout.epochs and p.layout.epochs.mean,
+        'minutes': p.minutes,
+        'interval': p.interval,
+        'measured_minutes': target.minutes,
+        'is_held': case.is_held(p),
+    }
+
+
 def validation_answer(found: Validation) -> Answer:
     """Return the errors by knowledge, the predictions without each set's round, and the excluded
-    sets."""
+    sets. docs/output.md explains the keys of the data."""
+    data = {
+        'format': 'mlperf-rn50 predict --validate 1',
+        'version': mlperf_rn50.__version__,
+        'errors': [
+            {'knowledge': knowledge, 'left_out': left_out, **asdict(e)}
+            for (knowledge, left_out), e in found.errors.items()
+        ],
+        'predictions': [_validated(case, p) for case, p in found.pairs],
+        'not_predicted': found.not_predicted,
+    }
     if not found.errors:
         return Answer(
             sentences=['No set on several nodes can be predicted', *found.not_predicted],
+            data=data,
             exit_code=EXIT_FAILED,
         )
     errors = [
@@ -401,4 +428,5 @@ def validation_answer(found: Validation) -> Answer:
         ],
         notes=found.not_predicted,
         notes_title='Not predicted',
+        data=data,
     )
