@@ -253,6 +253,7 @@ def test_rates_follow_from_the_network():
     # a ring of two ranks moves the gradients once
     assert times.bandwidth == pytest.approx(100e6 / 0.004)
     assert times.peak_share * 2e12 == times.flops_per_s == pytest.approx(3 * 32e9 / 0.09)
+    assert 'each rank 1,067 GFLOP/s' in explain_time(made_run()).data['notes'][0]
 
 
 @pytest.mark.parametrize(
@@ -300,6 +301,13 @@ def test_answer_begins_with_cause_share_and_gain():
 def test_comparison_names_a_phase_that_changed_by_more_than_the_noise(keys, found):
     sentence = compare_times(times_of(made_run()), times_of(made_run(**keys))).data['sentence']
     assert found in sentence
+
+
+def test_long_steps_are_compared_in_whole_milliseconds():
+    slow = times_of(made_run(two('compute=2345')))
+    sentence = compare_times(times_of(made_run()), slow).data['sentence']
+    assert 'takes 2,355 instead of 100 ms' in sentence
+    assert 'forward and backward +2,255 ms' in sentence
 
 
 def test_old_run_gets_what_is_known():

@@ -21,7 +21,7 @@ from mlperf_rn50.analysis.recipe.reference import describe_recipe
 from mlperf_rn50.analysis.sets.run_set import cost_of
 from mlperf_rn50.answer import Answer, Cell, Table, figures_cell, number_cell, percent_cell
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK
-from mlperf_rn50.text import data_name, grouped, money, percent, plural
+from mlperf_rn50.text import data_name, grouped, money, percent, plural, significant
 
 # Columns that a narrow terminal omits first, the last first.
 _MINOR = (
@@ -162,9 +162,10 @@ def _step_cells(found: Predictions, p: Prediction) -> Cells:
 
 
 def _sentence(found: Predictions, p: Prediction) -> str:
-    """Return the answer for a layout, a measured time first, then the predicted one unless it is
-    that of this batch."""
-    text, then, epochs = p.layout.name, ', ', p.layout.epochs
+    """Return the answer for a layout: a measured time first, then the predicted one unless it is
+    of the measured recipe."""
+    text, epochs, batch = p.layout.name, p.layout.epochs, p.layout.recipe.global_batch_size
+    then, at_batch = ', ', f' at batch {batch:,}'
     cost = cost_of(p.known_node_hours, found.request.price)
     spent = f', {figures_cell(p.known_node_hours).text} node-hours'
     if cost is not None:
@@ -176,7 +177,10 @@ def _sentence(found: Predictions, p: Prediction) -> str:
         )
         if p.best_measured_minutes == p.measured_minutes:
             return text
-        then, spent = '; predicted ', ''
+        then = f'; at this batch, predicted from {found.source.base.name} '
+        if p.best_measured_batch_size != batch:
+            then = f'; at another batch, {batch:,}, predicted '
+        at_batch = spent = ''
     if p.refusal:
         return f'{text}, refused: {p.refusal}'
     if not p.minutes or not p.interval or not epochs:
@@ -184,8 +188,8 @@ def _sentence(found: Predictions, p: Prediction) -> str:
     kind = ' (interpolated recipe)' if epochs.kind == 'interpolated' else ''
     among = '' if epochs.low == epochs.high else f' ({epochs.low:g} to {epochs.high:g})'
     return (
-        f'{text}{then}{p.minutes:,.2f} min ({_range_cell(p.interval).text}) at batch '
-        f'{p.layout.recipe.global_batch_size:,}{kind}, {epochs.mean:.3g} epochs{among}{spent}'
+        f'{text}{then}{p.minutes:,.2f} min ({_range_cell(p.interval).text}){at_batch}{kind}, '
+        f'{epochs.mean:.3g} epochs{among}{spent}'
     )
 
 
@@ -214,7 +218,7 @@ def _resumed(found: Predictions) -> list[str]:
 
 
 def _link_line(link: Link) -> str:
-    rate = 'unknown rate' if link.gbit_s is None else f'{link.gbit_s:,.4g} Gbit/s per node'
+    rate = 'unknown rate' if link.gbit_s is None else f'{significant(link.gbit_s)} Gbit/s per node'
     way = 'hierarchical' if link.is_hierarchical else 'ring'
     if link.is_tcp:
         way = f'TCP, {way}'

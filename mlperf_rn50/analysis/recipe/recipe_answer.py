@@ -176,12 +176,16 @@ def _compared_lines(found: Recipes, config: Config) -> list[str]:
 
 def _compared_notes(found: Recipes, config: Config) -> list[str]:
     """Return the legend, and facts that no configuration key describes."""
-    recipes = 'above, none of which has this optimizer,'
-    if any(p.recipe.opt_name == config.optimizer.name for p in found.recipes):
-        recipes = 'with this optimizer'
+    name = config.optimizer.name
+    recipes = f'the recipes, all with another optimizer than {name},'
+    if any(p.recipe.opt_name == name for p in found.recipes):
+        recipes = f'the {name} recipes'
+    legend = (
+        f'* value of this configuration that none of {recipes} has; the end and the length of a '
+        f'schedule are compared only with recipes of schedule.decay {config.schedule.decay}'
+    )
     return [
-        f'* no recipe {recipes} has this value (schedule end and length: among schedules of the '
-        'same kind)',
+        *([legend] if any(row.is_alone for row in found.rows) else []),
         'Colours: the submissions and train change the colours of training images only by mean and '
         'std.',
         'Files: the storage format of the images is not logged. This configuration: '

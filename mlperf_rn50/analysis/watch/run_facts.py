@@ -12,6 +12,7 @@ from mlperf_rn50.text import (
     percent,
     plural,
     printable,
+    significant,
     some,
     span,
 )
@@ -98,7 +99,7 @@ def accuracy_text(run: LiveRun) -> str:
 def _speed(run: LiveRun) -> str:
     parts = (
         _known('{:,.0f} images/s', run.images_per_s),
-        _known('{:.3g} s/epoch', run.epoch_s or None),
+        _known('{} s/epoch', significant(run.epoch_s) if run.epoch_s else None),
         _known('loss {:.4g}', run.loss),
         _known('learning rate {:.4g}', run.learning_rate),
     )
@@ -149,7 +150,7 @@ def _hours(run: LiveRun, price: float | None) -> str:
     ):
         if hours is not None:
             cost = '' if price is None else f' (cost {money(hours * price)})'
-            parts.append(f'{hours:.3g} {when}{cost}')
+            parts.append(f'{significant(hours)} {when}{cost}')
     return _joined(*parts)
 
 
@@ -158,13 +159,13 @@ def _energy(run: LiveRun) -> str:
     if used is None or used.kwh is None:
         return _joined('not measured', used.reason if used else '', by=': ')
     cpu, gpu = (
-        'not measured' if kwh is None else f'{kwh:.3g}' for kwh in (used.cpu_kwh, used.gpu_kwh)
+        'not measured' if kwh is None else significant(kwh) for kwh in (used.cpu_kwh, used.gpu_kwh)
     )
-    text = f'{used.kwh:.3g} kWh in {duration(used.seconds)} (CPU {cpu}, GPU {gpu})'
+    text = f'{significant(used.kwh)} kWh in {duration(used.seconds)} (CPU {cpu}, GPU {gpu})'
     if run.left_s is None or not run.time_s or not used.seconds:
         return text
     at_end = used.kwh * (run.time_s + run.left_s) / used.seconds
-    return f'{text}, {at_end:.3g} kWh at epoch {run.max_epochs}'
+    return f'{text}, {significant(at_end)} kWh at epoch {run.max_epochs}'
 
 
 def _nodes(run: LiveRun) -> str:

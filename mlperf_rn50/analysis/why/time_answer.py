@@ -15,7 +15,7 @@ from mlperf_rn50.analysis.why.bottleneck import (
 )
 from mlperf_rn50.answer import Answer, Cell, Table
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.text import percent, plural, printable
+from mlperf_rn50.text import percent, plural, printable, significant
 
 _NO_CORES = (
     'Not recorded by the version that trained: whether other programs used the cores of the ranks.'
@@ -184,7 +184,7 @@ def explain_time(run: RunData) -> Answer:
             cells[: len(known)] = known
         rows.append((NAMES[name], percent(s / times.total_s, '.1f'), *cells))
     facts = [
-        f'{text} {value:.3g} {unit}'
+        f'{text} {significant(value)} {unit}'
         for text, value, unit in (
             ('exchange under backward', 1000 * last.hidden_s / last.num_steps, 'ms per step'),
             ('rest of the exchange', times.bandwidth / 1e9, 'GB/s'),
@@ -251,14 +251,14 @@ def compare_times(first: Times, second: Times) -> Answer:
         if before or now:
             known = f'{noise:.2f}' if noise < math.inf else 'unknown'
             rows.append((text, f'{before:.2f}', f'{now:.2f}', f'{change:+.2f}', known))
-            changes.append((abs(change), noise, f'{text} {change:+.3g} ms'))
+            changes.append((abs(change), noise, f'{text} {significant(change, "+")} ms'))
     found = [
         text
         for ms, noise, text in sorted(changes, reverse=True)
         if ms > max(noise, _LEAST_CHANGE * step_before)
     ]
     return make_explanation(
-        f'A step takes {step_now:.3g} instead of {step_before:.3g} ms '
+        f'A step takes {significant(step_now)} instead of {significant(step_before)} ms '
         f'({percent(step_now / (step_before or 1) - 1, "+.0f")}); '
         f'{", ".join(found[:3]) or "no phase changed by more than its noise"}.',
         ('ms per step', 'first', 'second', 'change', 'noise'),
