@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mlperf_rn50.answer import Answer, Cell, Table
 from mlperf_rn50.cli.output import add_format_option, print_answer
 from mlperf_rn50.cli.parsers import add_wide_option, command_parser
-from mlperf_rn50.cli.weights import add_weights_options, load_saved
+from mlperf_rn50.cli.saved_weights import add_weights_options, load_saved
 from mlperf_rn50.errors import EXIT_OK, EXIT_USAGE, DataError
 from mlperf_rn50.parser import Parser
 from mlperf_rn50.text import printable

@@ -16,7 +16,7 @@ from sample_log import LARS, SGD, closed, shift_clock, write_run
 
 from mlperf_rn50.analysis.sets.load import Rules, load_run_sets
 from mlperf_rn50.analysis.sets.verdict import make_check
-from mlperf_rn50.analysis.show.text import render_text
+from mlperf_rn50.analysis.show.plain import render_text
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.mllog.check import judge
 from mlperf_rn50.mllog.check.official import (

@@ -24,7 +24,7 @@ from mlperf_rn50.analysis.predict.prediction_answer import validation_answer
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.published import load_published, load_table
 from mlperf_rn50.analysis.sets.time_parts import RunTimes
-from mlperf_rn50.analysis.show.text import render_text
+from mlperf_rn50.analysis.show.plain import render_text
 
 SETS = {s.name: s for s in load_published()}
 CASES = multi_node_cases(distinct(load_table()))

@@ -8,14 +8,14 @@ from lines import write_lines, write_set
 from made_systems import changed, made_set, studies_of, study_of, write_layouts
 from pytest import approx
 
-from mlperf_rn50.analysis.report.data import report_data
+from mlperf_rn50.analysis.report.report_data import report_data
 from mlperf_rn50.analysis.report.sections import make_report
 from mlperf_rn50.analysis.report.tables import answer_table, series_table
 from mlperf_rn50.analysis.sets import scaling
 from mlperf_rn50.analysis.sets.scaling import find_series
 from mlperf_rn50.analysis.sets.settings import Recipe
 from mlperf_rn50.analysis.show.data import render_json
-from mlperf_rn50.analysis.show.text import render_text
+from mlperf_rn50.analysis.show.plain import render_text
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.findings import make_finding
 

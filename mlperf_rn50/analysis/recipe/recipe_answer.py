@@ -24,7 +24,7 @@ from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.answer import Answer, Cell, Table, number_cell
 from mlperf_rn50.config import Config, render_yaml
 from mlperf_rn50.data.options import MANIFEST_NAME
-from mlperf_rn50.data.records import load_manifest
+from mlperf_rn50.data.recordio import load_manifest
 from mlperf_rn50.errors import ConfigError, DataError
 from mlperf_rn50.text import plural, printable
 

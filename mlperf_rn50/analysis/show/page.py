@@ -14,7 +14,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from mlperf_rn50.analysis.show.bar import track
 from mlperf_rn50.analysis.show.data import render_json
 from mlperf_rn50.analysis.show.figure import Plot, dump_plot, figure_of
-from mlperf_rn50.analysis.show.text import MARKDOWN, render_text
+from mlperf_rn50.analysis.show.plain import MARKDOWN, render_text
 from mlperf_rn50.answer import Answer, Cell, Ref, Sentence, Table
 from mlperf_rn50.files import numbered_lines, replacing
 from mlperf_rn50.runfolder.outputs import new_files
