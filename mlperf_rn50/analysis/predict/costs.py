@@ -148,9 +148,7 @@ def fit(cases: Sequence[MultiNodeCase]) -> Costs:
     matrix = np.array(rows, dtype=float).reshape(len(data), len(prior))
     steps = np.array([c.step_s for c, _ in data])
     parts = [step_parts(base, c.layout, anchors.link_of(c.target), Costs()) for c, base in data]
-    extra = steps - np.array(
-        [computed + exchanged - hidden for computed, exchanged, hidden, _ in parts]
-    )
+    extra = steps - np.array([known.step_s for known in parts])
 
     # Solve, with less weight for outliers in each iteration.
     trust = np.array([1.0 if c.own else _OTHER_WEIGHT for c, _ in data])

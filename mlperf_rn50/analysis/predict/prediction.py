@@ -3,7 +3,7 @@ predicted times."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from mlperf_rn50.analysis.sets.run_set import RunSet, node_hours
 from mlperf_rn50.analysis.sets.settings import Recipe
@@ -130,6 +130,19 @@ class Costs:
     most_nodes: int = 0  # largest number of nodes of a set
     least_local: float = 0.0  # smallest number of images per accelerator of a set on several nodes
     source: str = 'assumed for ranks without accelerators'
+
+
+class StepParts(NamedTuple):
+    """Seconds of a step: its parts, and how much of the exchange the backward pass hides."""
+
+    compute_s: float
+    exchange_s: float
+    hidden_s: float
+    other_s: float
+
+    @property
+    def step_s(self) -> float:
+        return self.compute_s + self.exchange_s - self.hidden_s + self.other_s
 
 
 @dataclass(frozen=True)

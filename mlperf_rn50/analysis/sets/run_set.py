@@ -61,6 +61,11 @@ def ratio(a: float | None, b: float | None) -> float | None:
     return a / b if a is not None and b else None
 
 
+def _known(runs: Sequence[Run], name: str) -> list[Any]:
+    """Return the values of an attribute in the runs that have one."""
+    return [v for r in runs if (v := getattr(r, name)) is not None]
+
+
 def _mean(values: Sequence[float | None]) -> float | None:
     """Return the mean, or None if there are no values or one is missing."""
     known = [v for v in values if v is not None]
@@ -259,14 +264,13 @@ class RunSet:
     @cached_property
     def time_s(self) -> float | None:
         """MLPerf score, or mean of the scored runs, in seconds."""
-        times = [r.time_to_train_s for r in self.scored if r.time_to_train_s is not None]
-        return statistics.fmean(times) if times else None
+        return _mean(_known(self.scored, 'time_to_train_s'))
 
     @cached_property
     def spread_s(self) -> float | None:
         """Standard deviation of the times of all timed runs, in seconds, or None for fewer than
         two."""
-        times = [r.time_to_train_s for r in self.timed if r.time_to_train_s is not None]
+        times = _known(self.timed, 'time_to_train_s')
         if len(times) < 2 or self.refusal:
             return None
         # Decimals, because Python 3.10 rounds the stdev of floats differently.
@@ -274,16 +278,15 @@ class RunSet:
 
     @cached_property
     def epochs(self) -> tuple[int, ...]:
-        return tuple(r.epochs_to_converge for r in self.timed if r.epochs_to_converge is not None)
+        return tuple(_known(self.timed, 'epochs_to_converge'))
 
     @cached_property
     def epochs_mean(self) -> float | None:
-        return statistics.fmean(self.epochs) if self.epochs and not self.refusal else None
+        return None if self.refusal else _mean(self.epochs)
 
     @cached_property
     def scored_epochs_mean(self) -> float | None:
-        epochs = [r.epochs_to_converge for r in self.scored if r.epochs_to_converge is not None]
-        return statistics.fmean(epochs) if epochs else None
+        return _mean(_known(self.scored, 'epochs_to_converge'))
 
     @cached_property
     def parts(self) -> Parts | None:
