@@ -44,15 +44,15 @@ class Table:
     texts."""
 
     title: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    head: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
     note: str = ''
-    minor: tuple[str, ...] = ()  # columns that a narrow screen hides, the last first
-    choices: tuple[str, ...] = ()  # columns with a filter, on a page
+    minor: Sequence[str] = ()  # columns that a narrow screen hides, the last first
+    choices: Sequence[str] = ()  # columns with a filter, on a page
     is_whole: bool = False  # on a wide screen, a page shows all its columns
 
     @property
-    def whole_rows(self) -> list[tuple[Cell, ...]]:
+    def whole_rows(self) -> list[Sequence[Cell]]:
         """Rows with a cell in each column."""
         return [row for row in self.rows if len(row) == len(self.head)]
 

@@ -75,7 +75,7 @@ def run(argv: Sequence[str]) -> int:
     titles = ('file', 'likeliest', *(f'{i}.' for i in range(2, _NUM_SHOWN + 1)))
     head = titles[: len(rows[0])] if rows else ()
     answer = Answer(
-        tables=[Table('', head, tuple(rows))],
+        tables=[Table('', head, rows)],
         data={'images': images},
         exit_code=EXIT_OK if len(rows) == len(images) else EXIT_USAGE,
     )

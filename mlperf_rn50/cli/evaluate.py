@@ -201,8 +201,8 @@ def _answer(
     }
     return Answer(
         tables=[
-            Table('', (), tuple((Cell(name), Cell(text)) for name, text in facts.items())),
-            Table('', ('class', 'taken for', 'images', 'of the class'), tuple(rows)),
+            Table('', (), [(Cell(name), Cell(text)) for name, text in facts.items()]),
+            Table('', ('class', 'taken for', 'images', 'of the class'), rows),
         ],
         data=data,
         exit_code=EXIT_FAILED if is_as_logged is False else EXIT_OK,

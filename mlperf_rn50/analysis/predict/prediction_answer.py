@@ -85,8 +85,8 @@ def _table(
             table_rows.append(tuple(map(next(cells).__getitem__, head)))
     return Table(
         title,
-        tuple(head),
-        tuple(table_rows),
+        head,
+        table_rows,
         note=' '.join(text for column, text in notes.items() if column in head),
         minor=_MINOR,
     )
@@ -427,7 +427,7 @@ def validation_answer(found: Validation) -> Answer:
     return Answer(
         title='Errors of predict on sets that it was not fitted to',
         tables=[
-            Table(title, tuple(rows[0]), tuple(tuple(row.values()) for row in rows))
+            Table(title, list(rows[0]), [list(row.values()) for row in rows])
             for title, rows in zip(titles, (errors, sets))
         ],
         notes=found.not_predicted,

@@ -108,7 +108,7 @@ def _systems_table(title: str, recipes: Sequence[RecipeGroup]) -> Table:
             rows.append((Cell(''), Cell('', published.batch), *map(Cell, texts)))
     head = ',batch,round,organisation,system,layout,target,epochs,converged'
     minor = 'layout', 'round', 'target', 'converged', 'organisation'
-    return Table(title, tuple(head.split(',')), tuple(rows), minor=minor)
+    return Table(title, head.split(','), rows, minor=minor)
 
 
 def _values_tables(found: Recipes) -> Iterator[Table]:
@@ -117,13 +117,13 @@ def _values_tables(found: Recipes) -> Iterator[Table]:
     letters = ascii_uppercase[: min(_MAX_RECIPES, len(found.recipes))]
     rows = [_value_cells(row) for row in found.rows]
     if not found.config:
-        yield Table('', ('', *letters), tuple(rows))
+        yield Table('', ('', *letters), rows)
         return
     differing = [row for row in rows if len({c.text for c in row[2:]}) > 1]
     shared = [row[:3] for row in rows if row not in differing]
-    yield Table('', ('', 'config', *letters), tuple(differing))
+    yield Table('', ('', 'config', *letters), differing)
     span = f'{letters[0]} to {letters[-1]}' if differing else letters[0]
-    yield Table('', ('', 'config', span), tuple(shared))
+    yield Table('', ('', 'config', span), shared)
 
 
 def _value_cells(row: Row) -> tuple[Cell, ...]:

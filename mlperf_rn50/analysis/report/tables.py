@@ -108,14 +108,14 @@ def _systems_table(
     empty = [h for h in _OPTIONAL if all(row[h].text == '-' for row in rows)]
     unscaled = () if any(map(official_minutes, run_sets)) else ('scaled score, min',)
     uniform = () if mixes_divisions(run_sets) else ('division',)
-    head = tuple(h for h in order if h not in {*left_out, *empty, *unscaled, *uniform})
+    head = [h for h in order if h not in {*left_out, *empty, *unscaled, *uniform}]
     shown = [
         (row['system'], Cell(f'refused: {run_set.refusal}', span=len(head) - 1))
         if run_set.refusal
         else tuple(row[h] for h in head)
         for run_set, row in zip(run_sets, rows)
     ]
-    return Table(title, head, tuple(shown), **keys)
+    return Table(title, head, shown, **keys)
 
 
 def _cost_cells(study: Study, run_set: RunSet, refs: tuple[Ref, ...]) -> dict[str, Cell]:
@@ -300,7 +300,7 @@ def series_matrix(studies: Sequence[Study]) -> Table | None:
     return Table(
         'Series: minutes by number of nodes',
         ('series', *(f'{n:,}' for n in nodes)),
-        tuple(rows),
+        rows,
         'Small numbers: efficiency relative to the first system of the series, or to --baseline.',
         is_whole=True,
     )

@@ -237,10 +237,10 @@ def facts_of(run: LiveRun, price: float | None = None) -> Table:
         levels['reference'] = 'bad'
     if run.skew is not None and run.skew >= _SLOW:
         levels['rank skew'] = 'warn'
-    rows = (
+    rows = [
         (Cell(name), Cell(text, level=levels.get(name, ''))) for name, text in facts.items() if text
-    )
-    return Table('', (), tuple(rows))
+    ]
+    return Table('', (), rows)
 
 
 def _evaluations_table(run: LiveRun) -> Table:
@@ -256,9 +256,9 @@ def _evaluations_table(run: LiveRun) -> Table:
                 text = f'{100 * known.low:.2f} to {100 * known.high:.2f}'
             row += [percent_cell(known.mean, '.2f'), Cell(text, known.low)]
         row.append(number_cell(None if e.time_s is None else e.time_s / 60, '.1f'))
-        rows.append(tuple(row))
+        rows.append(row)
     reference = ('reference', 'band, %') if run.band else ()
-    return Table('Evaluations', ('epoch', 'Top-1', *reference, 'time, min'), tuple(rows))
+    return Table('Evaluations', ('epoch', 'Top-1', *reference, 'time, min'), rows)
 
 
 def answer_of(run: LiveRun, price: float | None = None) -> Answer:

@@ -53,7 +53,7 @@ def make_explanation(
     below = [*([f'Next: {next_step}'] if next_step else []), *notes]
     return Answer(
         sentences=[sentence],
-        tables=[Table('', tuple(head), tuple(tuple(map(Cell, row)) for row in rows))],
+        tables=[Table('', head, [list(map(Cell, row)) for row in rows])],
         parts=[Answer(notes=[note]) for note in below],  # with an empty line between them
         data={
             **values,
