@@ -148,7 +148,7 @@ def run(argv: Sequence[str]) -> int:
     base = source.base
     splits = [(n, per_node or base.layout.units_per_node) for n, per_node in layouts]
     request = PredictionRequest(
-        splits=tuple(dict.fromkeys(splits)),
+        splits=list(dict.fromkeys(splits)),
         global_batch_size=base.global_batch_size if options.strong else options.global_batch_size,
         local_batch_size=base.local_batch_size if options.weak else options.local_batch_size,
         optimizer=options.optimizer,

@@ -88,7 +88,7 @@ def test_system_without_a_log_is_shown_with_its_study(tmp_path):
     write_set(tmp_path / '1x4', 2)
     write_lines(tmp_path / '2x4/result_0.txt', ['killed before the first line of a log'])
     study = study_of(tmp_path)
-    assert [s.name for s in study.run_sets] == ['1x4', '2x4'] and study.comparisons == (None, None)
+    assert [s.name for s in study.run_sets] == ['1x4', '2x4'] and study.comparisons == [None, None]
     content = json.loads(''.join(render_json(report_data([study]))))
     for s in content['systems']:
         assert s['baseline'] is s['speedup'] is s['efficiency'] is None

@@ -251,7 +251,7 @@ class Validation:
 
     pairs: _Pairs
     errors: dict[tuple[Knowledge, str], Errors]  # only for keys with at least one predicted set
-    not_predicted: tuple[str, ...]  # sets without a prediction, with reasons
+    not_predicted: Sequence[str]  # sets without a prediction, with reasons
 
 
 def _errors_of(pairs: _Pairs) -> Errors:
@@ -286,10 +286,10 @@ def validate(sets: Sequence[RunSet]) -> Validation:
     return Validation(
         [(c, best[c.target]) for c in cases if c.target in best],
         {key: _errors_of(pairs) for key, pairs in found.items() if pairs},
-        tuple(
+        [
             f'{s.round} {s.name} not predicted: {reason}'
             for s, reason in _not_predicted(sets, [c.target for c in cases if c.target not in best])
-        ),
+        ],
     )
 
 

@@ -1,7 +1,7 @@
 """Data classes of predictions: measured base, interconnect, epochs, costs of several nodes, layout,
 predicted times."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -179,7 +179,7 @@ class Prediction:
     best_measured_system: str | None = None
     unchanged_step_s: Number = None  # without the changes of --what-if
     unchanged_minutes: Number = None
-    doubts: tuple[str, ...] = ()
+    doubts: Sequence[str] = ()
 
     @property
     def known_minutes(self) -> float | None:

@@ -95,7 +95,7 @@ class Row:
 
     key: str
     config: RecipeValue | None
-    published: tuple[RecipeValue, ...]
+    published: Sequence[RecipeValue]
     # whether no recipe with the same optimizer has the configuration's value
     is_alone: bool = False
 
@@ -169,14 +169,14 @@ def rows_of(recipes: Sequence[RecipeGroup], config: Config | None = None) -> lis
     cells = [_published_cells(p) for p in recipes]
     if config is None:
         return [
-            Row(key, None, tuple(c[key] for c in cells))
+            Row(key, None, [c[key] for c in cells])
             for key in _LOGGED
             if any(c[key].is_used for c in cells)
         ]
     values = _config_cells(config)
     alike = [c for c in cells if c['optimizer.name'].value == config.optimizer.name]
     return [
-        Row(key, own, tuple(c[key] for c in cells), _is_alone(key, values, alike or cells))
+        Row(key, own, [c[key] for c in cells], _is_alone(key, values, alike or cells))
         for key, own in values.items()
         if own.is_used or any(c[key].is_used for c in cells)
     ]

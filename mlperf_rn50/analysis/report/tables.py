@@ -25,7 +25,7 @@ from mlperf_rn50.analysis.sets.run_set import (
     training_refs,
 )
 from mlperf_rn50.analysis.sets.scaling import MAX_NAMES, Series, Study, has_other_units
-from mlperf_rn50.answer import Cell, Ref, Table, columns, figures_cell, number_cell, percent_cell
+from mlperf_rn50.answer import Cell, Refs, Table, columns, figures_cell, number_cell, percent_cell
 from mlperf_rn50.mllog.findings import Finding, most_severe
 from mlperf_rn50.mllog.sidecar.metrics import read_stragglers
 from mlperf_rn50.text import data_name, minutes, money, percent, some
@@ -118,7 +118,7 @@ def _systems_table(
     return Table(title, head, shown, **keys)
 
 
-def _cost_cells(study: Study, run_set: RunSet, refs: tuple[Ref, ...]) -> dict[str, Cell]:
+def _cost_cells(study: Study, run_set: RunSet, refs: Refs) -> dict[str, Cell]:
     energy, cost = run_set.energy, study.cost(run_set)
     # else node-hours would not be explained
     is_spent = cost is not None or energy and energy.measured

@@ -20,7 +20,7 @@ from mlperf_rn50.analysis.sets.time_parts import (
     seconds_per_epoch,
     speed_doubt,
 )
-from mlperf_rn50.answer import Ref
+from mlperf_rn50.answer import Refs
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.check.judge import CheckedLog, Judgement
 from mlperf_rn50.mllog.duplicates import Duplicate, find_duplicates
@@ -411,11 +411,11 @@ class RunSet:
 
 
 # Log lines from which numbers come.
-def line_refs(run: Run, *names: str) -> tuple[Ref, ...]:
+def line_refs(run: Run, *names: str) -> Refs:
     return tuple((run.path, run.lines[n]) for n in names if n in run.lines)
 
 
-def fact_refs(runs: Sequence[Run], field: str) -> tuple[Ref, ...]:
+def fact_refs(runs: Sequence[Run], field: str) -> Refs:
     """Return the source line of a fact in the first run that has one."""
     refs = (
         (s.path or r.path, s.line)
@@ -425,19 +425,19 @@ def fact_refs(runs: Sequence[Run], field: str) -> tuple[Ref, ...]:
     return tuple(islice(refs, 1))
 
 
-def evaluation_refs(run: Run) -> tuple[Ref, ...]:
+def evaluation_refs(run: Run) -> Refs:
     return ((run.path, run.evaluations[-1].line),) if run.evaluations else ()
 
 
-def clock_refs(run: Run) -> tuple[Ref, ...]:
+def clock_refs(run: Run) -> Refs:
     return line_refs(run, keys.RUN_START, keys.RUN_STOP)
 
 
-def time_refs(*run_sets: RunSet | None) -> tuple[Ref, ...]:
+def time_refs(*run_sets: RunSet | None) -> Refs:
     return tuple(ref for s in run_sets if s for r in s.scored for ref in clock_refs(r))
 
 
-def training_refs(*run_sets: RunSet | None) -> tuple[Ref, ...]:
+def training_refs(*run_sets: RunSet | None) -> Refs:
     """Return the first and last epoch and the last evaluation of each run."""
     return tuple(
         (r.path, rows[place].line)
