@@ -116,6 +116,7 @@ def test_each_planted_limit_is_named_with_its_share(ms, keys, name, share):
         keys['net'] = network(*keys['net'])
     found, names = limit_of(two(ms), **keys)
     assert ' '.join(filter(None, names)) == name
+    assert explain_time(made_run(two(ms), **keys)).data['next_step'], 'each verdict has its words'
     if share:
         share = float(Fraction(share))
         assert found.share == pytest.approx(share, abs=0.001)
