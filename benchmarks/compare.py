@@ -125,7 +125,7 @@ def dump_arrays(folder: Path, out: Path) -> None:
     import numpy as np
     from PIL import Image
 
-    from mlperf_rn50.data.records import RecordFile
+    from mlperf_rn50.data.recordio import RecordFile
 
     out.mkdir(parents=True, exist_ok=True)
     for split in ('train', 'validation'):

@@ -30,7 +30,7 @@ from horovod.mxnet import mpi_ops
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.batches import _read_ahead, synthetic_batches, train_requests
 from mlperf_rn50.data.options import DataConfig
-from mlperf_rn50.data.records import INDEX, MANIFEST_FORMAT, Record, RecordFile, find_split
+from mlperf_rn50.data.recordio import INDEX, MANIFEST_FORMAT, Record, RecordFile, find_split
 from mlperf_rn50.data.shards import Shard, epoch_order
 from mlperf_rn50.data.verify import dump_manifest
 from mlperf_rn50.launch.hosts import parse_hosts

@@ -32,7 +32,7 @@ from mlperf_rn50.cli import main as run_command
 from mlperf_rn50.data.prepare.cifar10 import cifar10
 from mlperf_rn50.data.prepare.command import pack
 from mlperf_rn50.data.prepare.samples import Dataset, digits, from_pixels
-from mlperf_rn50.data.records import MANIFEST_NAME, load_manifest
+from mlperf_rn50.data.recordio import MANIFEST_NAME, load_manifest
 
 NUM_TRAIN, NUM_HELD = 2500, 1000  # images of the part of CIFAR-10
 BATCH = 64

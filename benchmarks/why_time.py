@@ -46,7 +46,7 @@ from cluster.conftest import Job, mounted  # noqa: E402
 from cluster.hosts import Cluster  # noqa: E402
 from e2e.training import log_events  # noqa: E402
 
-from mlperf_rn50.analysis.show.text import fit_columns  # noqa: E402
+from mlperf_rn50.analysis.show.plain import fit_columns  # noqa: E402
 from mlperf_rn50.data.prepare.pack import pack  # noqa: E402
 from mlperf_rn50.data.prepare.samples import Dataset, Sample, digits  # noqa: E402
 

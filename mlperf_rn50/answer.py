@@ -16,6 +16,7 @@ from mlperf_rn50.errors import EXIT_OK
 from mlperf_rn50.text import percent
 
 Ref = tuple[Path, int]  # a log and a line number
+Refs = tuple[Ref, ...]
 # level of the status of a run or of a check
 STATUS_LEVELS = {
     **dict.fromkeys(('converged', 'pass', 'ok'), 'good'),
@@ -30,7 +31,7 @@ class Cell:
 
     text: str
     value: float | None = None
-    refs: tuple[Ref, ...] = ()
+    refs: Refs = ()
     span: int = 1  # number of columns
     study: int | None = None  # number of the linked study, counted from 1
     share: float | None = None  # shown by the tint of the cell on a page
@@ -44,15 +45,15 @@ class Table:
     texts."""
 
     title: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    head: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
     note: str = ''
-    minor: tuple[str, ...] = ()  # columns that a narrow screen hides, the last first
-    choices: tuple[str, ...] = ()  # columns with a filter, on a page
+    minor: Sequence[str] = ()  # columns that a narrow screen hides, the last first
+    choices: Sequence[str] = ()  # columns with a filter, on a page
     is_whole: bool = False  # on a wide screen, a page shows all its columns
 
     @property
-    def whole_rows(self) -> list[tuple[Cell, ...]]:
+    def whole_rows(self) -> list[Sequence[Cell]]:
         """Rows with a cell in each column."""
         return [row for row in self.rows if len(row) == len(self.head)]
 
@@ -75,18 +76,18 @@ def status_cell(text: str) -> Cell:
     return Cell(text, level=STATUS_LEVELS.get(text, ''))
 
 
-def number_cell(value: float | None, form: str = ',.0f', refs: tuple[Ref, ...] = ()) -> Cell:
+def number_cell(value: float | None, form: str = ',.0f', refs: Refs = ()) -> Cell:
     """Return a cell with a formatted number, or '-' for None."""
     return Cell('-' if value is None else format(value, form), value, refs)
 
 
-def figures_cell(value: float | None, refs: tuple[Ref, ...] = ()) -> Cell:
+def figures_cell(value: float | None, refs: Refs = ()) -> Cell:
     """Return a cell with a number that has at least three significant digits."""
     digits = max(0, 2 - math.floor(math.log10(value))) if value else 0
     return number_cell(value, f',.{digits}f', refs)
 
 
-def percent_cell(value: float | None, form: str = '.0f', refs: tuple[Ref, ...] = ()) -> Cell:
+def percent_cell(value: float | None, form: str = '.0f', refs: Refs = ()) -> Cell:
     """Return a cell with a fraction as a percentage, or '-' for None."""
     return Cell('-' if value is None else percent(value, form), value, refs)
 

@@ -122,6 +122,15 @@ def minutes(seconds: float | None) -> str:
     return '-' if seconds is None else f'{seconds / 60:.2f}'
 
 
+def significant(value: float, sign: str = '') -> str:
+    """Return a number with three significant digits and with all digits before the point.
+
+    Args:
+        sign: + for a sign also before positive numbers.
+    """
+    return f'{value:{sign},.0f}' if abs(value) >= 999.5 else f'{value:{sign}.3g}'
+
+
 def money(value: float) -> str:
     """Return an amount with two decimals, or with three significant digits below 1."""
     return f'{value:,.2f}' if value >= 1 else f'{value:.3g}'

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from mlperf_rn50.analysis.report.data import report_data, runs_csv
+from mlperf_rn50.analysis.report.report_data import report_data, runs_csv
 from mlperf_rn50.analysis.report.sections import make_report
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.scaling import make_studies
 from mlperf_rn50.analysis.sets.time_parts import Parts, parts_of
 from mlperf_rn50.analysis.show.data import render_json
-from mlperf_rn50.analysis.show.text import MARKDOWN, TERMINAL, render_text
+from mlperf_rn50.analysis.show.plain import MARKDOWN, TERMINAL, render_text
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.read.reader import read_run
 

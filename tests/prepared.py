@@ -8,7 +8,7 @@ from PIL import Image
 
 from mlperf_rn50.cli.prepare import make_parser
 from mlperf_rn50.data.prepare.command import prepare as run_command
-from mlperf_rn50.data.records import RecordFile
+from mlperf_rn50.data.recordio import RecordFile
 
 
 def bitmap(grey, size=(4, 4)) -> bytes:

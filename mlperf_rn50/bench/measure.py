@@ -148,7 +148,7 @@ class ResultTable:
             for row in self.rows
         ]
         head = tuple(heading for _, heading, _ in columns)
-        return Table(self.title, head, tuple(rows), self.note)
+        return Table(self.title, head, rows, self.note)
 
 
 def make_answer(kind: str, num_hosts: int, tables: Sequence[ResultTable]) -> Answer:

@@ -15,7 +15,7 @@ from mlperf_rn50.analysis.why.accuracy import Cause, weigh
 from mlperf_rn50.analysis.why.labels import SIGMAS, Images
 from mlperf_rn50.data.batches import Batch, eval_batches, train_batches
 from mlperf_rn50.data.options import DataConfig
-from mlperf_rn50.data.records import RecordFile, find_split
+from mlperf_rn50.data.recordio import RecordFile, find_split
 from mlperf_rn50.data.shards import Shard, epoch_order
 from mlperf_rn50.errors import DataError
 from mlperf_rn50.model.weights import LAST, find_weights, load_weights, portable

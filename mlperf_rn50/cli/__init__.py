@@ -3,7 +3,7 @@ command.
 
 The docstring of a module is the help of its command; its first line is the summary in the list of
 commands. The module has make_parser() or add_options(parser), and run(argv), which returns the exit
-code. Shared code is in the modules parsers, ranks, terminal and weights.
+code. Shared code is in the modules output, parsers, ranks, saved_weights and terminal.
 """
 
 # ruff: noqa: E402

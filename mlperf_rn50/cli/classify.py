@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mlperf_rn50.answer import Answer, Cell, Table
 from mlperf_rn50.cli.output import add_format_option, print_answer
 from mlperf_rn50.cli.parsers import add_wide_option, command_parser
-from mlperf_rn50.cli.weights import add_weights_options, load_saved
+from mlperf_rn50.cli.saved_weights import add_weights_options, load_saved
 from mlperf_rn50.errors import EXIT_OK, EXIT_USAGE, DataError
 from mlperf_rn50.parser import Parser
 from mlperf_rn50.text import printable
@@ -75,7 +75,7 @@ def run(argv: Sequence[str]) -> int:
     titles = ('file', 'likeliest', *(f'{i}.' for i in range(2, _NUM_SHOWN + 1)))
     head = titles[: len(rows[0])] if rows else ()
     answer = Answer(
-        tables=[Table('', head, tuple(rows))],
+        tables=[Table('', head, rows)],
         data={'images': images},
         exit_code=EXIT_OK if len(rows) == len(images) else EXIT_USAGE,
     )

@@ -22,7 +22,11 @@ from mlperf_rn50.parser import Parser
 
 # Metavars or keys of arguments that take folders, files or configuration keys.
 _FOLDERS = {'DIR', 'run.dir', 'data.dir'}
-_FILES = {'FILE', 'PATH', 'IMAGE', 'RUN', 'RUNS', 'RUN|WEIGHTS', 'train.init_weights', 'TREE'}
+_FILES = {
+    *('CONFIG', 'FILE', 'IMAGE', 'PATH', 'TREE'),
+    *('RUN', 'RUNS', 'RUN_FOLDER', 'RUN|WEIGHTS'),
+    'train.init_weights',
+}
 _KEYS = {'KEY', 'KEYS'}
 # functions by key
 _PUBLISHED = {'paths': '_mlperf_rn50_file_or_published', 'sources': '_mlperf_rn50_file_or_system'}
@@ -97,8 +101,8 @@ def _complete_values(parser: ArgumentParser) -> None:
         if isinstance(action, _SubParsersAction):
             for subparser in action.choices.values():
                 _complete_values(subparser)
-        elif action.dest in SECTIONS:  # takes a whole section as YAML, which users do not type
-            action.help = SUPPRESS
+        elif action.dest in SECTIONS and action.metavar == 'CONFIG':
+            action.help = SUPPRESS  # takes a whole section as YAML, which users do not type
         elif action.dest in _PUBLISHED:
             action.complete = {**shtab.FILE, 'bash': _PUBLISHED[action.dest]}
         elif names & _FOLDERS:

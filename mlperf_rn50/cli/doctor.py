@@ -91,4 +91,4 @@ def checks_answer(checks: Sequence[Check], is_quiet: bool, data: Any = None) -> 
         f'doctor: {plural(counts["ok"], "check")} passed, {counts["failed"]} failed, '
         f'{plural(counts["warning"], "warning")}'
     )
-    return Answer(sentences=[totals], tables=[Table('', (), tuple(rows))], data=data)
+    return Answer(sentences=[totals], tables=[Table('', (), rows)], data=data)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from mlperf_rn50.answer import Answer, Cell, Table, number_cell, percent_cell
 from mlperf_rn50.cli.output import add_format_option, print_answer
 from mlperf_rn50.cli.parsers import add_wide_option, config_parser
-from mlperf_rn50.cli.weights import SavedWeights, load_saved
+from mlperf_rn50.cli.saved_weights import SavedWeights, load_saved
 from mlperf_rn50.config import Config, for_evaluation, to_tree
 from mlperf_rn50.data.options import IMAGENET
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, DataError, RunFailed, option_error
@@ -70,7 +70,7 @@ def _evaluate(
 ) -> int:
     from mlperf_rn50.cli.ranks import open_ranks
     from mlperf_rn50.data.batches import device_context, eval_batches
-    from mlperf_rn50.data.records import class_names
+    from mlperf_rn50.data.recordio import class_names
     from mlperf_rn50.data.shards import Shard
     from mlperf_rn50.model.resnet import eval_network
     from mlperf_rn50.model.zoo import restore_model
@@ -120,7 +120,7 @@ def _evaluate(
 
 def _is_as_trained(config: Config, weights: SavedWeights) -> bool:
     """Return whether the run's own evaluations used the same images and arithmetic."""
-    from mlperf_rn50.data.records import data_digest
+    from mlperf_rn50.data.recordio import data_digest
 
     tree = to_tree(for_evaluation(config))
     description = weights.description
@@ -201,8 +201,8 @@ def _answer(
     }
     return Answer(
         tables=[
-            Table('', (), tuple((Cell(name), Cell(text)) for name, text in facts.items())),
-            Table('', ('class', 'taken for', 'images', 'of the class'), tuple(rows)),
+            Table('', (), [(Cell(name), Cell(text)) for name, text in facts.items()]),
+            Table('', ('class', 'taken for', 'images', 'of the class'), rows),
         ],
         data=data,
         exit_code=EXIT_FAILED if is_as_logged is False else EXIT_OK,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlperf_rn50.cli.parsers import command_parser
-from mlperf_rn50.cli.weights import SavedWeights, add_weights_options, load_saved
+from mlperf_rn50.cli.saved_weights import SavedWeights, add_weights_options, load_saved
 from mlperf_rn50.errors import EXIT_OK, DataError
 from mlperf_rn50.parser import Parser
 

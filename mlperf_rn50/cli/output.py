@@ -34,7 +34,7 @@ def print_answer(answer: Answer, options: Namespace, out: TextIO | None = None) 
     """Print an answer to stdout, or to another stream, as --format and --wide select. Return its
     exit code."""
     from mlperf_rn50.analysis.show.data import render_json
-    from mlperf_rn50.analysis.show.text import MARKDOWN, Style, render_text
+    from mlperf_rn50.analysis.show.plain import MARKDOWN, Style, render_text
 
     out = out or sys.stdout
     if options.format == 'json':

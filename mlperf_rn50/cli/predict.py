@@ -148,7 +148,7 @@ def run(argv: Sequence[str]) -> int:
     base = source.base
     splits = [(n, per_node or base.layout.units_per_node) for n, per_node in layouts]
     request = PredictionRequest(
-        splits=tuple(dict.fromkeys(splits)),
+        splits=list(dict.fromkeys(splits)),
         global_batch_size=base.global_batch_size if options.strong else options.global_batch_size,
         local_batch_size=base.local_batch_size if options.weak else options.local_batch_size,
         optimizer=options.optimizer,
@@ -171,10 +171,8 @@ def _validate(options: Namespace, parser: Parser) -> int:
         for name, value in vars(options).items()
         if value and value != parser.get_default(name) and name not in ('validate', 'format')
     ]
-    if given or options.format == 'json':
-        parser.error(
-            f'--validate: also got {", ".join(given) or "--format json"}, expected at most a TREE'
-        )
+    if given:
+        parser.error(f'--validate: also got {", ".join(given)}, expected at most a TREE')
     from mlperf_rn50.analysis.predict.costs import validate, validate_published
     from mlperf_rn50.analysis.predict.prediction_answer import validation_answer
     from mlperf_rn50.analysis.sets.load import Rules, load_run_sets

@@ -104,7 +104,7 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError(
             f'--title, --note: got --format {options.format}, expected --format html or --out'
         )
-    from mlperf_rn50.analysis.report.data import (
+    from mlperf_rn50.analysis.report.report_data import (
         evaluations_csv,
         report_data,
         runs_csv,

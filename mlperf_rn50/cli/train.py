@@ -133,7 +133,7 @@ def _print_lines(text: str, indent: int = 22) -> None:
 
 def _data_text(data: DataConfig) -> str:
     """Return the state of the data; raise DataError for data with which a run would not start."""
-    from mlperf_rn50.data.records import MANIFEST_NAME, find_split
+    from mlperf_rn50.data.recordio import MANIFEST_NAME, find_split
 
     if data.synthetic:
         return 'synthetic images, no files'

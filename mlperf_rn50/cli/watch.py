@@ -44,7 +44,7 @@ _LEAST_S, _LINE_PERIOD_S, _RESIZE_S, _PIPE_COLUMNS = 0.2, 30.0, 0.2, 100
 def make_parser() -> Parser:
     parser = command_parser('watch', __doc__)
     add = parser.add_argument
-    add('paths', nargs='+', metavar='RUN_FOLDER', help='run folder, or result_<k>.txt in one')
+    add('folders', nargs='+', metavar='RUN_FOLDER', help='run folder, or result_<k>.txt in one')
     add(
         '--every',
         type=float,
@@ -72,7 +72,7 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.analysis.watch.follower import Follower
     from mlperf_rn50.runfolder.names import find_run_folders
 
-    given = [Path(p) for p in options.paths]
+    given = [Path(p) for p in options.folders]
     paths = [path for folder in given for path in find_run_folders(folder)]
     states, price = _states([Follower(p) for p in paths], options), options.price_per_node_hour
     if options.once or paths != given:  # a tree may have runs that were killed and never end

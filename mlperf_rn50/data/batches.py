@@ -21,7 +21,7 @@ from mlperf_rn50.data import pipeline, shards
 from mlperf_rn50.data.augment import NUM_DRAWS, padded_crop_anchors, random_resized_crops
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.data.pipeline import Inputs
-from mlperf_rn50.data.records import Record, RecordCache, RecordFile, find_split
+from mlperf_rn50.data.recordio import Record, RecordCache, RecordFile, find_split
 from mlperf_rn50.data.shards import Shard
 from mlperf_rn50.errors import DataError
 

@@ -156,6 +156,6 @@ def check_data(d: DataConfig) -> None:
 def read_manifest(folder: Path) -> Any:
     """Return the content of a prepared folder's manifest, which is not checked.
 
-    Raise OSError or ValueError if it cannot be read. data.records.load_manifest checks it.
+    Raise OSError or ValueError if it cannot be read. data.recordio.load_manifest checks it.
     """
     return parse_json(read_text(folder / MANIFEST_NAME, MAX_MANIFEST_BYTES))

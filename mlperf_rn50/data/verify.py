@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from tqdm.contrib.concurrent import thread_map
 
-from mlperf_rn50.data.records import (
+from mlperf_rn50.data.recordio import (
     CHECKSUMS,
     INDEX,
     MANIFEST_NAME,

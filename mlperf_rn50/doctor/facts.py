@@ -19,7 +19,7 @@ import mlperf_rn50
 from mlperf_rn50.config import Config, render_yaml
 from mlperf_rn50.data.batches import device_context, synthetic_batches, train_batches
 from mlperf_rn50.data.pipeline import synthetic_inputs
-from mlperf_rn50.data.records import MANIFEST_NAME, Record, data_digest, find_split, load_manifest
+from mlperf_rn50.data.recordio import MANIFEST_NAME, Record, data_digest, find_split, load_manifest
 from mlperf_rn50.data.verify import check_sample, is_edited
 from mlperf_rn50.doctor.checks import check_facts
 from mlperf_rn50.doctor.gpu_stack import (

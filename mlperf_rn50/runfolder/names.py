@@ -140,8 +140,11 @@ def run_at(path: Path) -> RunFolder:
     """Return the run of a log, or the newest run of a folder. Raise UserError if there is none."""
     number = run_number(path.name)
     run = newest_run(path) if number is None else RunFolder(path.parent, number)
+    expected = 'expected a run folder, or result_<k>.txt in one'
+    if not path.exists():
+        raise UserError(f'{path}: no such file or folder; {expected}')
     if run is None:
-        raise UserError(f'{path}: got no run, expected a run folder, or result_<k>.txt in one')
+        raise UserError(f'{path}: got no run, {expected}')
     return run
 
 

@@ -10,7 +10,7 @@ import mxnet as mx
 
 from mlperf_rn50.config import Config, for_evaluation, image_shape, with_size
 from mlperf_rn50.data.batches import eval_batches, synthetic_batches, train_batches
-from mlperf_rn50.data.records import class_names
+from mlperf_rn50.data.recordio import class_names
 from mlperf_rn50.model.fused import fusion_text
 from mlperf_rn50.model.weights import load_weights, set_weights
 from mlperf_rn50.model.zoo import count_flops, count_parameters

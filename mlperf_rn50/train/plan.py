@@ -163,21 +163,24 @@ def config_world_size(config: Config) -> int | None:
 
 
 def _render_rates(plan: Plan) -> str:
-    """Return the learning rate at the ends of runs of epochs in which it rises, falls or is
-    constant."""
+    """Return the learning rates of the first and the last step of each range of epochs in which
+    they rise, fall or are constant."""
     steps = plan.steps_per_epoch
 
+    def ends_of(first: int, last: int) -> tuple[float, float]:
+        return plan.learning_rate(first * steps), plan.learning_rate((last + 1) * steps - 1)
+
     def trend(epoch: int) -> object:
-        first, last = plan.learning_rate(epoch * steps), plan.learning_rate((epoch + 1) * steps - 1)
-        return (first, last) if first == last else first < last
+        start, end = ends_of(epoch, epoch)
+        return (start, end) if start == end else start < end
 
     texts = []
     for _, group in groupby(range(plan.max_epochs), trend):
         epochs = list(group)
-        first, last = epochs[0], epochs[-1] + 1
-        rates = plan.learning_rate(first * steps), plan.learning_rate(last * steps - 1)
-        numbers = ' to '.join(map(str, dict.fromkeys([first + 1, last])))
-        texts.append(f'{numbers}: {" .. ".join(dict.fromkeys(f"{rate:.6g}" for rate in rates))}')
+        first, last = epochs[0], epochs[-1]
+        numbers = f'{first + 1}' if first == last else f'{first + 1} to {last + 1}'
+        start, end = (f'{rate:.6g}' for rate in ends_of(first, last))
+        texts.append(f'{numbers}: {start if start == end else f"{start} .. {end}"}')
     return '; '.join(texts)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import mxnet as mx
 
 from mlperf_rn50.config import Config, check_values, to_tree
-from mlperf_rn50.data.records import data_digest, find_split
+from mlperf_rn50.data.recordio import data_digest, find_split
 from mlperf_rn50.errors import DataError, RankLost, UserError
 from mlperf_rn50.files import make_folder, writing
 from mlperf_rn50.mllog.writer import RunLog

@@ -14,7 +14,7 @@ import pytest
 from cluster.conftest import mounted, run_metrics
 from cluster.hosts import kill, words
 
-from mlperf_rn50.data.records import load_manifest
+from mlperf_rn50.data.recordio import load_manifest
 from mlperf_rn50.data.verify import dump_manifest
 from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import list_checkpoints

@@ -15,7 +15,7 @@ from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.data.prepare.pack import pack
 from mlperf_rn50.data.prepare.samples import Dataset, Sample
-from mlperf_rn50.data.records import load_manifest
+from mlperf_rn50.data.recordio import load_manifest
 
 NUM_CLASSES = 10
 SIZES = ((500, 375), (375, 500), (640, 427), (333, 500))  # (width, height), typical of ImageNet

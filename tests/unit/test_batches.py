@@ -17,7 +17,7 @@ from mlperf_rn50.data import batches, pipeline
 from mlperf_rn50.data.batches import eval_batches, size_runs, train_batches
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.data.pipeline import build_warm, to_mxnet
-from mlperf_rn50.data.records import Record, RecordFile
+from mlperf_rn50.data.recordio import Record, RecordFile
 from mlperf_rn50.data.shards import Shard
 from mlperf_rn50.errors import DataError
 from mlperf_rn50.model.options import ModelConfig

@@ -7,7 +7,7 @@ import mxnet as mx
 import pytest
 from pytest import approx
 
-from mlperf_rn50.analysis.show.text import render_text
+from mlperf_rn50.analysis.show.plain import render_text
 from mlperf_rn50.bench.measure import ResultTable, make_answer, parse_list, parse_numbers, spread_of
 from mlperf_rn50.bench.operators import Convolution, convolutions
 from mlperf_rn50.bench.steps import (

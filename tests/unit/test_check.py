@@ -16,7 +16,7 @@ from sample_log import LARS, SGD, closed, shift_clock, write_run
 
 from mlperf_rn50.analysis.sets.load import Rules, load_run_sets
 from mlperf_rn50.analysis.sets.verdict import make_check
-from mlperf_rn50.analysis.show.text import render_text
+from mlperf_rn50.analysis.show.plain import render_text
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.mllog.check import judge
 from mlperf_rn50.mllog.check.official import (
@@ -205,7 +205,7 @@ def logs(tmp_path):
 def test_folder_expands_to_its_logs_with_a_summary(logs):
     done = call('check', logs)
     first, passed, missed, *others = done.stdout.splitlines()
-    assert (done.returncode, first) == (1, 'valid for their rounds: 1 of 2 sets, 2 logs')
+    assert (done.returncode, first) == (1, 'valid for their rounds: 1 of 2 sets (2 logs)')
     assert passed.startswith(f'  {logs}/set_0/result_0.txt: valid for v0.5: yes. A score needs 5')
     assert passed.endswith('the oldest that the logs pass; --ruleset ROUND selects another')
     assert missed.startswith(
@@ -240,7 +240,7 @@ def test_unreadable_logs_do_not_stop_the_check_and_json_agrees(logs, tmp_path, m
     ]:
         log = found[str(tmp_path / name)]
         assert reason in done.stdout and reason in log['error'] and log['verdicts'] == []
-    assert done.stdout.startswith('valid for their rounds: 0 of 4 sets, 5 logs\n')
+    assert done.stdout.startswith('valid for their rounds: 0 of 4 sets (5 logs)\n')
     assert content['passed'] is False and len(found) == 5
     torn, missed = found[str(path)], found[str(logs / 'set_1/result_1.txt')]
     assert (torn['best_top1'], torn['is_imagenet'], torn['num_resumes']) == (0.7595, True, 0)

@@ -22,6 +22,10 @@ train --config foldf => foldfile.yaml
 train --print schedule.base => schedule.base_lr
 train --elastic --resume fold => folder
 classify folder foldf => foldfile.yaml
+recipe --compare foldf => foldfile.yaml
+recipe 1664 --opti => --optimizer
+predict x --opti => --optimizer
+watch folder/res => folder/result_0.txt
 report published --round 2.0 --round v0.5 => v0.5
 """
 # Completed only in bash: command lines, and the beginning of each completion.
@@ -87,6 +91,11 @@ def test_bash_completes_launch_scripts_and_published_names(typed, expected, fold
     lines = done.stdout.splitlines()
     assert done.stderr == '' and all(line.startswith(expected) for line in lines)
     assert len({line.count('/') for line in lines}) == 1
+
+
+def test_bash_completes_published_names_only_where_a_command_takes_them(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert bash(folder / '_bash', 'watch publ').stdout.strip() == ''
 
 
 def test_zsh_reads_the_script(folder):

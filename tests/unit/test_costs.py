@@ -24,7 +24,7 @@ from mlperf_rn50.analysis.predict.prediction_answer import validation_answer
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.published import load_published, load_table
 from mlperf_rn50.analysis.sets.time_parts import RunTimes
-from mlperf_rn50.analysis.show.text import render_text
+from mlperf_rn50.analysis.show.plain import render_text
 
 SETS = {s.name: s for s in load_published()}
 CASES = multi_node_cases(distinct(load_table()))
@@ -116,6 +116,16 @@ def test_set_is_predicted_without_its_round_or_organisation_within_the_stated_er
             coreweave_hgxh100_n448_ngc23.04_mxnet eos_n316_ngc24.04_mxnet""".split():
         assert errors[name] < 0.125
     assert {c.target for c, _ in found.pairs} == {c.target for c in CASES if c.own or c.other}
+
+
+def test_data_of_the_validation_names_each_source_and_whether_the_measured_time_is_held():
+    data = validation_answer(validate_published()).data
+    rows = data['predictions']
+    assert all(row['source'] for row in rows), 'also of a set whose own generation has no costs'
+    for row in rows:
+        low, high = row['interval']
+        assert row['is_held'] is (low <= row['measured_minutes'] <= high), row['system']
+    assert {e['left_out'] for e in data['errors']} == {'round', 'organisation'}
 
 
 def test_sets_of_one_round_are_predicted_with_the_costs_of_known_sets():

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace as with_changes
 from rank_facts import DATA, HOROVOD, PACKAGES, ULIMITS, assert_reads, epyc, rank_facts
 
-from mlperf_rn50.analysis.show.text import render_text
+from mlperf_rn50.analysis.show.plain import render_text
 from mlperf_rn50.cli.doctor import checks_answer
 from mlperf_rn50.doctor.checks import check_facts, has_failed
 from mlperf_rn50.doctor.machine import limit_facts

@@ -10,12 +10,12 @@ from helpers import table
 from lines import START_S, run_lines, write_lines
 from made_systems import page_of
 
-from mlperf_rn50.analysis.report.data import report_data, runs_csv
+from mlperf_rn50.analysis.report.report_data import report_data, runs_csv
 from mlperf_rn50.analysis.report.sections import make_report
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.scaling import make_studies
 from mlperf_rn50.analysis.show.data import render_json
-from mlperf_rn50.analysis.show.text import render_text
+from mlperf_rn50.analysis.show.plain import render_text
 from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.mllog.sidecar import energy as energy_module
 from mlperf_rn50.mllog.sidecar.energy import NO_COUNTERS, NO_TELEMETRY, read_energy

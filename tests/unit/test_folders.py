@@ -15,7 +15,7 @@ from mlperf_rn50.data.prepare import pack
 from mlperf_rn50.data.prepare.folders import folder, im2rec
 from mlperf_rn50.data.prepare.imagenet import imagenet
 from mlperf_rn50.data.prepare.samples import from_pixels
-from mlperf_rn50.data.records import load_manifest
+from mlperf_rn50.data.recordio import load_manifest
 from mlperf_rn50.data.verify import verify
 from mlperf_rn50.errors import DataError
 

@@ -9,7 +9,7 @@ from made_systems import page_of, studies_of, study_of
 
 from mlperf_rn50.analysis.report.detail_tables import reads_table
 from mlperf_rn50.analysis.report.sections import make_report
-from mlperf_rn50.analysis.show.text import render_text
+from mlperf_rn50.analysis.show.plain import render_text
 from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.mllog.sidecar.metrics import read_learning_rates, read_node_reads, read_stragglers
 

@@ -17,7 +17,7 @@ from prepared import bitmap, fill, greys, prepare, shown, stored
 from mlperf_rn50.config_file import load_yaml
 from mlperf_rn50.data.prepare import pack, samples
 from mlperf_rn50.data.prepare.samples import Sample
-from mlperf_rn50.data.records import RecordFile, load_manifest
+from mlperf_rn50.data.recordio import RecordFile, load_manifest
 from mlperf_rn50.data.verify import dump_manifest, verify
 from mlperf_rn50.errors import DataError, UserError
 from mlperf_rn50.runfolder.locks import OUTPUT_LOCK, folder_lock

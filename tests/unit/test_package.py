@@ -14,7 +14,7 @@ from sample_log import ENV, LARS, SGD, closed, write_five
 
 from mlperf_rn50.analysis.sets.judgement import judge_set
 from mlperf_rn50.analysis.sets.load import Rules, load_run_sets
-from mlperf_rn50.analysis.show.text import render_text
+from mlperf_rn50.analysis.show.plain import render_text
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.package import submission

@@ -22,7 +22,7 @@ from mlperf_rn50.analysis.sets import rcp
 from mlperf_rn50.analysis.sets.published import sets_under
 from mlperf_rn50.analysis.sets.scaling import make_studies
 from mlperf_rn50.analysis.show.figure import render_svg
-from mlperf_rn50.analysis.show.text import MARKDOWN, render_text
+from mlperf_rn50.analysis.show.plain import MARKDOWN, render_text
 from mlperf_rn50.runfolder.outputs import LISTING
 
 HOSTILE = '</title><script>alert(1)</script><img src=x onerror=alert(1)>$x^{$ "\'&'

@@ -443,7 +443,9 @@ def test_exit_code_depends_on_predicted_layouts_and_files_are_complete(tmp_path)
     assert report['format'] == 'mlperf-rn50 predict 3' and len(report['predictions']) == 3
     assert (tmp_path / 'prediction.svg').read_text().count('<title>') == 3
     assert (tmp_path / 'prediction.png').exists()
-    assert call('predict', '--validate', study).returncode == 1
+    done = call('predict', '--validate', study, '--format', 'json')
+    assert done.returncode == 1
+    assert json.loads(done.stdout)['predictions'] == []
 
 
 SHOWN = re.findall(

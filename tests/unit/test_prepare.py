@@ -18,7 +18,7 @@ from mlperf_rn50.config_file import resolve_config
 from mlperf_rn50.data.prepare import samples
 from mlperf_rn50.data.prepare.cifar10 import cifar10
 from mlperf_rn50.data.prepare.command import make_tree
-from mlperf_rn50.data.records import load_manifest
+from mlperf_rn50.data.recordio import load_manifest
 from mlperf_rn50.errors import DataError, UserError
 from mlperf_rn50.train.plan import make_plan
 

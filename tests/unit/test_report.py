@@ -9,11 +9,11 @@ from helpers import CLI, call, run
 from lines import write_set
 from made_systems import studies_of, write_layouts
 
-from mlperf_rn50.analysis.report.data import evaluations_csv, report_data, runs_csv
 from mlperf_rn50.analysis.report.headings import study_heading
+from mlperf_rn50.analysis.report.report_data import evaluations_csv, report_data, runs_csv
 from mlperf_rn50.analysis.report.sections import make_report
 from mlperf_rn50.analysis.show.data import render_json
-from mlperf_rn50.analysis.show.text import MARKDOWN, render_text
+from mlperf_rn50.analysis.show.plain import MARKDOWN, render_text
 
 HOSTILE = '<script>alert(1)</script>|`=1+1\x1b[31m"'
 

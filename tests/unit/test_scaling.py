@@ -8,14 +8,14 @@ from lines import write_lines, write_set
 from made_systems import changed, made_set, studies_of, study_of, write_layouts
 from pytest import approx
 
-from mlperf_rn50.analysis.report.data import report_data
+from mlperf_rn50.analysis.report.report_data import report_data
 from mlperf_rn50.analysis.report.sections import make_report
 from mlperf_rn50.analysis.report.tables import answer_table, series_table
 from mlperf_rn50.analysis.sets import scaling
 from mlperf_rn50.analysis.sets.scaling import find_series
 from mlperf_rn50.analysis.sets.settings import Recipe
 from mlperf_rn50.analysis.show.data import render_json
-from mlperf_rn50.analysis.show.text import render_text
+from mlperf_rn50.analysis.show.plain import render_text
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.findings import make_finding
 
@@ -88,7 +88,7 @@ def test_system_without_a_log_is_shown_with_its_study(tmp_path):
     write_set(tmp_path / '1x4', 2)
     write_lines(tmp_path / '2x4/result_0.txt', ['killed before the first line of a log'])
     study = study_of(tmp_path)
-    assert [s.name for s in study.run_sets] == ['1x4', '2x4'] and study.comparisons == (None, None)
+    assert [s.name for s in study.run_sets] == ['1x4', '2x4'] and study.comparisons == [None, None]
     content = json.loads(''.join(render_json(report_data([study]))))
     for s in content['systems']:
         assert s['baseline'] is s['speedup'] is s['efficiency'] is None

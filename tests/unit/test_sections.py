@@ -19,7 +19,7 @@ from mlperf_rn50.analysis.sets.scaling import make_studies
 from mlperf_rn50.analysis.sets.settings import Recipe
 from mlperf_rn50.analysis.show import bar
 from mlperf_rn50.analysis.show.page import dump_answer
-from mlperf_rn50.analysis.show.text import MARKDOWN, render_text
+from mlperf_rn50.analysis.show.plain import MARKDOWN, render_text
 
 
 def make_system(name, round_, accelerator, batch, epochs, **facts):

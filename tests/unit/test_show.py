@@ -8,7 +8,7 @@ from helpers import Terminal, call, shipped_logs
 
 from mlperf_rn50 import cli
 from mlperf_rn50.analysis.show.data import render_json
-from mlperf_rn50.analysis.show.text import MARKDOWN, Style, fit_columns, render_text
+from mlperf_rn50.analysis.show.plain import MARKDOWN, Style, fit_columns, render_text
 from mlperf_rn50.answer import Answer, Cell, Table
 from mlperf_rn50.text import cut_names
 

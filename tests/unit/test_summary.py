@@ -107,12 +107,12 @@ def test_systems_without_series_are_sorted_by_time(tmp_path):
     for seed, (name, epoch_s) in enumerate((('a', 30.0), ('b', 15.0), ('c', 45.0))):
         write_one(tmp_path / name, seed, epoch_s=epoch_s)
     assert texts_of(studies_of(tmp_path)) == [
-        'b is the fastest of 3 systems: 0.50 minutes (mean of 1) and 2.0 epochs, before a 1.00 '
+        'b is the fastest of 3 systems: 0.50 minutes (one run) and 2.0 epochs, before a 1.00 '
         'and c 1.50.',
         '3 of 3 runs of 3 systems converged.',
     ]
     assert texts_of(studies_of(tmp_path / 'a')) == [
-        'a takes 1.00 minutes (mean of 1) and 2.0 epochs.',
+        'a takes 1.00 minutes (one run) and 2.0 epochs.',
         '1 of 1 run of 1 system converged.',
     ]
 

@@ -62,7 +62,7 @@ def test_tree_has_a_line_per_set_and_folds_equal_results_of_logs(scaled, tmp_pat
     shutil.copytree(scaled, tmp_path / 'v2.0/them')
     done = call('check', tmp_path, '--format', 'text')
     first, *sets = done.stdout.splitlines()[:6]
-    assert done.returncode == 1 and first == 'valid for their rounds: 2 of 5 sets, 13 logs'
+    assert done.returncode == 1 and first == 'valid for their rounds: 2 of 5 sets (13 logs)'
     text = f': valid for v3.0 closed: no ({missing} is missing)'
     assert sum(text in line for line in sets) == 3
     assert f'v1.0 to v2.1, v3.1 to v4.0 no (3 logs: {missing} is missing)\n' in done.stdout

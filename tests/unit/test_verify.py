@@ -10,7 +10,7 @@ import pytest
 from helpers import call
 from numbered import make_config, ramp
 
-from mlperf_rn50.data.records import CHECKSUMS, INDEX, RecordFile, load_manifest
+from mlperf_rn50.data.recordio import CHECKSUMS, INDEX, RecordFile, load_manifest
 from mlperf_rn50.data.verify import check_sample, verify
 from mlperf_rn50.doctor.facts import data_facts
 from mlperf_rn50.errors import DataError

@@ -116,6 +116,7 @@ def test_each_planted_limit_is_named_with_its_share(ms, keys, name, share):
         keys['net'] = network(*keys['net'])
     found, names = limit_of(two(ms), **keys)
     assert ' '.join(filter(None, names)) == name
+    assert explain_time(made_run(two(ms), **keys)).data['next_step'], 'each verdict has its words'
     if share:
         share = float(Fraction(share))
         assert found.share == pytest.approx(share, abs=0.001)
@@ -253,6 +254,7 @@ def test_rates_follow_from_the_network():
     # a ring of two ranks moves the gradients once
     assert times.bandwidth == pytest.approx(100e6 / 0.004)
     assert times.peak_share * 2e12 == times.flops_per_s == pytest.approx(3 * 32e9 / 0.09)
+    assert 'each rank 1,067 GFLOP/s' in explain_time(made_run()).data['notes'][0]
 
 
 @pytest.mark.parametrize(
@@ -302,6 +304,13 @@ def test_comparison_names_a_phase_that_changed_by_more_than_the_noise(keys, foun
     assert found in sentence
 
 
+def test_long_steps_are_compared_in_whole_milliseconds():
+    slow = times_of(made_run(two('compute=2345')))
+    sentence = compare_times(times_of(made_run()), slow).data['sentence']
+    assert 'takes 2,355 instead of 100 ms' in sentence
+    assert 'forward and backward +2,255 ms' in sentence
+
+
 def test_old_run_gets_what_is_known():
     start, run = (
         'Healthy: 96 % of the time is forward and backward',
@@ -332,3 +341,9 @@ def test_newest_run_of_a_folder_is_explained(tmp_path):
     for name in ('result_0.txt', 'result_11.txt', 'result_2.txt', 'result_2_v0.6.txt'):
         (tmp_path / name).touch()
     assert load_run(run_at(tmp_path)) == RunData(RunFolder(tmp_path, 11))
+
+
+@pytest.mark.parametrize('name', ['none', 'result_3.txt'])
+def test_missing_run_is_named_as_missing(name, tmp_path):
+    with pytest.raises(UserError, match=f'{name}: no such file or folder; expected a run folder'):
+        run_at(tmp_path / name)

@@ -46,6 +46,11 @@ class MultiNodeCase:
     other: Base | None
     second: Base | None
 
+    @property
+    def base(self) -> Base | None:
+        """The most similar one-node set, one of the same machine if there is any."""
+        return self.own or self.other
+
     def predict(self, knowledge: Knowledge, costs: Costs) -> Prediction | None:
         """Predict the set with the given knowledge. Return None if that knowledge is missing."""
         base = self.other if knowledge == 'other' else self.own
@@ -130,7 +135,7 @@ def fit(cases: Sequence[MultiNodeCase]) -> Costs:
     reweighted least squares."""
     # The step of each case = known parts + matrix @ (common latency, early addition, differences of
     # the generations).
-    data = [(c, base) for c in cases if (base := c.own or c.other)]
+    data = [(c, base) for c in cases if (base := c.base)]
     generations = sorted({base.generation for _, base in data})
     prior = np.array([_LATENCY_S, 0.0, *[0.0] * len(generations)])
     spread = np.array(
@@ -143,9 +148,7 @@ def fit(cases: Sequence[MultiNodeCase]) -> Costs:
     matrix = np.array(rows, dtype=float).reshape(len(data), len(prior))
     steps = np.array([c.step_s for c, _ in data])
     parts = [step_parts(base, c.layout, anchors.link_of(c.target), Costs()) for c, base in data]
-    extra = steps - np.array(
-        [computed + exchanged - hidden for computed, exchanged, hidden, _ in parts]
-    )
+    extra = steps - np.array([known.step_s for known in parts])
 
     # Solve, with less weight for outliers in each iteration.
     trust = np.array([1.0 if c.own else _OTHER_WEIGHT for c, _ in data])
@@ -248,7 +251,7 @@ class Validation:
 
     pairs: _Pairs
     errors: dict[tuple[Knowledge, str], Errors]  # only for keys with at least one predicted set
-    not_predicted: tuple[str, ...]  # sets without a prediction, with reasons
+    not_predicted: Sequence[str]  # sets without a prediction, with reasons
 
 
 def _errors_of(pairs: _Pairs) -> Errors:
@@ -283,10 +286,10 @@ def validate(sets: Sequence[RunSet]) -> Validation:
     return Validation(
         [(c, best[c.target]) for c in cases if c.target in best],
         {key: _errors_of(pairs) for key, pairs in found.items() if pairs},
-        tuple(
+        [
             f'{s.round} {s.name} not predicted: {reason}'
             for s, reason in _not_predicted(sets, [c.target for c in cases if c.target not in best])
-        ),
+        ],
     )
 
 

@@ -43,7 +43,7 @@ _NO_LINK = (
 class PredictionRequest:
     """Layouts to predict. Without a batch, each layout has the one with the least time."""
 
-    splits: tuple[tuple[int, int], ...]  # (nodes, accelerators or ranks per node)
+    splits: Sequence[tuple[int, int]]  # (nodes, accelerators or ranks per node)
     global_batch_size: int | None = None
     local_batch_size: float | None = None
     optimizer: str | None = None
@@ -59,7 +59,7 @@ class Predictions:
     request: PredictionRequest
     source: Source
     costs: Costs
-    rows: tuple[Prediction, ...]
+    rows: Sequence[Prediction]
 
     @property
     def predicted(self) -> list[Prediction]:
@@ -219,7 +219,7 @@ def _predict_batch(
     found = replace(
         found,
         cost=cost_of(found.node_hours, request.price),
-        doubts=tuple(_doubts(base, found, costs)),
+        doubts=list(_doubts(base, found, costs)),
     )
     recipe = layout.recipe
     for measured in _measured_sets(request, source, layout):
@@ -369,4 +369,4 @@ def predict_layouts(request: PredictionRequest, source: Source) -> Predictions:
             replace(row, unchanged_step_s=old.step_s, unchanged_minutes=old.minutes)
             for row, old in zip(rows, unchanged.rows)
         ]
-    return Predictions(request, source, costs, tuple(rows))
+    return Predictions(request, source, costs, rows)

@@ -15,6 +15,7 @@ from mlperf_rn50.analysis.predict.prediction import (
     Layout,
     Link,
     Prediction,
+    StepParts,
 )
 from mlperf_rn50.analysis.sets.run_set import ratio
 
@@ -97,11 +98,8 @@ def compute_s(base: Base, layout: Layout, link: Link, costs: Costs) -> float:
     return on_line if on_line > 0 else proportional_s
 
 
-def step_parts(
-    base: Base, layout: Layout, link: Link, costs: Costs
-) -> tuple[float, float, float, float]:
-    """Return the times of a step: computing, exchange, the part of it that the backward pass hides,
-    and the rest."""
+def step_parts(base: Base, layout: Layout, link: Link, costs: Costs) -> StepParts:
+    """Return the times of a step."""
     computed_s = compute_s(base, layout, link, costs)
     exchanged_s, other_s = _several_nodes_s(base, layout, link, costs)
     hidden_s = min(exchanged_s, BACKWARD_SHARE * computed_s)
@@ -112,7 +110,7 @@ def step_parts(
     # published sets show no overlap; assume just enough that TCP would not be faster
     elif not link.is_tcp:
         hidden_s = max(0.0, hidden_s - HOP_S * _members(layout, link))
-    return computed_s, exchanged_s, hidden_s, other_s
+    return StepParts(computed_s, exchanged_s, hidden_s, other_s)
 
 
 def _run_spread(base: Base) -> float:
@@ -166,10 +164,8 @@ def _second_factor(base: Base, second: Base, costs: Costs) -> float:
     """Return the factor by which a second set's step corrects a predicted step. Large deviations
     are limited."""
     assert second.run_set, 'a bench is never a second set'
-    computed_s, exchanged_s, hidden_s, other_s = step_parts(
-        base, second.layout, link_of(second.run_set), costs
-    )
-    deviation = math.log(second.step_s / (computed_s + exchanged_s - hidden_s + other_s))
+    predicted = step_parts(base, second.layout, link_of(second.run_set), costs)
+    deviation = math.log(second.step_s / predicted.step_s)
     return math.exp(_SECOND_WEIGHT * max(-_MAX_DEVIATION, min(_MAX_DEVIATION, deviation)))
 
 
@@ -191,16 +187,14 @@ def predict_layout(
 
     # The step
     factor = _second_factor(base, second, costs) if second else 1.0
-    computed_s, exchanged_s, hidden_s, other_s = (
-        factor * s for s in step_parts(base, layout, link, costs)
-    )
-    if computed_s <= 0:
+    parts = StepParts(*(factor * s for s in step_parts(base, layout, link, costs)))
+    step_s = parts.step_s
+    if parts.compute_s <= 0:
         return Prediction(
             layout,
             'the assumed exchange and latency exceed the measured step; pass a source on one node, '
             'or a higher --link-gbit-s',
         )
-    step_s = computed_s + exchanged_s - hidden_s + other_s
     has_extra = link.extra_s is not None
     is_same = _is_measured_layout(base, layout)
     is_measured = is_same or layout.num_nodes == base.num_nodes == 1 and not base.is_scaled
@@ -211,13 +205,10 @@ def predict_layout(
             knowledge = 'other'
     share = None if base.is_scaled else 1.0
     if share and not is_measured and not has_extra:
-        share = computed_s / step_s
+        share = parts.compute_s / step_s
     found = Prediction(
         layout,
-        compute_s=computed_s,
-        exchange_s=exchanged_s,
-        hidden_s=hidden_s,
-        other_s=other_s,
+        **parts._asdict(),
         step_s=step_s,
         images_per_s=batch / step_s,
         hardware_efficiency=layout.local_batch_size / step_s * base.step_s / base.local_batch_size,
@@ -231,7 +222,9 @@ def predict_layout(
     minutes = _total_s(base, layout, costs, epochs.mean, step_s) / 60
     error = math.log1p(_run_spread(base)) if is_same else 0.0
     error = math.hypot(error or costs.errors.get(knowledge, 0.0), base.noise)
-    low, high = _interval(epochs, error, 0.0 if link.gbit_s or is_same else exchanged_s / step_s)
+    low, high = _interval(
+        epochs, error, 0.0 if link.gbit_s or is_same else parts.exchange_s / step_s
+    )
     return replace(
         found,
         minutes=minutes,

@@ -13,7 +13,7 @@ from mlperf_rn50.analysis.predict.layouts import Predictions
 from mlperf_rn50.analysis.predict.prediction import Prediction
 from mlperf_rn50.analysis.show import figure
 from mlperf_rn50.analysis.show.data import render_json
-from mlperf_rn50.analysis.show.text import MARKDOWN, render_text
+from mlperf_rn50.analysis.show.plain import MARKDOWN, render_text
 from mlperf_rn50.answer import Answer
 from mlperf_rn50.files import write_atomically
 from mlperf_rn50.runfolder.outputs import new_files

@@ -1,9 +1,9 @@
 """Data classes of predictions: measured base, interconnect, epochs, costs of several nodes, layout,
 predicted times."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from mlperf_rn50.analysis.sets.run_set import RunSet, node_hours
 from mlperf_rn50.analysis.sets.settings import Recipe
@@ -132,6 +132,19 @@ class Costs:
     source: str = 'assumed for ranks without accelerators'
 
 
+class StepParts(NamedTuple):
+    """Seconds of a step: its parts, and how much of the exchange the backward pass hides."""
+
+    compute_s: float
+    exchange_s: float
+    hidden_s: float
+    other_s: float
+
+    @property
+    def step_s(self) -> float:
+        return self.compute_s + self.exchange_s - self.hidden_s + self.other_s
+
+
 @dataclass(frozen=True)
 class Prediction:
     """Predicted values of a layout, None after a refusal; minutes also if epochs or evaluations are
@@ -166,7 +179,7 @@ class Prediction:
     best_measured_system: str | None = None
     unchanged_step_s: Number = None  # without the changes of --what-if
     unchanged_minutes: Number = None
-    doubts: tuple[str, ...] = ()
+    doubts: Sequence[str] = ()
 
     @property
     def known_minutes(self) -> float | None:

@@ -21,7 +21,7 @@ from mlperf_rn50.analysis.recipe.reference import describe_recipe
 from mlperf_rn50.analysis.sets.run_set import cost_of
 from mlperf_rn50.answer import Answer, Cell, Table, figures_cell, number_cell, percent_cell
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK
-from mlperf_rn50.text import data_name, grouped, money, percent, plural
+from mlperf_rn50.text import data_name, grouped, money, percent, plural, significant
 
 # Columns that a narrow terminal omits first, the last first.
 _MINOR = (
@@ -85,8 +85,8 @@ def _table(
             table_rows.append(tuple(map(next(cells).__getitem__, head)))
     return Table(
         title,
-        tuple(head),
-        tuple(table_rows),
+        head,
+        table_rows,
         note=' '.join(text for column, text in notes.items() if column in head),
         minor=_MINOR,
     )
@@ -162,9 +162,10 @@ def _step_cells(found: Predictions, p: Prediction) -> Cells:
 
 
 def _sentence(found: Predictions, p: Prediction) -> str:
-    """Return the answer for a layout, a measured time first, then the predicted one unless it is
-    that of this batch."""
-    text, then, epochs = p.layout.name, ', ', p.layout.epochs
+    """Return the answer for a layout: a measured time first, then the predicted one unless it is
+    of the measured recipe."""
+    text, epochs, batch = p.layout.name, p.layout.epochs, p.layout.recipe.global_batch_size
+    then, at_batch = ', ', f' at batch {batch:,}'
     cost = cost_of(p.known_node_hours, found.request.price)
     spent = f', {figures_cell(p.known_node_hours).text} node-hours'
     if cost is not None:
@@ -176,7 +177,10 @@ def _sentence(found: Predictions, p: Prediction) -> str:
         )
         if p.best_measured_minutes == p.measured_minutes:
             return text
-        then, spent = '; predicted ', ''
+        then = f'; at this batch, predicted from {found.source.base.name} '
+        if p.best_measured_batch_size != batch:
+            then = f'; at another batch, {batch:,}, predicted '
+        at_batch = spent = ''
     if p.refusal:
         return f'{text}, refused: {p.refusal}'
     if not p.minutes or not p.interval or not epochs:
@@ -184,8 +188,8 @@ def _sentence(found: Predictions, p: Prediction) -> str:
     kind = ' (interpolated recipe)' if epochs.kind == 'interpolated' else ''
     among = '' if epochs.low == epochs.high else f' ({epochs.low:g} to {epochs.high:g})'
     return (
-        f'{text}{then}{p.minutes:,.2f} min ({_range_cell(p.interval).text}) at batch '
-        f'{p.layout.recipe.global_batch_size:,}{kind}, {epochs.mean:.3g} epochs{among}{spent}'
+        f'{text}{then}{p.minutes:,.2f} min ({_range_cell(p.interval).text}){at_batch}{kind}, '
+        f'{epochs.mean:.3g} epochs{among}{spent}'
     )
 
 
@@ -214,7 +218,7 @@ def _resumed(found: Predictions) -> list[str]:
 
 
 def _link_line(link: Link) -> str:
-    rate = 'unknown rate' if link.gbit_s is None else f'{link.gbit_s:,.4g} Gbit/s per node'
+    rate = 'unknown rate' if link.gbit_s is None else f'{significant(link.gbit_s)} Gbit/s per node'
     way = 'hierarchical' if link.is_hierarchical else 'ring'
     if link.is_tcp:
         way = f'TCP, {way}'
@@ -353,12 +357,11 @@ def prediction_answer(found: Predictions) -> Answer:
 
 def _validation_cells(case: MultiNodeCase, p: Prediction) -> Cells:
     target, epochs = case.target, p.layout.epochs
-    base = case.other if p.knowledge == 'other' else case.own
     return {
         'round': Cell(target.round),
         'organisation': Cell(target.org or '-'),
         'system': Cell(target.name),
-        'source': Cell(base.name if base else '-'),
+        'source': Cell(case.base.name if case.base else '-'),
         'basis': Cell(KNOWLEDGE_TEXTS[p.knowledge or 'own']),
         'epochs': number_cell(epochs.mean if epochs else None, 'g'),
         'predicted min': number_cell(p.minutes, '.2f'),
@@ -369,12 +372,40 @@ def _validation_cells(case: MultiNodeCase, p: Prediction) -> Cells:
     }
 
 
+def _validated(case: MultiNodeCase, p: Prediction) -> dict[str, Any]:
+    """Return a predicted set as an object of JSON."""
+    target = case.target
+    return {
+        'round': target.round,
+        'org': target.org,
+        'system': target.name,
+        'source': case.base and case.base.name,
+        'knowledge': p.knowledge,
+        'epochs': p.layout.epochs and p.layout.epochs.mean,
+        'minutes': p.minutes,
+        'interval': p.interval,
+        'measured_minutes': target.minutes,
+        'is_held': case.is_held(p),
+    }
+
+
 def validation_answer(found: Validation) -> Answer:
     """Return the errors by knowledge, the predictions without each set's round, and the excluded
-    sets."""
+    sets. docs/output.md explains the keys of the data."""
+    data = {
+        'format': 'mlperf-rn50 predict --validate 1',
+        'version': mlperf_rn50.__version__,
+        'errors': [
+            {'knowledge': knowledge, 'left_out': left_out, **asdict(e)}
+            for (knowledge, left_out), e in found.errors.items()
+        ],
+        'predictions': [_validated(case, p) for case, p in found.pairs],
+        'not_predicted': found.not_predicted,
+    }
     if not found.errors:
         return Answer(
             sentences=['No set on several nodes can be predicted', *found.not_predicted],
+            data=data,
             exit_code=EXIT_FAILED,
         )
     errors = [
@@ -396,9 +427,10 @@ def validation_answer(found: Validation) -> Answer:
     return Answer(
         title='Errors of predict on sets that it was not fitted to',
         tables=[
-            Table(title, tuple(rows[0]), tuple(tuple(row.values()) for row in rows))
+            Table(title, list(rows[0]), [list(row.values()) for row in rows])
             for title, rows in zip(titles, (errors, sets))
         ],
         notes=found.not_predicted,
         notes_title='Not predicted',
+        data=data,
     )

@@ -110,7 +110,7 @@ class Bench:
 
     path: Path
     accelerator: str | None  # None for ranks on CPUs
-    steps: tuple[MeasuredStep, ...] = ()
+    steps: Sequence[MeasuredStep] = ()
     exchange: MeasuredExchange | None = None
 
 
@@ -120,8 +120,8 @@ class Source:
 
     base: Base
     link: Link
-    sets: tuple[RunSet, ...] = ()
-    notes: tuple[str, ...] = ()
+    sets: Sequence[RunSet] = ()
+    notes: Sequence[str] = ()
 
 
 class WhatIf(Struct, frozen=True, forbid_unknown_fields=True):
@@ -154,7 +154,7 @@ def load_bench(path: Path) -> Bench | None:
         accelerator = found.machine.gpus[0][:_MAX_TEXT] if found.machine.gpus else None
         if found.format == 'mlperf-rn50 bench train 1':  # further tables compare numbers of ranks
             steps = convert(found.tables[0].rows, list[MeasuredStep])
-            return Bench(path, accelerator, tuple(steps))
+            return Bench(path, accelerator, steps)
         exchange = convert(found.tables[-1].rows[0], MeasuredExchange)
         return Bench(path, accelerator, exchange=exchange)
     except (OSError, MsgspecError, ValueError, RecursionError) as e:
@@ -401,8 +401,8 @@ def _from_systems(folder: Path, name: str | None, per_node: int | None) -> Sourc
     return Source(
         replace(base, steps=_other_steps(base.local_batch_size, alike)),
         with_network(link_of(run_set), run_set),
-        tuple(comparable),
-        tuple(notes),
+        list(comparable),
+        notes,
     )
 
 

@@ -50,7 +50,7 @@ class RecipeGroup:
 
     recipe: Recipe
     generation: str
-    sets: tuple[RunSet, ...]
+    sets: Sequence[RunSet]
     target: float
 
     @property
@@ -58,16 +58,16 @@ class RecipeGroup:
         return self.recipe.global_batch_size
 
     @cached_property
-    def runs(self) -> tuple[Run, ...]:
-        return tuple(r for s in self.sets for r in s.readable)
+    def runs(self) -> list[Run]:
+        return [r for s in self.sets for r in s.readable]
 
     def epochs_of(self, run_set: RunSet) -> list[int | None]:
         return [reached_epoch(r, self.target) for r in run_set.readable]
 
     @cached_property
-    def epochs(self) -> tuple[int, ...]:
+    def epochs(self) -> list[int]:
         """Epochs to the target, for each run that reached it, in ascending order."""
-        return tuple(sorted(e for s in self.sets for e in self.epochs_of(s) if e is not None))
+        return sorted(e for s in self.sets for e in self.epochs_of(s) if e is not None)
 
     @property
     def mean_epochs(self) -> float:
@@ -118,7 +118,7 @@ def group(
         generation = run_set.round if run_set.round in _GENERATIONS else _GENERATIONS[0]
         groups[recipe, generation, target or declared].append(run_set)
     found = [
-        RecipeGroup(recipe, generation, tuple(members), goal)
+        RecipeGroup(recipe, generation, members, goal)
         for (recipe, generation, goal), members in groups.items()
     ]
     return sorted((p for p in found if p.epochs), key=lambda p: (p.batch, _age(p), -len(p.runs)))
@@ -185,7 +185,7 @@ class Choice:
 
     recipe: Recipe
     kind: Literal['known', 'between']
-    sources: tuple[RecipeGroup, ...]  # one, or one at a smaller and one at a larger batch
+    sources: Sequence[RecipeGroup]  # one, or one at a smaller and one at a larger batch
     epochs: float
     target: float
 

@@ -4,9 +4,12 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib import resources
 from operator import attrgetter
 from statistics import fmean
 from typing import Any
+
+import yaml
 
 from mlperf_rn50.analysis.recipe.choose import (
     STEP_SCHEDULE_EPOCHS,
@@ -19,7 +22,7 @@ from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.analysis.sets.run_set import generation_of, ratio
 from mlperf_rn50.config import Config, render_value
 from mlperf_rn50.data.options import IMAGENET
-from mlperf_rn50.mllog.logged_run import IMAGENET_TRAIN, IMAGENET_VAL
+from mlperf_rn50.mllog.logged_run import IMAGENET_TRAIN
 from mlperf_rn50.text import grouped, plural, span
 
 # Largest ratio of similar batches, from the published recipe with the widest range (batches 1,632
@@ -36,34 +39,10 @@ _LOGGED = tuple(
     optimizer.lars_epsilon train.label_smoothing train.target_accuracy train.eval_period
     train.eval_offset""".split()
 )
-# Values that the submissions do not log, from the code submitted with the logs, which
-# docs/recipes.md cites.
-_SUBMITTED: dict[str, Any] = {
-    'data.num_train': IMAGENET_TRAIN,
-    'data.num_val': IMAGENET_VAL,
-    'data.num_classes': 1000,
-    'data.image_size': 224,
-    'data.resize_shorter': 256,
-    'data.crop': 'random_resized',
-    'data.min_area': 0.05,
-    'data.max_area': 1.0,
-    'data.min_aspect': 0.75,
-    'data.max_aspect': 4 / 3,
-    'data.mirror': 'random',
-    'data.mirror_probability': 0.5,
-    'data.mean': (123.675, 116.28, 103.53),
-    'data.std': (58.395, 57.12, 57.375),
-    'data.interpolation': None,
-    'data.last_batch': 'wrap',
-    'optimizer.nesterov': False,
-    'optimizer.lars_eta': 0.001,
-    'optimizer.lars_epsilon': 0.0,
-    'schedule.step_factor': 0.1,
-    'model.name': 'resnet50',
-    'model.bn_momentum': 0.9,
-    'model.bn_epsilon': 1e-5,
-    'model.zero_gamma': None,
-}
+# Values that the submissions do not log.
+_SUBMITTED: dict[str, Any] = yaml.safe_load(
+    resources.files(__package__).joinpath('submitted.yaml').read_text(encoding='utf-8')
+)
 # Keys whose deviations cause a warning; only the learning rate may scale with the batch.
 _WARNED = (
     'schedule.base_lr',
@@ -95,7 +74,7 @@ class Row:
 
     key: str
     config: RecipeValue | None
-    published: tuple[RecipeValue, ...]
+    published: Sequence[RecipeValue]
     # whether no recipe with the same optimizer has the configuration's value
     is_alone: bool = False
 
@@ -169,14 +148,14 @@ def rows_of(recipes: Sequence[RecipeGroup], config: Config | None = None) -> lis
     cells = [_published_cells(p) for p in recipes]
     if config is None:
         return [
-            Row(key, None, tuple(c[key] for c in cells))
+            Row(key, None, [c[key] for c in cells])
             for key in _LOGGED
             if any(c[key].is_used for c in cells)
         ]
     values = _config_cells(config)
     alike = [c for c in cells if c['optimizer.name'].value == config.optimizer.name]
     return [
-        Row(key, own, tuple(c[key] for c in cells), _is_alone(key, values, alike or cells))
+        Row(key, own, [c[key] for c in cells], _is_alone(key, values, alike or cells))
         for key, own in values.items()
         if own.is_used or any(c[key].is_used for c in cells)
     ]

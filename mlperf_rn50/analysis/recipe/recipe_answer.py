@@ -24,7 +24,7 @@ from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.answer import Answer, Cell, Table, number_cell
 from mlperf_rn50.config import Config, render_yaml
 from mlperf_rn50.data.options import MANIFEST_NAME
-from mlperf_rn50.data.records import load_manifest
+from mlperf_rn50.data.recordio import load_manifest
 from mlperf_rn50.errors import ConfigError, DataError
 from mlperf_rn50.text import plural, printable
 
@@ -108,7 +108,7 @@ def _systems_table(title: str, recipes: Sequence[RecipeGroup]) -> Table:
             rows.append((Cell(''), Cell('', published.batch), *map(Cell, texts)))
     head = ',batch,round,organisation,system,layout,target,epochs,converged'
     minor = 'layout', 'round', 'target', 'converged', 'organisation'
-    return Table(title, tuple(head.split(',')), tuple(rows), minor=minor)
+    return Table(title, head.split(','), rows, minor=minor)
 
 
 def _values_tables(found: Recipes) -> Iterator[Table]:
@@ -117,13 +117,13 @@ def _values_tables(found: Recipes) -> Iterator[Table]:
     letters = ascii_uppercase[: min(_MAX_RECIPES, len(found.recipes))]
     rows = [_value_cells(row) for row in found.rows]
     if not found.config:
-        yield Table('', ('', *letters), tuple(rows))
+        yield Table('', ('', *letters), rows)
         return
     differing = [row for row in rows if len({c.text for c in row[2:]}) > 1]
     shared = [row[:3] for row in rows if row not in differing]
-    yield Table('', ('', 'config', *letters), tuple(differing))
+    yield Table('', ('', 'config', *letters), differing)
     span = f'{letters[0]} to {letters[-1]}' if differing else letters[0]
-    yield Table('', ('', 'config', span), tuple(shared))
+    yield Table('', ('', 'config', span), shared)
 
 
 def _value_cells(row: Row) -> tuple[Cell, ...]:
@@ -176,12 +176,16 @@ def _compared_lines(found: Recipes, config: Config) -> list[str]:
 
 def _compared_notes(found: Recipes, config: Config) -> list[str]:
     """Return the legend, and facts that no configuration key describes."""
-    recipes = 'above, none of which has this optimizer,'
-    if any(p.recipe.opt_name == config.optimizer.name for p in found.recipes):
-        recipes = 'with this optimizer'
+    name = config.optimizer.name
+    recipes = f'the recipes, all with another optimizer than {name},'
+    if any(p.recipe.opt_name == name for p in found.recipes):
+        recipes = f'the {name} recipes'
+    legend = (
+        f'* value of this configuration that none of {recipes} has; the end and the length of a '
+        f'schedule are compared only with recipes of schedule.decay {config.schedule.decay}'
+    )
     return [
-        f'* no recipe {recipes} has this value (schedule end and length: among schedules of the '
-        'same kind)',
+        *([legend] if any(row.is_alone for row in found.rows) else []),
         'Colours: the submissions and train change the colours of training images only by mean and '
         'std.',
         'Files: the storage format of the images is not logged. This configuration: '

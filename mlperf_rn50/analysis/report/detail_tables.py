@@ -55,7 +55,7 @@ def runs_table(study: Study, most: int = _MAX_RUNS) -> Table:
     runs = [(s, r) for s in study.run_sets for r in s.runs]
     first = sorted(range(len(runs)), key=lambda i: runs[i][1].status == 'converged')[:most]
     shown = [runs[i] for i in sorted(first)]
-    rows = tuple(
+    rows = [
         (
             Cell(s.name),
             Cell(r.path.name),
@@ -71,7 +71,7 @@ def runs_table(study: Study, most: int = _MAX_RUNS) -> Table:
             Cell(str(r.num_warnings or '-'), r.num_warnings),
         )
         for s, r in shown
-    )
+    ]
     note = ''
     if len(shown) < len(runs):
         note = (
@@ -101,7 +101,7 @@ def resumes_table(study: Study) -> Table:
     resumed = [(s, r, parts) for s in study.run_sets for r in s.runs if (parts := r.elapsed)][
         :_MAX_RUNS
     ]
-    rows = tuple(
+    rows = [
         (
             Cell(s.name),
             Cell(r.path.name),
@@ -110,7 +110,7 @@ def resumes_table(study: Study) -> Table:
             *(number_cell(seconds, ',.1f', line_refs(r, RUN_RESUMED)) for seconds in parts),
         )
         for s, r, parts in resumed
-    )
+    ]
     return Table(
         'Resumed runs, seconds from run_start to run_stop',
         columns(
@@ -124,7 +124,7 @@ def resumes_table(study: Study) -> Table:
 
 
 def splits_table(study: Study) -> Table:
-    rows = tuple(
+    rows = [
         (
             number_cell(x.units),
             Cell(f'{x.faster.name}: {plural(x.faster.num_nodes or 0, "node")}'),
@@ -135,7 +135,7 @@ def splits_table(study: Study) -> Table:
             percent_cell(x.time_difference, '.1f', time_refs(x.faster, x.slower)),
         )
         for x in study.splits
-    )
+    ]
     return Table(
         f'Equal numbers of {unit_name(study)} on different numbers of nodes',
         (
@@ -152,7 +152,7 @@ def splits_table(study: Study) -> Table:
 
 
 def parts_table(study: Study) -> Table:
-    rows = tuple(
+    rows = [
         (
             Cell(s.name),
             number_cell(
@@ -166,7 +166,7 @@ def parts_table(study: Study) -> Table:
         )
         for s in study.run_sets
         if not s.refusal and (p := s.parts)
-    )
+    ]
     return Table(
         'Time by phase, seconds per run',
         columns(
@@ -196,7 +196,7 @@ def energy_table(study: Study) -> Table:
     return Table(
         'Energy per run',
         columns('system | run, s | kWh | devices | mean W'),
-        tuple(rows),
+        rows,
         'Energy is summed over all nodes, from run_start to run_stop.',
     )
 
@@ -246,7 +246,7 @@ def reads_table(study: Study) -> Table:
     return Table(
         'Training records read by each node per epoch',
         columns('system | node | first epoch, MB | of them new | later epochs, MB | of them new'),
-        tuple(rows),
+        rows,
         'Values are from the first run with these metrics; later epochs are averaged. New bytes '
         'were read for the '
         'first time since the run started or resumed; other bytes may come from the page cache.',
@@ -255,7 +255,7 @@ def reads_table(study: Study) -> Table:
 
 def rcp_table(study: Study) -> Table:
     verdicts = [(s, v) for s in study.run_sets if (v := rcp.check_rcp(s))]
-    rows = tuple(
+    rows = [
         (
             Cell(s.name),
             number_cell(s.global_batch_size),
@@ -267,7 +267,7 @@ def rcp_table(study: Study) -> Table:
             Cell(v.text),
         )
         for s, v in verdicts
-    )
+    ]
     return Table(
         'Epochs against the reference convergence points',
         columns('system | global batch | epochs | reference | at least | round | official check'),

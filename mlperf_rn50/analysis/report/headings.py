@@ -30,7 +30,9 @@ def mean_text(run_set: RunSet) -> str:
     ones."""
     marks = [', refused'] if run_set.reasons else []
     marks += [', resumed'] if run_set.is_resumed else []
-    return ''.join([f'mean of {len(run_set.scored)}', *marks])
+    num_runs = len(run_set.scored)
+    runs = 'one run' if num_runs == 1 else f'mean of {num_runs} runs'
+    return ''.join([runs, *marks])
 
 
 def unit_name(study: Study) -> str:

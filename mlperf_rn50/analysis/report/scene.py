@@ -40,8 +40,8 @@ class Scene:
     """A study with the systems to draw and notes on omitted systems."""
 
     study: Study
-    shown: tuple[SystemStyle, ...]
-    notes: tuple[str, ...]
+    shown: Sequence[SystemStyle]
+    notes: Sequence[str]
 
     def plot(self, name: str, title: str, height_in: float) -> tuple[Plot, Axes]:
         return make_plot(
@@ -107,8 +107,8 @@ def make_scene(study: Study) -> Scene:
     labels = dict(zip(shown, cut_names([names[i] for i in shown], MAX_NAME)))
     return Scene(
         study,
-        tuple(SystemStyle(i, study.run_sets[i], labels[i], colours.get(i, INK)) for i in shown),
-        tuple(notes),
+        [SystemStyle(i, study.run_sets[i], labels[i], colours.get(i, INK)) for i in shown],
+        notes,
     )
 
 

@@ -25,7 +25,7 @@ from mlperf_rn50.analysis.sets.run_set import (
     training_refs,
 )
 from mlperf_rn50.analysis.sets.scaling import MAX_NAMES, Series, Study, has_other_units
-from mlperf_rn50.answer import Cell, Ref, Table, columns, figures_cell, number_cell, percent_cell
+from mlperf_rn50.answer import Cell, Refs, Table, columns, figures_cell, number_cell, percent_cell
 from mlperf_rn50.mllog.findings import Finding, most_severe
 from mlperf_rn50.mllog.sidecar.metrics import read_stragglers
 from mlperf_rn50.text import data_name, minutes, money, percent, some
@@ -108,17 +108,17 @@ def _systems_table(
     empty = [h for h in _OPTIONAL if all(row[h].text == '-' for row in rows)]
     unscaled = () if any(map(official_minutes, run_sets)) else ('scaled score, min',)
     uniform = () if mixes_divisions(run_sets) else ('division',)
-    head = tuple(h for h in order if h not in {*left_out, *empty, *unscaled, *uniform})
+    head = [h for h in order if h not in {*left_out, *empty, *unscaled, *uniform}]
     shown = [
         (row['system'], Cell(f'refused: {run_set.refusal}', span=len(head) - 1))
         if run_set.refusal
         else tuple(row[h] for h in head)
         for run_set, row in zip(run_sets, rows)
     ]
-    return Table(title, head, tuple(shown), **keys)
+    return Table(title, head, shown, **keys)
 
 
-def _cost_cells(study: Study, run_set: RunSet, refs: tuple[Ref, ...]) -> dict[str, Cell]:
+def _cost_cells(study: Study, run_set: RunSet, refs: Refs) -> dict[str, Cell]:
     energy, cost = run_set.energy, study.cost(run_set)
     # else node-hours would not be explained
     is_spent = cost is not None or energy and energy.measured
@@ -300,7 +300,7 @@ def series_matrix(studies: Sequence[Study]) -> Table | None:
     return Table(
         'Series: minutes by number of nodes',
         ('series', *(f'{n:,}' for n in nodes)),
-        tuple(rows),
+        rows,
         'Small numbers: efficiency relative to the first system of the series, or to --baseline.',
         is_whole=True,
     )

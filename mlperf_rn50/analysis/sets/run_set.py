@@ -20,7 +20,7 @@ from mlperf_rn50.analysis.sets.time_parts import (
     seconds_per_epoch,
     speed_doubt,
 )
-from mlperf_rn50.answer import Ref
+from mlperf_rn50.answer import Refs
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.check.judge import CheckedLog, Judgement
 from mlperf_rn50.mllog.duplicates import Duplicate, find_duplicates
@@ -59,6 +59,11 @@ def kwh(joules: float | None) -> float | None:
 def ratio(a: float | None, b: float | None) -> float | None:
     """Return a / b, or None if either is missing or b is 0."""
     return a / b if a is not None and b else None
+
+
+def _known(runs: Sequence[Run], name: str) -> list[Any]:
+    """Return the values of an attribute in the runs that have one."""
+    return [v for r in runs if (v := getattr(r, name)) is not None]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -259,14 +264,13 @@ class RunSet:
     @cached_property
     def time_s(self) -> float | None:
         """MLPerf score, or mean of the scored runs, in seconds."""
-        times = [r.time_to_train_s for r in self.scored if r.time_to_train_s is not None]
-        return statistics.fmean(times) if times else None
+        return _mean(_known(self.scored, 'time_to_train_s'))
 
     @cached_property
     def spread_s(self) -> float | None:
         """Standard deviation of the times of all timed runs, in seconds, or None for fewer than
         two."""
-        times = [r.time_to_train_s for r in self.timed if r.time_to_train_s is not None]
+        times = _known(self.timed, 'time_to_train_s')
         if len(times) < 2 or self.refusal:
             return None
         # Decimals, because Python 3.10 rounds the stdev of floats differently.
@@ -274,16 +278,15 @@ class RunSet:
 
     @cached_property
     def epochs(self) -> tuple[int, ...]:
-        return tuple(r.epochs_to_converge for r in self.timed if r.epochs_to_converge is not None)
+        return tuple(_known(self.timed, 'epochs_to_converge'))
 
     @cached_property
     def epochs_mean(self) -> float | None:
-        return statistics.fmean(self.epochs) if self.epochs and not self.refusal else None
+        return None if self.refusal else _mean(self.epochs)
 
     @cached_property
     def scored_epochs_mean(self) -> float | None:
-        epochs = [r.epochs_to_converge for r in self.scored if r.epochs_to_converge is not None]
-        return statistics.fmean(epochs) if epochs else None
+        return _mean(_known(self.scored, 'epochs_to_converge'))
 
     @cached_property
     def parts(self) -> Parts | None:
@@ -408,11 +411,11 @@ class RunSet:
 
 
 # Log lines from which numbers come.
-def line_refs(run: Run, *names: str) -> tuple[Ref, ...]:
+def line_refs(run: Run, *names: str) -> Refs:
     return tuple((run.path, run.lines[n]) for n in names if n in run.lines)
 
 
-def fact_refs(runs: Sequence[Run], field: str) -> tuple[Ref, ...]:
+def fact_refs(runs: Sequence[Run], field: str) -> Refs:
     """Return the source line of a fact in the first run that has one."""
     refs = (
         (s.path or r.path, s.line)
@@ -422,19 +425,19 @@ def fact_refs(runs: Sequence[Run], field: str) -> tuple[Ref, ...]:
     return tuple(islice(refs, 1))
 
 
-def evaluation_refs(run: Run) -> tuple[Ref, ...]:
+def evaluation_refs(run: Run) -> Refs:
     return ((run.path, run.evaluations[-1].line),) if run.evaluations else ()
 
 
-def clock_refs(run: Run) -> tuple[Ref, ...]:
+def clock_refs(run: Run) -> Refs:
     return line_refs(run, keys.RUN_START, keys.RUN_STOP)
 
 
-def time_refs(*run_sets: RunSet | None) -> tuple[Ref, ...]:
+def time_refs(*run_sets: RunSet | None) -> Refs:
     return tuple(ref for s in run_sets if s for r in s.scored for ref in clock_refs(r))
 
 
-def training_refs(*run_sets: RunSet | None) -> tuple[Ref, ...]:
+def training_refs(*run_sets: RunSet | None) -> Refs:
     """Return the first and last epoch and the last evaluation of each run."""
     return tuple(
         (r.path, rows[place].line)

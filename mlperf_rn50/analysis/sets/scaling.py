@@ -23,7 +23,7 @@ class Series:
     """Sets of one machine on at least two different numbers of nodes, sorted by number of nodes,
     then by time."""
 
-    run_sets: tuple[RunSet, ...]
+    run_sets: Sequence[RunSet]
 
     @property
     def baseline(self) -> RunSet:
@@ -79,7 +79,7 @@ def find_series(run_sets: Sequence[RunSet]) -> list[Series]:
         for part in [group] if has_unique_nodes else grouped(group, machine).values():
             if len({s.num_nodes for s in part}) > 1:
                 part.sort(key=lambda s: (s.num_nodes or 0, s.time_s or 0.0))
-                found.append(Series(tuple(part)))
+                found.append(Series(part))
     return found
 
 
@@ -205,14 +205,14 @@ class Study:
     """Systems in one folder with the same data set and target, which can be compared."""
 
     name: str
-    run_sets: tuple[RunSet, ...]
+    run_sets: Sequence[RunSet]
     baseline: RunSet  # the chosen one, or the first with a time
     # None without a time, and for systems that have no comparable system
-    comparisons: tuple[Comparison | None, ...]
-    splits: tuple[Split, ...]
+    comparisons: Sequence[Comparison | None]
+    splits: Sequence[Split]
     # about comparisons; those about the whole study are the baseline's
     findings: Mapping[RunSet, Sequence[Finding]]
-    series: tuple[Series, ...] = ()
+    series: Sequence[Series] = ()
     price_per_node_hour: float | None = None  # in any currency
 
     def cost(self, run_set: RunSet) -> float | None:
@@ -326,16 +326,16 @@ def _make_study(
     ]
     compared = list(map(compare, run_sets, bases))
     uses = Counter(c.baseline for c in compared if c)
-    comparisons = tuple(c if c and uses[c.baseline] > 1 else None for c in compared)
+    comparisons = [c if c and uses[c.baseline] > 1 else None for c in compared]
     baseline = chosen or next((s for s in run_sets if s.time_s), run_sets[0])
     return Study(
         name=baseline.study_name,
-        run_sets=tuple(run_sets),
+        run_sets=run_sets,
         baseline=baseline,
         comparisons=comparisons,
-        splits=tuple(compare_splits(run_sets)),
+        splits=compare_splits(run_sets),
         findings=_compare_findings(run_sets, comparisons, baseline),
-        series=tuple(series),
+        series=series,
         price_per_node_hour=price_per_node_hour,
     )
 

@@ -130,9 +130,11 @@ def _all_verdicts(verdicts: Sequence[Verdict]) -> list[str]:
     num_logs = sum(len(v.logs) for v in verdicts)
     num_valid = sum(v.is_valid for v in verdicts)
     num_formal = sum(not v.run_set.judgement.violations for v in verdicts) - num_valid
-    more = f'; {num_formal} more pass the format' if num_formal else ''
+    more = ''
+    if num_formal:
+        more = f'; format passes, but cannot be submitted: {plural(num_formal, "set")}'
     return [
-        f'valid for their rounds: {num_valid} of {len(verdicts)} sets, {num_logs} logs{more}',
+        f'valid for their rounds: {num_valid} of {len(verdicts)} sets ({num_logs} logs){more}',
         *(f'  {v.place}: {_verdict_text(v)}{_basis(v)}' for v in verdicts),
     ]
 

@@ -14,8 +14,8 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from mlperf_rn50.analysis.show.bar import track
 from mlperf_rn50.analysis.show.data import render_json
 from mlperf_rn50.analysis.show.figure import Plot, dump_plot, figure_of
-from mlperf_rn50.analysis.show.text import MARKDOWN, render_text
-from mlperf_rn50.answer import Answer, Cell, Ref, Sentence, Table
+from mlperf_rn50.analysis.show.plain import MARKDOWN, render_text
+from mlperf_rn50.answer import Answer, Cell, Refs, Sentence, Table
 from mlperf_rn50.files import numbered_lines, replacing
 from mlperf_rn50.runfolder.outputs import new_files
 from mlperf_rn50.text import cut_names, printable
@@ -30,7 +30,7 @@ class _Page:
     """Values of the template. Tables, plots and sources are numbered over the whole page."""
 
     def __init__(self, has_sources: bool, keep: Callable[[Plot], None]) -> None:
-        self.sources: dict[tuple[Ref, ...], str] = {}  # ids of distinct groups of log lines
+        self.sources: dict[Refs, str] = {}  # ids of distinct groups of log lines
         self._has_sources = has_sources
         self._keep = keep
         self._tables, self._plots = count(1), count(1)
@@ -139,7 +139,7 @@ def _choices(table: Table) -> Iterator[tuple[int, str, list[str]]]:
             yield i, head, known
 
 
-def _quotes(sources: Mapping[tuple[Ref, ...], str], folder: Path) -> list[dict[str, Any]]:
+def _quotes(sources: Mapping[Refs, str], folder: Path) -> list[dict[str, Any]]:
     """Return each entry: its id, its first lines with links relative to folder, and the number of
     omitted lines."""
     numbers: dict[Path, set[int]] = {}

@@ -12,6 +12,7 @@ from mlperf_rn50.text import (
     percent,
     plural,
     printable,
+    significant,
     some,
     span,
 )
@@ -94,7 +95,7 @@ def accuracy_text(run: LiveRun) -> str:
 def _speed(run: LiveRun) -> str:
     parts = (
         _known('{:,.0f} images/s', run.images_per_s),
-        _known('{:.3g} s/epoch', run.epoch_s or None),
+        _known('{} s/epoch', significant(run.epoch_s) if run.epoch_s else None),
         _known('loss {:.4g}', run.loss),
         _known('learning rate {:.4g}', run.learning_rate),
     )
@@ -145,7 +146,7 @@ def _hours(run: LiveRun, price: float | None) -> str:
     ):
         if hours is not None:
             cost = '' if price is None else f' (cost {money(hours * price)})'
-            parts.append(f'{hours:.3g} {when}{cost}')
+            parts.append(f'{significant(hours)} {when}{cost}')
     return _joined(*parts)
 
 
@@ -154,13 +155,13 @@ def _energy(run: LiveRun) -> str:
     if used is None or used.kwh is None:
         return _joined('not measured', used.reason if used else '', by=': ')
     cpu, gpu = (
-        'not measured' if kwh is None else f'{kwh:.3g}' for kwh in (used.cpu_kwh, used.gpu_kwh)
+        'not measured' if kwh is None else significant(kwh) for kwh in (used.cpu_kwh, used.gpu_kwh)
     )
-    text = f'{used.kwh:.3g} kWh in {duration(used.seconds)} (CPU {cpu}, GPU {gpu})'
+    text = f'{significant(used.kwh)} kWh in {duration(used.seconds)} (CPU {cpu}, GPU {gpu})'
     if run.left_s is None or not run.time_s or not used.seconds:
         return text
     at_end = used.kwh * (run.time_s + run.left_s) / used.seconds
-    return f'{text}, {at_end:.3g} kWh at epoch {run.max_epochs}'
+    return f'{text}, {significant(at_end)} kWh at epoch {run.max_epochs}'
 
 
 def _nodes(run: LiveRun) -> str:
@@ -232,10 +233,10 @@ def facts_of(run: LiveRun, price: float | None = None) -> Table:
         levels['reference'] = 'bad'
     if run.skew is not None and run.skew >= _SLOW:
         levels['rank skew'] = 'warn'
-    rows = (
+    rows = [
         (Cell(name), Cell(text, level=levels.get(name, ''))) for name, text in facts.items() if text
-    )
-    return Table('', (), tuple(rows))
+    ]
+    return Table('', (), rows)
 
 
 def _evaluations_table(run: LiveRun) -> Table:
@@ -251,9 +252,9 @@ def _evaluations_table(run: LiveRun) -> Table:
                 text = f'{100 * known.low:.2f} to {100 * known.high:.2f}'
             row += [percent_cell(known.mean, '.2f'), Cell(text, known.low)]
         row.append(number_cell(None if e.time_s is None else e.time_s / 60, '.1f'))
-        rows.append(tuple(row))
+        rows.append(row)
     reference = ('reference', 'band, %') if run.band else ()
-    return Table('Evaluations', ('epoch', 'Top-1', *reference, 'time, min'), tuple(rows))
+    return Table('Evaluations', ('epoch', 'Top-1', *reference, 'time, min'), rows)
 
 
 def answer_of(run: LiveRun, price: float | None = None) -> Answer:

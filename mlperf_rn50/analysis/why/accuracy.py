@@ -19,7 +19,7 @@ from mlperf_rn50.answer import Answer
 from mlperf_rn50.config import Config, render_value
 from mlperf_rn50.runfolder.names import find_run_folders, list_runs
 from mlperf_rn50.runfolder.records import CourseRecord, LossScaleRecord, TrainRecord
-from mlperf_rn50.text import grouped, percent
+from mlperf_rn50.text import grouped, percent, significant
 
 # What a key may cause, and the first key to change for a cause.
 _KEYS = {
@@ -80,10 +80,6 @@ class Cause(NamedTuple):
         )
 
 
-def _plain(value: float) -> str:
-    return f'{value:,.0f}' if value >= 100 else f'{value:.3g}'
-
-
 def weigh(
     name: str,
     figure: str,
@@ -98,7 +94,7 @@ def weigh(
     """
     limits = {word: v for word, v in (('at least', least), ('at most', most)) if abs(v) < math.inf}
     # a share is never above 100 %
-    render = percent if max(value, *limits.values()) <= 1 else _plain
+    render = percent if max(value, *limits.values()) <= 1 else significant
     low, got, high = (float(render(v).split()[0].replace(',', '')) for v in (least, value, most))
     is_usual = low <= got <= high
     ratio = max(value / most, least / max(value, 1e-9))

@@ -24,31 +24,37 @@ from mlperf_rn50.runfolder.records import (
 )
 from mlperf_rn50.text import grouped
 
-# parts of waiting for images
+# Parts of waiting for images, and their names as the part of a verdict. There, `python` is the
+# preparation of batches; as a phase, a part of the time and a verdict, it is the training loop.
 INPUT = {'read': 'storage', 'decode': 'decoding', 'prepare': 'python'}
-# parts outside the steps; rest: of the time on the clock
+# Parts of the time outside the steps. rest: time on the clock that no other part explains.
 OUTSIDE = ('evaluation', 'checkpoints', 'rest')
-# phases in which a rank does not depend on the others
+# Phases of a step in which a rank does not depend on the others, and all phases.
 _OWN = ('data', 'python', 'compute', 'update')
-_PHASES = (*_OWN, 'wait')  # those of a step
-# of the time; without a smaller part, a run is less than 1.1 times as fast
+_PHASES = (*_OWN, 'wait')
+
+# Least share of the time of a part that is named; without a smaller one, a run is less than 1.1
+# times as fast.
 _LEAST_SHARE = 1 - 1 / 1.1
-# 6 to 21 % were measured on digits, where validation has a fourth of the training images
+# Evaluation took 6 to 21 % on digits, where validation has a fourth of the training images.
 _LEAST_EVALUATION = 0.3
-# On CPUs, the cores that compute also move the gradients, so much exchange is normal. A link below
-# 1 Gbit/s is not.
+# On CPUs, the cores that compute also move the gradients, so much exchange is normal, except over
+# a link of less than 1 Gbit/s (here in bytes/s).
 _LEAST_CPU_EXCHANGE, _SLOW_LINK = 0.3, 1.25e8
-_FEW_IMAGES = 15  # per rank; the fewest per accelerator in a published run that converged
-# of a step that does not depend on the batch; twice the batch is then at least a tenth faster
-_LEAST_FIXED = 0.2
-# of the peak, of which ResNet-50 reached 63 % on digits and a CPU; not measured on GPUs
-_LOW_PEAK = 0.06
-# instead, if ranks lacked many cores, which makes times uneven
+# A batch is small if a rank has fewer images per step than an accelerator in any published run that
+# converged, and if so large a share of a step does not depend on the batch that twice the batch is
+# at least a tenth faster.
+_FEW_IMAGES, _LEAST_FIXED = 15, 0.2
+# A lack of cores makes all times uneven. The least share of a part, and that of the time that does
+# not depend on the batch, then rise to these.
 _LEAST_SHORT, _LEAST_SHORT_FIXED = 0.25, 0.5
-_FAR = 1 / 3  # of the computation of a rank, by which it exceeds that of the others
-# ratio of the median and the fastest tenth of so many steps
+# Least share of the measured peak, of which ResNet-50 reached 63 % on digits and a CPU.
+_LOW_PEAK = 0.06
+# A slow rank is named before a larger part if it exceeds the others by this share of its own time.
+_FAR = 1 / 3
+# Steps are uneven if the median takes so many times as long as the fastest tenth of enough steps.
 _LEAST_UNEVENNESS, _LEAST_STEPS = 1.9, 50
-# ratio of mean and median of a step in an interval that was slow only at its start
+# Ratio of mean and median of a step in an interval that was slow only at its start.
 _SLOW_START = 1.5
 _UNKNOWN = NetworkRecord(0, 0.0, 0, 0)  # of a run that did not record it
 
@@ -118,14 +124,13 @@ class Times:
 class Bottleneck:
     """What limits a run, and its share of the time."""
 
-    # stopped, those of a Shortage, input, python, exchange, slow_rank, computation, evaluation,
-    # checkpoints, batch, uneven or healthy
+    # the verdict: stopped, the name of a Shortage, input, python, exchange, slow_rank, computation,
+    # evaluation, checkpoints, batch, uneven or healthy
     name: str
     share: float
-    # storage, decoding or python of input; host, link or latency of exchange
-    part: str | None = None
-    rank: RankSteps | None = None  # the rank concerned, from epoch `since` on
-    since: int | None = None
+    part: str | None = None  # of input, a value of INPUT; of exchange, host, link or latency
+    rank: RankSteps | None = None  # the rank that the verdict names
+    since: int | None = None  # first epoch in which a slow rank was slow
     shortage: Shortage | None = None
     also: 'Bottleneck | None' = None  # the next one of a run that lacked cores or was stopped
 
@@ -251,13 +256,18 @@ def find_bottleneck(times: Times) -> Bottleneck:
     parts, total_s = times.parts, times.total_s
     shortage = find_shortage([i.record for i in times.intervals]) if times.is_cpu else None
     waited = shortage.waited if shortage else 0.0
-    # cores also move gradients
+
+    # A link is thin if its rate limits the exchange, not its latency or the cores that move the
+    # gradients.
     is_slow = 0 < times.bandwidth < _SLOW_LINK * (1 - waited)
     is_thin = is_slow and times.num_hosts > 1 and not times.is_latency
+
+    # The share of the time that ranks lost by waiting for cores.
     needed = ('compute', 'update', 'evaluation', *([] if is_thin else ['exchange']))
     lacking = waited * sum(parts[name] for name in needed) / total_s
     if lacking < _LEAST_SHARE:
         lacking = 0.0
+
     large = _largest_part(times, is_thin, lacking)
     if shortage and lacking:
         lack = Bottleneck(shortage.name, lacking, rank=shortage.rank, shortage=shortage)
@@ -266,6 +276,8 @@ def find_bottleneck(times: Times) -> Bottleneck:
         return replace(lack, also=large)
     if large:
         return large
+
+    # No part is large: the computation itself.
     computing = parts['compute'] / total_s
     if 0 < times.peak_share < _LOW_PEAK and 2 * parts['compute'] > total_s:
         return Bottleneck('computation', computing * (1 - times.peak_share))
@@ -282,7 +294,7 @@ def _largest_part(times: Times, is_thin: bool, lacking: float) -> Bottleneck | N
     """
     parts, total_s, net = times.parts, times.total_s, times.network
 
-    # The slowest rank, and the epoch since which it is slow.
+    # The slowest rank, and the first epoch since which it was slow without a break.
     slow = max(
         (i.rank for i in times.intervals),
         key=lambda r: sum(_excess_s(times, r.rank, _OWN, lacking > 0)),
@@ -306,6 +318,7 @@ def _largest_part(times: Times, is_thin: bool, lacking: float) -> Bottleneck | N
         and fixed_s > (_LEAST_SHORT_FIXED if is_slowed else _LEAST_FIXED) * step_s
     )
 
+    # The parts above their thresholds.
     seconds = {
         'input': sum(parts[name] for name in INPUT),
         'python': parts['python'],

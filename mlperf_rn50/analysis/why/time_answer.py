@@ -3,7 +3,9 @@
 import math
 import statistics
 from collections.abc import Sequence
+from configparser import ConfigParser
 from contextlib import suppress
+from importlib import resources
 
 from mlperf_rn50.analysis.run_data import RunData
 from mlperf_rn50.analysis.why.bottleneck import (
@@ -15,7 +17,7 @@ from mlperf_rn50.analysis.why.bottleneck import (
 )
 from mlperf_rn50.answer import Answer, Cell, Table
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.text import percent, plural, printable
+from mlperf_rn50.text import percent, plural, printable, significant
 
 _NO_CORES = (
     'Not recorded by the version that trained: whether other programs used the cores of the ranks.'
@@ -33,72 +35,10 @@ NAMES = {
     'checkpoints': 'checkpoints',
     'rest': 'rest',
 }
-_TEXTS = {  # by verdict and part: what takes the share of the time, and the next thing to try
-    'input': ('waits for input', 'run mlperf-rn50 bench data'),
-    'input storage': (
-        'waits for input, mostly for reading record files',
-        'raise data.record_cache_mib',
-    ),
-    'input decoding': ('waits for input, mostly for decoding', 'raise data.num_threads'),
-    'input python': (
-        'waits for input, mostly for preparing it in Python',
-        'raise data.prefetch_depth',
-    ),
-    'python': ('waits for Python, the training loop', 'raise run.metrics_period_steps'),
-    'exchange link': (
-        'is exchange that the backward pass does not hide',
-        'set comm.compression to fp16',
-    ),
-    'exchange latency': ('is latency of the exchange', 'lower comm.num_buckets'),
-    'slow_rank': ('is due to the slowest rank', 'run mlperf-rn50 doctor'),
-    'computation': (
-        'is forward and backward below the measured peak',
-        'run mlperf-rn50 bench train',
-    ),
-    'evaluation': ('is evaluation', 'raise train.eval_period or train.eval_batch_size'),
-    'checkpoints': (
-        'waits for checkpoints',
-        'raise checkpoint.period_epochs or checkpoint.period_steps',
-    ),
-    'batch': (
-        'is update, Python and exchange, which do not grow with the batch',
-        'raise train.local_batch_size',
-    ),
-    'exchange host': (
-        'is exchange between ranks of one host, which the backward pass does not hide',
-        'start fewer ranks, with more cores each',
-    ),
-    'stopped': (
-        'is due to a rank that was stopped (SIGSTOP)',
-        'look for the program that stops it, such as cpulimit',
-    ),
-    'busy': (
-        'Busy machine: {place} got {own} of its cores, and other programs {others}',
-        'stop the other programs of this host, which top lists',
-    ),
-    'stolen': (
-        'Busy machine: {place} got {own} of its cores, and the host of the virtual machine took '
-        '{stolen}',
-        'use a virtual machine with cores of its own',
-    ),
-    'crowded': (
-        'Crowded cores: {ranks} with {threads} per rank compute on the cores of {place}',
-        'start fewer ranks per host, or lower OMP_NUM_THREADS',
-    ),
-    'quota': (
-        'CPU quota: it stops {place}, which got {own} of its cores',
-        'raise the quota of its control group',
-    ),
-    'uneven': (
-        'is forward and backward above that of the fastest tenth of the steps',
-        'look at the cores of the ranks with top',
-    ),
-    'healthy': (
-        'Healthy: {compute} of the time is forward and backward{peak}; the largest other part, '
-        '{largest}, takes {share}',
-        'run mlperf-rn50 predict for the time on more nodes',
-    ),
-}
+_VERDICTS = ConfigParser(interpolation=None)
+_VERDICTS.read_string(
+    resources.files(__package__).joinpath('verdicts.ini').read_text(encoding='utf-8')
+)
 
 
 def make_explanation(
@@ -113,7 +53,7 @@ def make_explanation(
     below = [*([f'Next: {next_step}'] if next_step else []), *notes]
     return Answer(
         sentences=[sentence],
-        tables=[Table('', tuple(head), tuple(tuple(map(Cell, row)) for row in rows))],
+        tables=[Table('', head, [list(map(Cell, row)) for row in rows])],
         parts=[Answer(notes=[note]) for note in below],  # with an empty line between them
         data={
             **values,
@@ -125,8 +65,8 @@ def make_explanation(
     )
 
 
-def _texts(found: Bottleneck) -> tuple[str, str]:
-    return _TEXTS[f'{found.name} {found.part or ""}'.strip()]
+def _text(found: Bottleneck, key: str) -> str:
+    return _VERDICTS[f'{found.name} {found.part or ""}'.strip()][key]
 
 
 def _share(value: float) -> str:
@@ -135,7 +75,7 @@ def _share(value: float) -> str:
 
 def _cause(times: Times, found: Bottleneck) -> str:
     """Return what limits a run, as the start of a sentence."""
-    text = _texts(found)[0]
+    text = _text(found, 'cause')
     rank, lack = found.rank, found.shortage
     place = f'rank {rank.rank} ({rank.host}, cores {rank.cores})' if rank else ''
     if lack:
@@ -159,7 +99,7 @@ def _sentence(times: Times, found: Bottleneck) -> str:
     if found.name == 'healthy':
         parts = {name: s for name, s in times.parts.items() if name != 'compute'}
         largest = max(parts, key=parts.__getitem__)
-        text = _texts(found)[0].format(
+        text = _text(found, 'cause').format(
             compute=_share(times.parts['compute'] / times.total_s),
             peak=f' at {_share(times.peak_share)} of the peak' if times.peak_share else '',
             largest=NAMES[largest],
@@ -184,7 +124,7 @@ def explain_time(run: RunData) -> Answer:
             cells[: len(known)] = known
         rows.append((NAMES[name], percent(s / times.total_s, '.1f'), *cells))
     facts = [
-        f'{text} {value:.3g} {unit}'
+        f'{text} {significant(value)} {unit}'
         for text, value, unit in (
             ('exchange under backward', 1000 * last.hidden_s / last.num_steps, 'ms per step'),
             ('rest of the exchange', times.bandwidth / 1e9, 'GB/s'),
@@ -199,7 +139,7 @@ def explain_time(run: RunData) -> Answer:
         _sentence(times, found),
         ('part', 'share', 'ms per step', 'median', '99th percentile'),
         rows,
-        next_step=_texts(found)[1],
+        next_step=_text(found, 'next'),
         notes=[f'Also: {also}.', *([_NO_CORES] if times.is_cpu and not last.wall_s else [])],
         verdict=found.name,
         part=found.part,
@@ -251,14 +191,14 @@ def compare_times(first: Times, second: Times) -> Answer:
         if before or now:
             known = f'{noise:.2f}' if noise < math.inf else 'unknown'
             rows.append((text, f'{before:.2f}', f'{now:.2f}', f'{change:+.2f}', known))
-            changes.append((abs(change), noise, f'{text} {change:+.3g} ms'))
+            changes.append((abs(change), noise, f'{text} {significant(change, "+")} ms'))
     found = [
         text
         for ms, noise, text in sorted(changes, reverse=True)
         if ms > max(noise, _LEAST_CHANGE * step_before)
     ]
     return make_explanation(
-        f'A step takes {step_now:.3g} instead of {step_before:.3g} ms '
+        f'A step takes {significant(step_now)} instead of {significant(step_before)} ms '
         f'({percent(step_now / (step_before or 1) - 1, "+.0f")}); '
         f'{", ".join(found[:3]) or "no phase changed by more than its noise"}.',
         ('ms per step', 'first', 'second', 'change', 'noise'),

@@ -28,7 +28,7 @@ from mlperf_rn50.data.prepare.pack import (
     pack,
 )
 from mlperf_rn50.data.prepare.samples import Dataset, digits
-from mlperf_rn50.data.records import MANIFEST_NAME, RecordFile, load_manifest
+from mlperf_rn50.data.recordio import MANIFEST_NAME, RecordFile, load_manifest
 from mlperf_rn50.data.verify import REPAIR, described, is_edited, verify
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, DataError
 from mlperf_rn50.files import describe_disk, walk, write_atomically

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mlperf_rn50.data.prepare.samples import Dataset, Sample, check_name
-from mlperf_rn50.data.records import parse_index, parse_record
+from mlperf_rn50.data.recordio import parse_index, parse_record
 from mlperf_rn50.errors import DataError
 from mlperf_rn50.files import open_regular, read_text
 from mlperf_rn50.text import apart, plural, some

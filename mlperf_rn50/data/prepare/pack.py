@@ -24,7 +24,7 @@ from tqdm import tqdm
 from tqdm.contrib.concurrent import thread_map
 
 from mlperf_rn50.data.prepare.samples import Dataset, Sample
-from mlperf_rn50.data.records import (
+from mlperf_rn50.data.recordio import (
     CHECKSUMS,
     INDEX,
     MANIFEST_FORMAT,

@@ -17,7 +17,7 @@ from numbered import make_config, ramp, write_records
 
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.data.prepare.command import find_prepared
-from mlperf_rn50.data.records import (
+from mlperf_rn50.data.recordio import (
     INDEX,
     MAGIC,
     Record,
