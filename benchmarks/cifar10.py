@@ -31,18 +31,15 @@ def train(side: str, folder: Path, number: int) -> None:
 def median_s(side: str, folder: Path) -> float:
     """Print the runs of a side; return the median of their times."""
     runs = ended_runs(folder)
-    ends = [lines[-1] for lines in runs]
-    times = [end['time_to_train_s'] for end in ends]
+    times = [lines[-1]['time_to_train_s'] for lines in runs]
     median = statistics.median(times)
-    num_reached = sum(end['status'] == 'converged' for end in ends)
-    print(
-        f'{side:13s} {num_reached} of {len(runs)} runs reached the target; median {median:,.0f} s '
-        'of '
-        + ', '.join(
-            f'{time_s:,.0f} ({100 * top1_of_epochs(lines)[-1]:.2f} %)'
-            for time_s, lines in zip(times, runs)
-        )
-    )
+    num_reached = sum(lines[-1]['status'] == 'converged' for lines in runs)
+    texts = [
+        f'{time_s:,.0f} ({100 * top1_of_epochs(lines)[-1]:.2f} %)'
+        for time_s, lines in zip(times, runs)
+    ]
+    print(f'{side:13s} {num_reached} of {len(runs)} runs reached the target')
+    print(f'{"":13s} median {median:,.0f} s of {", ".join(texts)}')
     return median
 
 
