@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from helpers import json_table
 from numbered import encoded, make_config, ramp, with_data
 
 from mlperf_rn50.config import for_evaluation
@@ -232,17 +233,18 @@ def test_inputs_stay_valid_until_decoded(tmp_path):
 
 @pytest.mark.parametrize(
     'sizes, first_step, runs',
-    [
-        ((), 7, [(224, None)]),
-        ((16,), 0, [(16, None)]),
-        ((16, 16, 24, 24), 0, [(16, 20), (24, None)]),
-        ((16, 16, 24, 24), 7, [(16, 6), (24, None)]),
-        ((16, 24, 16), 5, [(24, 10), (16, None)]),
-        ((16, 24), 99, [(24, None)]),
-    ],
+    json_table("""
+[]               | 7  | [[224, null]]
+[16]             | 0  | [[16, null]]
+[16, 16, 24, 24] | 0  | [[16, 20], [24, null]]
+[16, 16, 24, 24] | 7  | [[16, 6], [24, null]]
+[16, 24, 16]     | 5  | [[24, 10], [16, null]]
+[16, 24]         | 99 | [[24, null]]
+"""),
 )
 def test_runs_of_epochs_begin_and_end_at_their_steps(sizes, first_step, runs):
-    assert size_runs(DataConfig(sizes=sizes), Shard(18, 0, 1, 2, num_micro=2), first_step) == runs
+    found = size_runs(DataConfig(sizes=sizes), Shard(18, 0, 1, 2, num_micro=2), first_step)
+    assert [list(run) for run in found] == runs
 
 
 @pytest.mark.parametrize('num_micro, num_steps', [(1, 6), (2, 3)])

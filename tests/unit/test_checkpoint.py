@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import deny
+from helpers import deny, json_table
 
 from mlperf_rn50.errors import CheckpointError, DamagedCheckpoint, StorageError
 from mlperf_rn50.runfolder.names import list_checkpoints, new_run
@@ -310,7 +310,13 @@ def test_failed_write_keeps_the_existing_checkpoints(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    'step, kept', [(100, [40, 100]), (400, [40, 200, 300]), (200, [40, 200]), (40, [40])]
+    'step, kept',
+    json_table("""
+100 | [40, 100]
+400 | [40, 200, 300]
+200 | [40, 200]
+40  | [40]
+"""),
 )
 def test_checkpoints_of_a_resumed_run_are_the_newest(tmp_path, step, kept):
     first, second, _ = save_all(tmp_path, 40, 200, 300)

@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from helpers import call, deny
+from helpers import call, deny, json_table
 from numbered import encoded, ramp, write_records
 from prepared import fill, stored
 
@@ -43,13 +43,13 @@ def refusal(source, kind='folder', **keys) -> str:
 
 @pytest.mark.parametrize(
     'names, used',
-    [
-        (('train', 'val'), 'val'),
-        (('Training', 'valid'), 'valid'),
-        (('train', 'validation', 'test'), 'validation'),
-        (('TRAIN', 'dev', 'testing'), 'dev'),
-        (('seg_train', 'seg_test'), 'seg_test'),
-    ],
+    json_table("""
+["train", "val"]                | "val"
+["Training", "valid"]           | "valid"
+["train", "validation", "test"] | "validation"
+["TRAIN", "dev", "testing"]     | "dev"
+["seg_train", "seg_test"]       | "seg_test"
+"""),
 )
 def test_splits_have_their_usual_names_and_are_stated(tmp_path, names, used):
     fill(tmp_path, [*(f'{n}/{c}/{n}.png' for n in names for c in 'ab'), 'notes.txt', 'more/x.jpg'])
@@ -203,13 +203,13 @@ def test_each_split_has_an_image_of_each_class(source, fraction):
 
 @pytest.mark.parametrize(
     'paths, fraction, message',
-    [
-        (['a/1.jpg', 'a/2.jpg', 'b/1.jpg'], 0.1, 'got 1 image in b/, expected 2 or more in each'),
-        (['train/a/1.jpg', 'valid/a/1.jpg'], 0.1, '/valid exists; omit the option, or move the'),
-        (['a/1.jpg'], 1.5, '--validation: got 1.5, expected a fraction'),
-        (['a/1.jpg'], 0, '--validation: got 0, '),
-        (['a/1.jpg'], 'nan', '--validation: got nan'),
-    ],
+    json_table("""
+["a/1.jpg", "a/2.jpg", "b/1.jpg"]  | 0.1   | "got 1 image in b/, expected 2 or more in each"
+["train/a/1.jpg", "valid/a/1.jpg"] | 0.1   | "/valid exists; omit the option, or move the"
+["a/1.jpg"]                        | 1.5   | "--validation: got 1.5, expected a fraction"
+["a/1.jpg"]                        | 0     | "--validation: got 0, "
+["a/1.jpg"]                        | "nan" | "--validation: got nan"
+"""),
 )
 def test_impossible_split_is_refused(tmp_path, paths, fraction, message):
     assert message in refusal(fill(tmp_path / 'source', paths), validation=fraction)

@@ -2,6 +2,7 @@
 batches."""
 
 import pytest
+from helpers import json_table
 from rank_facts import assert_reads, rank_facts
 
 from mlperf_rn50.doctor.gpu_stack import (
@@ -89,12 +90,12 @@ def test_cards_and_drivers(case):
 
 @pytest.mark.parametrize(
     'num_open, uuids, hosts, is_warned',
-    [
-        (1, 'ab', ['h1', 'h1'], True),
-        (8, 'ab', ['h1', 'h1'], False),  # with CUDA_VISIBLE_DEVICES
-        (1, 'ab', ['h1', 'h2'], False),
-        (1, 'aa', ['h1', 'h1'], False),
-    ],
+    json_table("""
+1 | "ab" | ["h1", "h1"] | true
+8 | "ab" | ["h1", "h1"] | false  # with CUDA_VISIBLE_DEVICES
+1 | "ab" | ["h1", "h2"] | false
+1 | "aa" | ["h1", "h1"] | false
+"""),
 )
 def test_ranks_that_cannot_open_the_other_gpus_do_not_use_nvlink(num_open, uuids, hosts, is_warned):
     ranks = zip(uuids, hosts)

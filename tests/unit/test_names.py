@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from helpers import json_table
 
 from mlperf_rn50.runfolder.names import new_run
 
@@ -18,14 +19,14 @@ def test_run_numbers_are_unique(tmp_path):
 
 @pytest.mark.parametrize(
     'name, number',
-    [
-        ('weights/best.npz', 1),
-        ('checkpoints/step_00000003/state.json', 1),
-        ('env.json', 1),
-        ('tensorboard/events', 1),
-        ('notes.txt', 0),
-        ('telemetry_4_host.jsonl', 5),
-    ],
+    json_table("""
+"weights/best.npz"                     | 1
+"checkpoints/step_00000003/state.json" | 1
+"env.json"                             | 1
+"tensorboard/events"                   | 1
+"notes.txt"                            | 0
+"telemetry_4_host.jsonl"               | 5
+"""),
 )
 def test_number_of_a_new_run_depends_on_files_that_it_would_replace(tmp_path, name, number):
     disk, run = tmp_path / 'disk', tmp_path / 'run'

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from helpers import json_table
 
 from mlperf_rn50.config import Config, RunConfig
 from mlperf_rn50.data.options import DataConfig
@@ -68,13 +69,13 @@ def test_closed_division_trains_the_epochs_after_its_last_evaluation():
 
 @pytest.mark.parametrize(
     'local, evaluated, world_size, batch',
-    [
-        (64, None, 1024, 49),
-        (64, None, 8, 64),
-        (8, 500, 128, 391),
-        (8, 500, 100, 500),
-        (8, None, 60_000, 1),
-    ],
+    json_table("""
+64 | null | 1024  | 49
+64 | null | 8     | 64
+8  | 500  | 128   | 391
+8  | 500  | 100   | 500
+8  | null | 60000 | 1
+"""),
 )
 def test_evaluation_batch_is_at_most_the_images_of_a_rank(local, evaluated, world_size, batch):
     data = {'num_train': 1000, 'num_val': 50_000}
@@ -124,12 +125,12 @@ def test_learning_rate_is_given_for_runs_of_epochs(schedule, max_epochs, text):
 
 @pytest.mark.parametrize(
     'train, world_size, batch',
-    [
-        ({'global_batch_size': 64}, 2, 64),
-        ({'global_batch_size': 64}, 3, 63),
-        ({'global_batch_size': 64, 'gradient_accumulation_steps': 2}, 3, 60),
-        ({'local_batch_size': 16}, 3, 48),  # 4 ranks of 16 before
-    ],
+    json_table("""
+{"global_batch_size": 64}                                   | 2 | 64
+{"global_batch_size": 64}                                   | 3 | 63
+{"global_batch_size": 64, "gradient_accumulation_steps": 2} | 3 | 60
+{"local_batch_size": 16}                                    | 3 | 48  # 4 ranks of 16 before
+"""),
 )
 def test_elastic_plan_keeps_the_batch_if_possible_and_scales_the_rate(train, world_size, batch):
     c = Config(train=TrainConfig(**train), run=RunConfig(num_nodes=4, ranks_per_node=1))

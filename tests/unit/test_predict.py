@@ -8,7 +8,7 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
-from helpers import ROOT, call
+from helpers import ROOT, call, json_table
 from lines import mllog, write_set
 from made_systems import made_set
 
@@ -108,7 +108,13 @@ def test_minutes_match_hand_calculation(nodes, starts, start_s):
 # efficiency in %, github.com/horovod/horovod/pull/542
 @pytest.mark.parametrize(
     'gpus, flat, hierarchical',
-    [(16, 98, 95), (32, 98, 95), (64, 83, 94), (128, 84, 93), (256, 66, 91)],
+    json_table("""
+16  | 98 | 95
+32  | 98 | 95
+64  | 83 | 94
+128 | 84 | 93
+256 | 66 | 91
+"""),
 )
 def test_published_efficiency_of_horovod_over_tcp_is_reproduced(gpus, flat, hierarchical):
     """Float32 ResNet-50 on nodes of eight V100 with 25 Gbit/s; 8 GPUs: 3,072 images/s, 128 images

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
-from helpers import HISTORY, PUBLISHED, ROOT, call
+from helpers import HISTORY, PUBLISHED, ROOT, call, json_table
 from lines import write_set
 from pytest import approx
 
@@ -92,16 +92,16 @@ def test_grid_is_the_most_frequent_gap_and_the_first_epoch():
 
 @pytest.mark.parametrize(
     'end, first, period, last',
-    [
-        (37, 3, 4, 35),
-        (35, 3, 4, 35),
-        (34.8, 3, 4, 31),
-        (34.95, 3, 4, 35),
-        (3, 4, 4, None),
-        (None, 3, 4, None),
-        (37, None, 4, None),
-        (37, 3, None, None),
-    ],
+    json_table("""
+37    | 3    | 4    | 35
+35    | 3    | 4    | 35
+34.8  | 3    | 4    | 31
+34.95 | 3    | 4    | 35
+3     | 4    | 4    | null
+null  | 3    | 4    | null
+37    | null | 4    | null
+37    | 3    | null | null
+"""),
 )
 def test_last_evaluation_within_a_schedule(end, first, period, last):
     r = Recipe('sgd', 1, decay_epochs=end, first_eval_epoch=first, eval_period=period)

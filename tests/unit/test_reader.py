@@ -13,7 +13,7 @@ import tracemalloc
 import zipfile
 
 import pytest
-from helpers import call, write_files
+from helpers import call, json_table, write_files
 from lines import START_S, complete, mllog, run_lines, v05, v06, write_lines, write_set
 from numbered import tar_of
 
@@ -207,12 +207,12 @@ def test_runs_of_other_layouts_are_no_set_and_no_lost_lines(tmp_path, make, refu
 
 @pytest.mark.parametrize(
     'seeds, accelerators',
-    [
-        ([(0, 7), (0, 7)], None),  # by two loggers
-        ([(0, 7), (60, 7)], None),  # of one process
-        ([(0, 7), (0.1, 7)], 2),
-        ([(0, 0), (60, 60)], 2),
-    ],
+    json_table("""
+[[0, 7], [0, 7]]   | null  # by two loggers
+[[0, 7], [60, 7]]  | null  # of one process
+[[0, 7], [0.1, 7]] | 2
+[[0, 0], [60, 60]] | 2
+"""),
 )
 def test_repeated_seeds_of_v05_are_of_one_rank(read, seeds, accelerators):
     lines = [v05('run_set_random_seed', *seed) for seed in seeds]
@@ -249,21 +249,21 @@ def test_several_kinds_of_nodes_in_a_log_are_added(read):
 
 @pytest.mark.parametrize(
     'nodes, ranks, layout',
-    [
-        # an inventory of more than was used
-        (1, 8, (1, 8)),
-        (4, 32, (4, 32)),
-        (1, 32, (4, 32)),
-        (4, 31, (4, 32)),
-        (1, 287, (36, 288)),
-        (1, 36, (36, 288)),
-        (4, 4, (36, 288)),
-        (1, 576, (36, 288)),
-    ],
+    json_table("""
+# an inventory of more than was used
+1 | 8   | [1, 8]
+4 | 32  | [4, 32]
+1 | 32  | [4, 32]
+4 | 31  | [4, 32]
+1 | 287 | [36, 288]
+1 | 36  | [36, 288]
+4 | 4   | [36, 288]
+1 | 576 | [36, 288]
+"""),
 )
 def test_ranks_precede_an_inventory(read, nodes, ranks, layout):
     run = read(lines_of(v06, nodes, ranks, entry=ENTRY))
-    assert (run.num_nodes, run.num_accelerators) == layout
+    assert [run.num_nodes, run.num_accelerators] == layout
 
 
 @pytest.mark.parametrize('stated, grade', [(False, 'warning'), (True, 'note')])

@@ -11,7 +11,7 @@ from dataclasses import replace
 from statistics import fmean, median
 
 import pytest
-from helpers import HISTORY, ROOT, call
+from helpers import HISTORY, ROOT, call, json_table
 
 from mlperf_rn50.analysis.recipe import choose
 from mlperf_rn50.analysis.recipe.differences import find_deviations, find_followed
@@ -127,13 +127,13 @@ def test_interpolation_errors_match_the_documentation():
 
 @pytest.mark.parametrize(
     'name, batch, opt_name, target',
-    [
-        ('dgx1_v05', 1664, 'sgd', 0.749),
-        ('dgx2_v05', 4096, 'sgd', 0.749),
-        ('dgx1_v07', 1664, 'lars', 0.759),
-        ('dgxa100_v07', 3264, 'sgd', 0.759),
-        ('dgxa100_v10_8node', 13056, 'lars', 0.759),
-    ],
+    json_table("""
+"dgx1_v05"          | 1664  | "sgd"  | 0.749
+"dgx2_v05"          | 4096  | "sgd"  | 0.749
+"dgx1_v07"          | 1664  | "lars" | 0.759
+"dgxa100_v07"       | 3264  | "sgd"  | 0.759
+"dgxa100_v10_8node" | 13056 | "lars" | 0.759
+"""),
 )
 def test_recipe_matches_the_stored_configuration_of_the_system(name, batch, opt_name, target):
     kept = load(ROOT / f'launch/configs/{name}.yaml')

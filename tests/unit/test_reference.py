@@ -5,7 +5,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, json_table
 from made_systems import made_set
 from pytest import approx
 
@@ -49,24 +49,24 @@ def reference(*curves, recipe=RECIPE, **keys):
 
 @pytest.mark.parametrize(
     'key, value, how',
-    [
-        ('global_batch_size', 1664, 'same'),
-        ('global_batch_size', 1632, 'same'),
-        ('global_batch_size', 2064, 'like'),
-        ('global_batch_size', 3328, None),
-        ('base_lr', 7.5, 'like'),
-        ('base_lr', 1.5, None),
-        ('base_lr', None, None),
-        ('opt_name', 'sgd', None),
-        ('decay', 'cosine', None),
-        ('decay', None, 'same'),
-        ('decay_epochs', 40.4, 'same'),
-        ('decay_epochs', 42.0, 'like'),
-        ('decay_epochs', 60.0, None),
-        ('decay_epochs', None, 'same'),
-        ('weight_decay', 5e-5, 'like'),
-        ('weight_decay', None, 'same'),
-    ],
+    json_table("""
+"global_batch_size" | 1664     | "same"
+"global_batch_size" | 1632     | "same"
+"global_batch_size" | 2064     | "like"
+"global_batch_size" | 3328     | null
+"base_lr"           | 7.5      | "like"
+"base_lr"           | 1.5      | null
+"base_lr"           | null     | null
+"opt_name"          | "sgd"    | null
+"decay"             | "cosine" | null
+"decay"             | null     | "same"
+"decay_epochs"      | 40.4     | "same"
+"decay_epochs"      | 42.0     | "like"
+"decay_epochs"      | 60.0     | null
+"decay_epochs"      | null     | "same"
+"weight_decay"      | 5e-5     | "like"
+"weight_decay"      | null     | "same"
+"""),
 )
 def test_same_recipe_precedes_a_similar_one(key, value, how):
     other = replace(RECIPE, **{key: value})

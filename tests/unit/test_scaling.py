@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from helpers import write_files
+from helpers import json_table, write_files
 from lines import write_lines, write_set
 from made_systems import changed, made_set, studies_of, study_of, write_layouts
 from pytest import approx
@@ -99,12 +99,12 @@ def test_system_without_a_log_is_shown_with_its_study(tmp_path):
 
 @pytest.mark.parametrize(
     'names, kinds',
-    [
-        (('unnamed', 'unnamed'), ['accelerator_unknown']),
-        (('box', 'box'), ['platform_equal']),
-        (('1xbox', '2xbox'), []),
-        (('2xDGX-1', '12xDGX-2H'), ['accelerator_unknown']),
-    ],
+    json_table("""
+["unnamed", "unnamed"]   | ["accelerator_unknown"]
+["box", "box"]           | ["platform_equal"]
+["1xbox", "2xbox"]       | []
+["2xDGX-1", "12xDGX-2H"] | ["accelerator_unknown"]
+"""),
 )
 def test_efficiency_of_unknown_accelerators_has_a_warning(tmp_path, names, kinds):
     for n, name in zip((1, 2), names):
@@ -145,7 +145,12 @@ def submission(home, models, **keys):
 
 @pytest.mark.parametrize(
     'models, efficiency',
-    [(('V100', 'A100'), None), (('A100', 'A100'), 1), (('A100', ''), 1), (('', ''), 1)],
+    json_table("""
+["V100", "A100"] | null
+["A100", "A100"] | 1
+["A100", ""]     | 1
+["", ""]         | 1
+"""),
 )
 def test_different_accelerator_models_have_no_efficiency(tmp_path, models, efficiency):
     study = study_of(submission(tmp_path / 'v1.0/us', models), baseline='1n')

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from helpers import Terminal, call
+from helpers import Terminal, call, json_table
 from lines import write_set
 from made_systems import made_set, page_of, refused, studies_of
 
@@ -146,15 +146,15 @@ def test_large_tree_has_a_brief_text(tree):
 
 @pytest.mark.parametrize(
     'options, names',
-    [
-        ({'round': 'v0.7'}, 'ac'),
-        ({'round': 'v1.0'}, 'bc'),
-        ({'org': 'nvid'}, 'ab'),
-        ({'org': 'US'}, 'c'),
-        ({'accelerator': 'v100', 'batch': None}, 'ac'),
-        ({'batch': 4096, 'org': 'us'}, 'c'),
-        ({}, 'abc'),
-    ],
+    json_table("""
+{"round": "v0.7"}                      | "ac"
+{"round": "v1.0"}                      | "bc"
+{"org": "nvid"}                        | "ab"
+{"org": "US"}                          | "c"
+{"accelerator": "v100", "batch": null} | "ac"
+{"batch": 4096, "org": "us"}           | "c"
+{}                                     | "abc"
+"""),
 )
 def test_filters_select_systems(options, names):
     a, b = (

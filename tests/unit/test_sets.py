@@ -9,7 +9,7 @@ import socket
 from dataclasses import replace
 
 import pytest
-from helpers import PUBLISHED, call, deny, shipped_logs, write_files
+from helpers import PUBLISHED, call, deny, json_table, shipped_logs, write_files
 from lines import mllog, run_lines, v05, write_lines, write_set
 from made_systems import kinds_of, load_set, study_of, written_set
 from pytest import approx
@@ -335,7 +335,12 @@ def test_findings_are_sorted_by_grade_and_those_of_all_logs_are_merged(tmp_path)
 
 @pytest.mark.parametrize(
     'nodes, per_node, ranks, known',
-    [(2, 64, 1, None), (1, 17, 1, None), (1, 16, 1, 1), (1, 24, 24, 1)],
+    json_table("""
+2 | 64 | 1  | null
+1 | 17 | 1  | null
+1 | 16 | 1  | 1
+1 | 24 | 24 | 1
+"""),
 )
 def test_pod_that_is_described_as_a_node_has_no_known_number_of_nodes(
     tmp_path, nodes, per_node, ranks, known
@@ -452,14 +457,14 @@ def test_single_duplicate_log_of_other_system_is_named(tmp_path):
 
 @pytest.mark.parametrize(
     'numbers, missing',
-    [
-        ((0, 1, 2, 3, 7), '4, 5, 6'),
-        ((0, 1, 2, 3, 5), '4'),
-        ((1, 2, 3, 4, 5), ''),
-        ((2, 3, 4, 5, 6), '1'),
-        ((7,), ''),
-        ((0, 999_999_999), '1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 999999988 more'),
-    ],
+    json_table("""
+[0, 1, 2, 3, 7] | "4, 5, 6"
+[0, 1, 2, 3, 5] | "4"
+[1, 2, 3, 4, 5] | ""
+[2, 3, 4, 5, 6] | "1"
+[7]             | ""
+[0, 999999999]  | "1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 999999988 more"
+"""),
 )
 def test_gaps_in_run_numbers_are_reported(tmp_path, numbers, missing):
     for k, number in enumerate(numbers):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from benches import bench_allreduce, bench_train
-from helpers import write_files
+from helpers import json_table, write_files
 from lines import write_set
 from made_systems import write_layouts
 from pytest import approx
@@ -234,18 +234,18 @@ def test_exchanged_bytes_are_those_of_the_network_of_the_run(
 
 @pytest.mark.parametrize(
     'text, gbit_s',
-    [
-        ('Storage: 2x IB HDR 200Gb/sec, Management: 1x 100Gb/Sec, Compute: 8x HDR 200Gb/Sec', 1600),
-        ('2x Mellanox ConnectX-6, 100Gb/s Ethernet', 100),
-        ('Intel X710 2x10GbE SFP+, ConnectX-6 HDR100/100GbE', 100),
-        ('1x Ethernet 80Gb/Sec, 8x NVIDIA NDR (400Gb/s)', 3200),
-        ('BF3 200Gbps for NS and 2xBF3 400Gbps for EW', 800),
-        ('PCIe: 504 GB/s; NIC: 500 GB/s', 4032),
-        ('Compute: 4 x ConnectX-6 HDR 200 Gb/Sec +  Management: 4 x 1Gb', 800),
-        ('Management: 1x Ethernet 10GB/Sec', None),
-        ('Infiniband', None),
-        (7, None),
-    ],
+    json_table("""
+"Storage: 2x IB HDR 200Gb/sec, Management: 1x 100Gb/Sec, Compute: 8x HDR 200Gb/Sec" | 1600
+"2x Mellanox ConnectX-6, 100Gb/s Ethernet"                                          | 100
+"Intel X710 2x10GbE SFP+, ConnectX-6 HDR100/100GbE"                                 | 100
+"1x Ethernet 80Gb/Sec, 8x NVIDIA NDR (400Gb/s)"                                     | 3200
+"BF3 200Gbps for NS and 2xBF3 400Gbps for EW"                                       | 800
+"PCIe: 504 GB/s; NIC: 500 GB/s"                                                     | 4032
+"Compute: 4 x ConnectX-6 HDR 200 Gb/Sec +  Management: 4 x 1Gb"                     | 800
+"Management: 1x Ethernet 10GB/Sec"                                                  | null
+"Infiniband"                                                                        | null
+7                                                                                   | null
+"""),
 )
 def test_rate_of_all_ports_comes_from_the_system_description(text, gbit_s):
     assert network_gbit_s(text) == gbit_s

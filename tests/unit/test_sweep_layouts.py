@@ -1,7 +1,7 @@
 """Sweep layouts: batch size and learning rate."""
 
 import pytest
-from helpers import assert_one_line, call, write_files
+from helpers import assert_one_line, call, json_table, write_files
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.launch.sweep_layouts import parse_layouts, parse_lr_table, plan_layouts
@@ -39,16 +39,16 @@ def test_indivisible_batch_is_refused():
 
 @pytest.mark.parametrize(
     'text, per_node, layouts',
-    [
-        ('1x4 2x4', None, [(1, 4), (2, 4)]),
-        ('1x4,2x4,', None, [(1, 4), (2, 4)]),
-        ('16', 8, [(16, 8)]),
-        ('1, 2x4 1x8', 8, [(1, 8), (2, 4)]),
-        ('2', 0, [(2, 0)]),
-    ],
+    json_table("""
+"1x4 2x4"    | null | [[1, 4], [2, 4]]
+"1x4,2x4,"   | null | [[1, 4], [2, 4]]
+"16"         | 8    | [[16, 8]]
+"1, 2x4 1x8" | 8    | [[1, 8], [2, 4]]
+"2"          | 0    | [[2, 0]]
+"""),
 )
 def test_layouts_are_separated_by_spaces_or_commas(text, per_node, layouts):
-    assert parse_layouts(text, per_node) == layouts
+    assert [list(layout) for layout in parse_layouts(text, per_node)] == layouts
 
 
 @pytest.mark.parametrize(
