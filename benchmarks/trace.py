@@ -198,8 +198,8 @@ def measure(case, seconds):
     choose = random.Random(measurement.comm.from_rank_0(time.time_ns))  # the same on all ranks
     for variant in VARIANTS:
         measurement.run(variant, 2)
-    end, rank = time.monotonic() + seconds, measurement.comm.rank
     found = {'engine': measurement.engine()}
+    end, rank = time.monotonic() + seconds, measurement.comm.rank
     while True:
         if rank == 0:
             print('line', json.dumps(found), flush=True)
