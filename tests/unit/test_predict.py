@@ -283,11 +283,11 @@ def answer_with_times(*minutes):
 
 @pytest.mark.parametrize(
     'minutes, knee',
-    [
-        ((100.0, 52.0, 28.0, 22.0, None), 4),
-        ((100.0, 51.0, 26.0), None),  # the largest layout has the smallest product
-        ((100.0, 99.0, 98.0), None),  # the smallest one has
-    ],
+    json_table("""
+[100.0, 52.0, 28.0, 22.0, null] | 4
+[100.0, 51.0, 26.0]             | null  # the largest layout has the smallest product
+[100.0, 99.0, 98.0]             | null  # the smallest one has
+"""),
 )
 def test_knee_is_last_layout_that_saves_more_time_than_it_costs_but_not_at_the_edge(minutes, knee):
     best = answer_with_times(*minutes).best

@@ -134,11 +134,11 @@ def standing_after(curve, references=None):
 
 @pytest.mark.parametrize(
     'first, last, below, behind, texts',
-    [
-        (0.4, 0.6, False, False, ['on course: 3 of 3', 'within 0.4 points', 'epoch 40, 17 min']),
-        (0.4, 0.55, True, False, ['outlier: 5.2 points below', '3 sigma (1.7 points), once']),
-        (0.3, 0.55, True, True, ['behind: 5.2 points below', 'at 2 evaluations in a row; all']),
-    ],
+    json_table("""
+0.4 | 0.6  | false | false | ["on course: 3 of 3", "within 0.4 points", "epoch 40, 17 min"]
+0.4 | 0.55 | true  | false | ["outlier: 5.2 points below", "3 sigma (1.7 points), once"]
+0.3 | 0.55 | true  | true  | ["behind: 5.2 points below", "at 2 evaluations in a row; all"]
+"""),
 )
 def test_standing_on_course_below_and_behind(first, last, below, behind, texts):
     standing = standing_after([(10, first), (20, last)])

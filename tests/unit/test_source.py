@@ -74,7 +74,12 @@ def test_unusable_set_is_refused_with_its_reason(tmp_path, keys, reason):
 # the step alone takes 300 ms, the exchange 800 ms
 @pytest.mark.parametrize(
     'step_ms, overlap, extra_s',
-    [(1000.0, 0.125, 0.0), (700.0, 0.5, 0.0), (1200.0, 0.0, 0.1), (200.0, 1.0, 0.0)],
+    json_table("""
+1000.0 | 0.125 | 0.0
+700.0  | 0.5   | 0.0
+1200.0 | 0.0   | 0.1
+200.0  | 1.0   | 0.0
+"""),
 )
 def test_step_and_exchange_come_from_bench_files(dump, step_ms, overlap, extra_s):
     source = load_source(

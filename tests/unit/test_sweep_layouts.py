@@ -67,13 +67,13 @@ def test_invalid_layouts_are_refused(text, message):
 
 @pytest.mark.parametrize(
     'options, message',
-    [
-        ('1x1,4x1 --hosts h1,h2', 'got 4x1 with 2 hosts'),
-        ('1x1 --hosts ', '--hosts'),
-        ('2x1 --hostfile hosts', 'got 2x1 with 1 host'),
-        ('1x1 --seeds 2 --run.seed 7', '--seeds 2'),
-        ('1x1 --seeds 2 --config seed.yaml', 'run.seed: got 7'),
-    ],
+    json_table("""
+"1x1,4x1 --hosts h1,h2"            | "got 4x1 with 2 hosts"
+"1x1 --hosts "                     | "--hosts"
+"2x1 --hostfile hosts"             | "got 2x1 with 1 host"
+"1x1 --seeds 2 --run.seed 7"       | "--seeds 2"
+"1x1 --seeds 2 --config seed.yaml" | "run.seed: got 7"
+"""),
 )
 def test_sweeps_that_would_fail_later_are_refused_before_the_first_run(
     tmp_path, monkeypatch, options, message

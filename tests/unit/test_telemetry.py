@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from fake_nvml import FakeNvml
-from helpers import wait_for, write_files
+from helpers import json_table, wait_for, write_files
 from lines import run_lines, write_lines
 from made_systems import study_of
 
@@ -137,12 +137,12 @@ def test_sampler_writes_energy_from_start_to_stop(power_zones, tmp_path, monkeyp
 
 @pytest.mark.parametrize(
     'num_used, num_cards, is_metered',
-    [
-        (4, 4, False),  # one GPU per task, so this rank can open only some of them
-        (1, 4, True),
-        (7, 1, True),  # instances of one card
-        (4, 0, True),  # unknown number of cards
-    ],
+    json_table("""
+4 | 4 | false  # one GPU per task, so this rank can open only some of them
+1 | 4 | true
+7 | 1 | true  # instances of one card
+4 | 0 | true  # unknown number of cards
+"""),
 )
 def test_partly_visible_gpus_of_a_node_are_not_metered(
     monkeypatch, tmp_path, num_used, num_cards, is_metered
