@@ -80,15 +80,6 @@ def test_round_trip_of_numeric_arrays(tmp_path):
         assert array.dtype == given[name].dtype and np.array_equal(array, given[name]), name
 
 
-def test_state_of_an_earlier_version_is_read(tmp_path):
-    (path,) = save_all(tmp_path, 5)
-    rewrite(path, data_sha256=None, boot=None, start_s=None)
-    assert json.loads((path / 'state.json').read_text())['format'] == 4
-    assert load(path)[0] == progress()
-    rewrite(path, seed=None)
-    refuse(path, 'the state lacks keys')
-
-
 def test_entries_of_new_folders_are_synced_by_the_first_checkpoint(tmp_path, monkeypatch):
     synced, sync = [], os.fsync
 
