@@ -41,28 +41,6 @@ def refusal(source, kind='folder', **keys) -> str:
     return done.stderr
 
 
-@pytest.mark.parametrize(
-    'names, used',
-    json_table("""
-["train", "val"]                | "val"
-["Training", "valid"]           | "valid"
-["train", "validation", "test"] | "validation"
-["TRAIN", "dev", "testing"]     | "dev"
-["seg_train", "seg_test"]       | "seg_test"
-"""),
-)
-def test_splits_have_their_usual_names_and_are_stated(tmp_path, names, used):
-    fill(tmp_path, [*(f'{n}/{c}/{n}.png' for n in names for c in 'ab'), 'notes.txt', 'more/x.jpg'])
-    data = folder(tmp_path, 'x')
-    assert [s.name for s in data.train] == [f'{names[0]}/{c}/{names[0]}.png' for c in 'ab']
-    assert [s.name for s in data.validation] == [f'{used}/{c}/{used}.png' for c in 'ab']
-    others = ''.join(f', {n}/' for n in sorted({*names[1:]} - {used}))
-    assert data.notes == (
-        *(f'{tmp_path / n}: 2 images of 2 classes: a, b' for n in (names[0], used)),
-        f'{tmp_path}: not used: more/{others}, .txt (1)',
-    )
-
-
 @pytest.mark.parametrize('make', [folder, partial_imagenet])
 def test_folders_of_systems_and_hidden_files_shift_no_label(source, make):
     systems = '.ipynb_checkpoints @eaDir __MACOSX lost+found $RECYCLE.BIN'.split()
@@ -123,17 +101,6 @@ ADVICE = 'with a folder per class; to split class folders, add --validation 0.1'
 def test_refusal_names_what_is_there(tmp_path, make, paths, message):
     with pytest.raises(DataError, match=re.escape(message)):
         make(fill(tmp_path, paths), 'x')
-
-
-def test_names_that_look_alike_are_shown_apart(source):
-    fill(source, ['train/caf\xe9/1.jpg', 'val/cafe\u0301/1.jpg'])
-    for make in (folder, partial_imagenet):
-        with pytest.raises(DataError, match=r'cafe\\u0301') as e:
-            make(source, 'x')
-        assert str(e.value).isascii()
-    fill(source, ['train/cafe\u0301/1.jpg', 'val/caf\xe9/1.jpg'])
-    stated = f'{source}/train: 6 images of 4 classes: a, b, cafe\\u0301, caf\\xe9'
-    assert folder(source, 'x').notes[0] == stated
 
 
 # --- files that cannot be read
