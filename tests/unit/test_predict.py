@@ -19,7 +19,6 @@ from mlperf_rn50.analysis.predict.layouts import (
     Predictions,
     choose_batch,
     find_batches,
-    find_recipe,
     predict_layouts,
 )
 from mlperf_rn50.analysis.predict.model import EVALUATION_S, predict_layout
@@ -146,19 +145,6 @@ def test_interval_is_that_of_the_knowledge_and_wider_for_unknown_ports_and_epoch
     assert low < math.exp(-0.1) < math.exp(0.1) < high
 
 
-def test_measured_layout_has_the_spread_of_its_runs():
-    rates = 9.0, 10.0, 11.0, 10.0, 10.0
-    runs = tuple(
-        replace(r, time_to_train_s=r.epochs_to_converge * s) for r, s in zip(DGX.runs, rates)
-    )
-    base = replace(BASE, run_set=replace(DGX, runs=runs))
-    p = predict_layout(base, ONE, SLOW, replace(COSTS, errors={'own': 9.0}))
-    # Student's t with four degrees of freedom; the spread of a further run includes that of the
-    # mean.
-    share = 1.533 * math.sqrt(0.5) * math.sqrt(1 + 1 / 5) / 10
-    assert p.interval == approx((p.minutes / (1 + share), p.minutes * (1 + share)), rel=1e-3)
-
-
 @pytest.mark.parametrize(
     'base, layout, message',
     [
@@ -233,23 +219,6 @@ def answer_of(source, *splits, **options):
 
 def sentences(found):
     return list(prediction_answer(found).sentences)
-
-
-def test_recipe_of_other_data_comes_only_from_the_source_batch():
-    epochs = find_recipe(source_of(known(epochs=(3, 4, None))), 64, None, None)[1]
-    assert epochs == Epochs(3.5, 3, 4, '3 to 4, measured in 2 runs of 1x2')
-    source = source_of(known(), known(2, 128, epochs=(5,)), known(4, 256, epochs=(None,)))
-    for batch, optimizer, target, mean in (
-        (64, None, None, 3.5),
-        (128, 'sgd', 0.75, 5),
-        (256, None, None, None),
-        (512, None, None, None),
-        (64, 'lars', None, None),
-        (64, None, 0.9, None),
-    ):
-        recipe, epochs = find_recipe(source, batch, optimizer, target)
-        assert recipe.global_batch_size == batch and (epochs and epochs.mean) == mean
-        assert (recipe.last_eval_epoch is None) == (mean is None)
 
 
 def test_base_is_predicted_as_measured_and_layout_without_a_recipe_has_only_a_step():
