@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from helpers import HISTORY, PUBLISHED, ROOT, call, json_table
-from lines import write_set
 from pytest import approx
 
 from mlperf_rn50.analysis.predict.anchors import base_of
@@ -112,26 +111,6 @@ def test_times_of_a_set_are_means_of_its_runs():
     runs = [(110.0, 10, 2, 6.0), (116.0, 10, 4, 12.0), (None, 10, 2, 6.0), (110.0, None, 2, 6.0)]
     assert make_times(9.0, runs) == RunTimes(9.0, 3.0, (14 + 14) / 2)
     assert make_times(None, runs) is None and make_times(9.0, runs[2:]) is None
-
-
-def test_known_set_has_recipe_and_curves(tmp_path):
-    write_set(
-        tmp_path / 'box',
-        accuracies=(0.5, 0.7, 0.76),
-        batch=1664,
-        optimizer=V07,
-        target=0.759,
-        period=4,
-        ranks=8,
-        epoch_s=lambda k: 10.0 + k,
-    )
-    [known] = load_run_sets([tmp_path])
-    assert known.recipe == recipe(V07) and known.is_imagenet and known.unlogged == {}
-    assert (*known.epochs, known.num_units) == (12,) * 5 + (8,)
-    assert known.runs[0].curve == ((4, 0.5), (8, 0.7), (12, 0.76))
-    times = known.times  # the mean of the middle three, like the score
-    assert (times.epoch_s, times.evaluation_s, times.outside_s) == approx((12, 1, 0))
-    assert known.step_s == approx(12 * 1664 / IMAGENET_TRAIN)
 
 
 def test_published_table_is_complete():
