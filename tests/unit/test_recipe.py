@@ -3,15 +3,14 @@
 tests/answers has whole outputs of the command.
 """
 
-import csv
 import json
 import os
 import re
 from dataclasses import replace
-from statistics import fmean, median
+from statistics import median
 
 import pytest
-from helpers import HISTORY, ROOT, call, json_table
+from helpers import ROOT, call, json_table
 
 from mlperf_rn50.analysis.recipe import choose
 from mlperf_rn50.analysis.recipe.differences import find_deviations, find_followed
@@ -89,19 +88,6 @@ def altered(base_lr, epochs=35, batch=1664, failed=0):
 )
 def test_reliable_then_shortest_then_nearest_recipe_is_chosen(batch, sets, base_lr):
     assert choose.choose_recipe(batch, sets=sets).recipe.base_lr == base_lr
-
-
-@pytest.mark.needs_history
-def test_recipe_has_the_fewest_epochs_of_all_rounds():
-    """Compare with a list that another program made from the logs; it includes a set of the open
-    division at 1,664."""
-    with open(HISTORY / 'recipes_fewest_epochs.csv', newline='', encoding='utf-8') as f:
-        rows = {int(r['global_batch']): float(r['mean_epochs']) for r in csv.DictReader(f)}
-    sets = load_published('open')
-    for batch, epochs in rows.items():
-        means = [fmean(s.epochs) for s in sets if s.global_batch_size == batch and s.epochs]
-        assert round(min(means), 1) == epochs
-        assert choose.choose_recipe(batch, sets=sets).epochs <= epochs + 0.5, batch
 
 
 def test_interpolation_errors_match_the_documentation():
