@@ -137,21 +137,6 @@ def test_bench_of_other_images_has_only_the_step_time(dump):
     assert (base.num_units, base.dataset, base.evaluation_s) == (4, 'images of 32 pixels', None)
 
 
-def test_other_batches_of_a_bench_are_further_steps(dump):
-    rows = [{'local_batch_size': n, 'step_ms': ms} for n, ms in ((32, 300.0), (64, 500.0))]
-    path = dump('a.json', bench_train(*rows))
-    base = load_source([path]).base
-    assert (base.local_batch_size, base.step_s, base.steps) == (64, 0.5, {32: 0.3})
-    assert load_source([path], local_batch_size=32).base.steps == {64: 0.5}
-
-
-def test_only_one_source_of_each_kind_is_accepted(dump):
-    step, exchange = dump('a.json', bench_train()), dump('b.json', bench_allreduce())
-    for words in ([step, step], [exchange], [step, exchange, exchange], [step, A100]):
-        with pytest.raises(ConfigError, match='SOURCE: got .*, expected one run, study, published'):
-            load_source(words)
-
-
 ROW, GRADIENTS = ('tables', 0, 'rows', 0), ('tables', 1, 'rows', 0)
 
 
