@@ -137,14 +137,6 @@ def test_refused_and_unconverged_systems_are_named(tmp_path):
     assert second.endswith(' and 2 more.') and 'reason' not in second
 
 
-def test_numbers_have_the_lines_of_the_logs(tmp_path):
-    write_series(tmp_path, 0.9)
-    first = summarise(studies_of(tmp_path))[0]
-    texts = ' '.join(c.text for c in first if c.refs)
-    assert texts == '0.56 1.80 90.0 % 90.0 % 100.0 % 100.0 %'
-    assert {path.parent.name for c in first for path, _ in c.refs} == {'1x4', '2x4'}
-
-
 def test_open_division_is_marked_and_not_ranked_among_closed_sets(tmp_path):
     for seed, name in enumerate('abc'):
         division = 'open' if name == 'b' else 'closed'
