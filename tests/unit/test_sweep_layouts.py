@@ -38,20 +38,6 @@ def test_indivisible_batch_is_refused():
 
 
 @pytest.mark.parametrize(
-    'text, per_node, layouts',
-    json_table("""
-"1x4 2x4"    | null | [[1, 4], [2, 4]]
-"1x4,2x4,"   | null | [[1, 4], [2, 4]]
-"16"         | 8    | [[16, 8]]
-"1, 2x4 1x8" | 8    | [[1, 8], [2, 4]]
-"2"          | 0    | [[2, 0]]
-"""),
-)
-def test_layouts_are_separated_by_spaces_or_commas(text, per_node, layouts):
-    assert [list(layout) for layout in parse_layouts(text, per_node)] == layouts
-
-
-@pytest.mark.parametrize(
     'text, message',
     [
         ('4', 'got 4, expected nodes x ranks'),
