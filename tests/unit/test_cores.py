@@ -40,16 +40,6 @@ def test_counters_of_the_cores_of_a_rank(tmp_path):
     assert cores.read_cores([0, 7], stat) is None  # a container with numbers of its own
 
 
-@pytest.mark.parametrize('has_counters', [True, False])
-def test_meter_measures_this_process(monkeypatch, tmp_path, has_counters):
-    if not has_counters:
-        monkeypatch.setattr(cores, 'TASKS', tmp_path)
-    meter = CoreMeter()
-    values = meter.take()
-    assert values['num_cores'] == len(os.sched_getaffinity(0)) and values['wall_s'] > 0
-    assert set(values['ready_s']) <= {'compute'} and (has_counters or not values['ready_s'])
-
-
 def test_threads_that_exchange_are_told_apart():
     is_over = threading.Event()
     before = set(cores.thread_ids())
