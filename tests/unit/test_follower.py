@@ -166,12 +166,6 @@ def test_band_and_verdict_of_the_reference_and_first_warning_of_a_run_behind(tmp
     assert run.band == (BandPoint(1, 0.5, 0.45, 0.55),)  # without a reference record
 
 
-def test_skew_comes_from_compute_times_of_ranks(tmp_path):
-    run = look(write_live(tmp_path, times(rank(0, 1.0), rank(1, 1.0), rank(2, 1.5, 'n2'))))
-    assert run.skew == pytest.approx(0.5) and run.ranks[2].compute_s == pytest.approx(0.15)
-    assert look(write_live(tmp_path, times(rank(0, 1.0)))).skew is None
-
-
 def test_only_finished_checkpoints_are_counted(tmp_path):
     folder = write_live(tmp_path, train(10))
     for name in ('step_20', 'step_100', '.step_120.7.tmp', 'damaged_step_80', 'step_x'):
