@@ -300,15 +300,6 @@ def test_a_quoted_line_does_not_hide_a_log(read):
     assert read([*run_lines(), json.dumps(mllog('init_start', 0))]).status == 'converged'
 
 
-def test_packed_logs_of_a_folder_are_unreadable_runs_unless_they_are_unpacked_too(tmp_path):
-    lines = write_lines(tmp_path / 'result_0.txt', run_lines()).read_bytes()
-    for number in (0, 1):
-        (tmp_path / f'result_{number}.txt.gz').write_bytes(gzip.compress(lines))
-    [run_set] = load_run_sets([tmp_path])
-    expected = [('result_0.txt', 'converged'), ('result_1.txt.gz', 'unreadable')]
-    assert [(r.path.name, r.status) for r in run_set.runs] == expected
-
-
 def test_memory_does_not_grow_with_the_log(tmp_path):
     path = tmp_path / 'result_0.txt'
     with open(path, 'w') as f:
