@@ -1,8 +1,7 @@
 """Compare mlperf-rn50 with PyTorch in alternating runs on 2 threads; print medians and ratios. Also
 has shared helpers.
 
-`step` also measures TensorFlow with oneDNN, compiled by tf.function. All programs have the same
-network and batch, and PyTorch has the same schedule, augmentation and momentum rule. In `target`,
+Both programs have the same network, batch, schedule, augmentation and momentum rule. In `target`,
 both evaluate after every epoch. The time of PyTorch excludes loading the arrays, creating the
 network, and compiling it in a trial step and evaluation. The time of mlperf-rn50 is from run_start
 to run_stop.
@@ -32,10 +31,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PYTHON, TORCH_PYTHON = ROOT / '.venv/bin/python', ROOT / 'benchmarks/.venv/bin/python'
 HUGE_PAGES = {'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1'}  # the launchers also set this
 BOUND = {**HUGE_PAGES, 'OMP_PROC_BIND': 'close'}
-# of ResNet-50: channels, units and first stride
-STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
 STEP_BATCH = 32
-NAME, TENSORFLOW = 'mlperf-rn50', 'tensorflow, huge pages'
+NAME = 'mlperf-rn50'
 # Options and environment variables of each torch variant. BOUND is the fastest setting without
 # additional libraries.
 SIDES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
@@ -78,10 +75,9 @@ def torch_sides(run: Callable[..., dict], *arguments: object) -> dict[str, Calla
     }
 
 
-def peer(*words: object, program: str = 'torch_peer.py', **variables: str) -> dict:
-    """Run a program of benchmarks/.venv, by default torch_peer.py, with these arguments; return its
-    output."""
-    return run_json([TORCH_PYTHON, ROOT / 'benchmarks' / program, *words], **variables)
+def peer(*words: object, **variables: str) -> dict:
+    """Run torch_peer.py with these arguments; return its output."""
+    return run_json([TORCH_PYTHON, ROOT / 'benchmarks/torch_peer.py', *words], **variables)
 
 
 def local_command(config: object, run_dir: object, *options: object) -> list[str]:
@@ -94,23 +90,23 @@ def top1_of_epochs(lines: Sequence[dict]) -> list[float]:
     return [m['num_top1'] / m['num_images'] for m in lines if m['event'] == 'eval']
 
 
-def train(config: object, *options: object) -> list[dict]:
-    """Train with launch/local.sh; return the records of metrics.jsonl."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = local_command(config, folder, *options)
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        path = Path(folder, 'metrics.jsonl')
-        text = path.read_text() if path.exists() else '{}'
-    lines = [json.loads(line) for line in text.splitlines()]
-    if lines[-1].get('status') not in ('converged', 'aborted'):
-        sys.exit(done.stderr)
-    return lines
+def ended_runs(folder: Path) -> list[list[dict]]:
+    """Return the records of metrics.jsonl of each complete run in a folder."""
+    texts = [path.read_text() for path in sorted(folder.glob('metrics*.jsonl'))]
+    runs = [[json.loads(line) for line in text.splitlines()] for text in texts]
+    return [lines for lines in runs if lines and lines[-1]['event'] == 'end']
 
 
 def train_program(config: Path, precision: str, seed: int) -> dict:
     """Train with mlperf-rn50; return time, epochs and the Top-1 of every epoch."""
-    lines = train(config, '--run.seed', seed, '--train.precision', precision)
-    end, top1 = lines[-1], top1_of_epochs(lines)
+    with tempfile.TemporaryDirectory() as folder:
+        words = ('--run.seed', seed, '--train.precision', precision)
+        command = local_command(config, folder, *words)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        runs = ended_runs(Path(folder))
+    if not runs:
+        sys.exit(done.stderr)
+    end, top1 = runs[0][-1], top1_of_epochs(runs[0])
     return {
         'time_to_train_s': end['time_to_train_s'],
         'epochs': len(top1),
@@ -231,7 +227,7 @@ def main() -> None:
     parser.add_argument(
         '--sides',
         nargs='+',
-        choices=[NAME, *SIDES, TENSORFLOW],
+        choices=[NAME, *SIDES],
         default=[],
         help='mlperf-rn50 first (default: all, but for target only the torch sides with huge '
         'pages)',
@@ -246,12 +242,7 @@ def main() -> None:
     if options.what == 'step':
         steps = ('--warmup-steps', 2, '--steps', 5)
         bench_options: tuple[object, ...] = ('--batch-sizes', STEP_BATCH, *steps)
-        sides = {
-            **torch_sides(peer, 'step', '--precision', precision, *steps),
-            TENSORFLOW: partial(
-                peer, '--precision', precision, *steps, program='tensorflow_peer.py', **BOUND
-            ),
-        }
+        sides = torch_sides(peer, 'step', '--precision', precision, *steps)
     else:
         steps = ('--warmup-steps', 3, '--steps', 12)
         size = load_recipe(config)['train']['global_batch_size']

@@ -11,9 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from compare import STAGES, STEP_BATCH
+from compare import STEP_BATCH
 from torch import nn
 from torch.nn import functional
+
+# of ResNet-50: channels, units and first stride
+STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
 
 
 def conv_norm(

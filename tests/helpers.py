@@ -293,6 +293,12 @@ def table(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split('|')] for line in text.strip('\n').splitlines()]
 
 
+def json_table(text: str) -> list[list]:
+    """Return the JSON values in the cells of each line of a table such as '1 | "a"  # why'."""
+    lines = [line.partition(' #')[0] for line in text.splitlines() if line and line[0] != '#']
+    return [[json.loads(cell) for cell in line.split('|')] for line in lines]
+
+
 def values(text: str) -> dict:
     """Return the keys and JSON values of a text such as data=41 host="h0"."""
     return {name: json.loads(value) for name, value in (w.split('=', 1) for w in text.split())}

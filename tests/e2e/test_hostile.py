@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers import ROOT, run, write_files
+from helpers import ROOT, json_table, run, write_files
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -102,13 +102,13 @@ def test_shell_code_in_values_is_not_executed(keys, variables, way, word, option
 
 @pytest.mark.parametrize(
     'script, words',
-    [
-        ('bind.sh', ['true']),
-        ('local.sh', ['--help']),
-        ('ranks.sh', []),
-        ('slurm.sbatch', ['--help']),
-        ('docker.sh', ['--help']),
-    ],
+    json_table("""
+"bind.sh"      | ["true"]
+"local.sh"     | ["--help"]
+"ranks.sh"     | []
+"slurm.sbatch" | ["--help"]
+"docker.sh"    | ["--help"]
+"""),
 )
 def test_working_directory_is_not_imported(tmp_path, script, words):
     names = ('psutil', 'json', 'mlperf_rn50', 'yaml', 'sitecustomize')

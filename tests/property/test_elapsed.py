@@ -93,20 +93,6 @@ def test_sign_of_life_after_the_last_line_is_training_lost(read, stopped_s, lost
     assert ('resume_stop_odd' in [f.kind for f in run.findings]) == is_odd
 
 
-@pytest.mark.parametrize(
-    'keys, kind',
-    [
-        ({}, 'resume_without_clock'),
-        ({'clock_s': 1.0}, 'resume_clock_low'),
-        ({'clock_s': 200.0}, 'resume_clock_high'),
-    ],
-)
-def test_time_to_train_is_known_although_the_parts_are_not(read, keys, kind):
-    run = read(epoch_num=3, **keys)
-    assert (run.status, run.time_to_train_s, run.elapsed) == ('converged', 110.0, None)
-    assert kind in [f.kind for f in run.findings if f.grade == 'warning']
-
-
 def test_resume_before_the_line_before_is_an_error(read):
     run = read(resumed_s=5, epoch_num=1, clock_s=5.0)
     assert run.time_to_train_s is None and 'earlier than the line before' in ' '.join(run.errors)

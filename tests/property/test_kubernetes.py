@@ -4,10 +4,10 @@ import re
 from collections.abc import Mapping
 
 import yaml
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlperf_rn50.launch.kubernetes import Training, Volume, parse_words, render_mpi_job
+from mlperf_rn50.launch.kubernetes import Training, Volume, render_mpi_job
 
 # Any program argument, and texts with characters that are special in YAML, a shell or Kubernetes.
 TEXTS = st.text(st.characters(exclude_categories=['Cs'], exclude_characters='\0')) | st.text(
@@ -59,18 +59,3 @@ def test_manifests_preserve_every_text_and_option(training):
     assert [m['mountPath'] for m in container['volumeMounts']][: len(training.volumes)] == [
         v.path for v in training.volumes
     ]
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(['--data.dir', '--run.submission_org', '--train.max_epochs']),
-            TEXTS.filter(lambda s: not s.startswith('-')),
-        )
-    )
-)
-@example([('--data.dir', '-1'), ('--data.dir', '$(HOME)'), ('--data.dir', '~/data')])
-def test_options_unknown_to_launcher_go_to_training(options):
-    words = [w for pair in options for w in pair]
-    _, rest = parse_words(['--image', 'x', *words, '--volume', 'a:/b', '--config', 'c'])
-    assert rest == words

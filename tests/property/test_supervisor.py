@@ -264,12 +264,6 @@ def test_resume_continues_the_set_of_seeds(tmp_path):
     assert ['--resume' in words for _, words in world.calls] == [False, False, True, False, False]
 
 
-def test_run_has_begun_once_its_folder_exists_and_ended_once_it_says_so(tmp_path):
-    world = Fake(tmp_path / 'run', FIT, GAINS, FIT)
-    assert (world.run(doctor=True, restarts=1), world.trace) == (EXIT_OK, 'dtdt')
-    assert world.statuses == [(None, None), (None, ''), (None, None), (None, 'converged')]
-
-
 def test_older_run_is_resumed_from_the_given_checkpoint_and_later_from_its_newest(tmp_path):
     old, new = (RunFolder(tmp_path, number) for number in range(2))
     for run, end in ((old, 'interrupted'), (new, 'converged')):

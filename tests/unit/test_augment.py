@@ -30,15 +30,6 @@ def test_windows_reach_every_border_and_stay_inside(h, w):
     assert (anchor + shape <= [h + 0.01, w + 0.01]).all()
 
 
-def test_first_fitting_try_is_used():
-    u = np.zeros((1, 4 * NUM_TRIES))
-    u[0, 0:4] = [0.999, 0.999, 0, 0]  # the whole area with aspect 4/3 does not fit a square
-    u[0, 4:8] = [0.0, 0.5, 0.5, 0.5]  # a tenth of the side with aspect 1, in the centre
-    anchor, shape = random_resized_crops(u, np.array([[100, 100]]), (0.01, 1.0), (0.75, 4 / 3))
-    np.testing.assert_allclose(shape, [[0.1, 0.1]], atol=1e-6)
-    np.testing.assert_allclose(anchor, [[0.45, 0.45]], atol=1e-6)
-
-
 @pytest.mark.parametrize('h, w', [(100, 1000), (1000, 100)])
 def test_centre_crop_if_no_try_fits(h, w):
     anchor, shape = crops(1, h, w, area=(1.0, 1.0))

@@ -3,26 +3,21 @@
 import os
 import weakref
 from dataclasses import replace
-from functools import partial
 from itertools import count, islice
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from numbered import encoded, make_config, ramp, with_data
 
 from mlperf_rn50.config import for_evaluation
-from mlperf_rn50.data import batches, pipeline
-from mlperf_rn50.data.batches import eval_batches, size_runs, train_batches
-from mlperf_rn50.data.options import DataConfig
+from mlperf_rn50.data import pipeline
+from mlperf_rn50.data.batches import eval_batches, train_batches
 from mlperf_rn50.data.pipeline import build_warm, to_mxnet
 from mlperf_rn50.data.recordio import Record, RecordFile
 from mlperf_rn50.data.shards import Shard
 from mlperf_rn50.errors import DataError
 from mlperf_rn50.model.options import ModelConfig
-
-RANDOM = {'crop': 'random_resized', 'mirror_probability': 0.5}
 
 
 @pytest.fixture(scope='module')
@@ -99,29 +94,6 @@ def test_each_evaluation_contains_every_sample_once_and_counts_no_new_bytes(numb
         found = [batch for p in passes for batch in p()]
         assert bytes_of(found) == [(records.num_bytes(labels_of(b)), 0) for b in found]
         assert sorted(n for b in found for n in labels_of(b)[: b.num_valid]) == list(range(22))
-
-
-def test_wait_for_a_batch_is_split_into_files_dali_and_python(numbered, monkeypatch):
-    """On a clock that only these functions advance, in seconds, and with one thread."""
-    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
-
-    def slow(function, seconds):
-        def call(*arguments):
-            clock.now += seconds
-            return function(*arguments)
-
-        return call
-
-    lazy = SimpleNamespace(
-        submit=lambda *call: SimpleNamespace(result=partial(*call)), shutdown=lambda **_: None
-    )
-    monkeypatch.setattr(batches, 'monotonic', clock.monotonic)
-    monkeypatch.setattr(batches, 'ThreadPoolExecutor', lambda *_: lazy)
-    monkeypatch.setattr(RecordFile, 'read', slow(RecordFile.read, 0.5))
-    for name, seconds in (('whole_images', 1), ('run_pipeline', 10)):
-        monkeypatch.setattr(pipeline, name, slow(getattr(pipeline, name), seconds))
-    got = taken(numbered, shard_of(4), 4)
-    assert [(b.read_s, b.decode_s) for b in got][1:] == [(2, 10)] * 3
 
 
 class Output:
@@ -230,41 +202,6 @@ def test_inputs_stay_valid_until_decoded(tmp_path):
 # --- sizes that depend on the epoch
 
 
-@pytest.mark.parametrize(
-    'sizes, first_step, runs',
-    [
-        ((), 7, [(224, None)]),
-        ((16,), 0, [(16, None)]),
-        ((16, 16, 24, 24), 0, [(16, 20), (24, None)]),
-        ((16, 16, 24, 24), 7, [(16, 6), (24, None)]),
-        ((16, 24, 16), 5, [(24, 10), (16, None)]),
-        ((16, 24), 99, [(24, None)]),
-    ],
-)
-def test_runs_of_epochs_begin_and_end_at_their_steps(sizes, first_step, runs):
-    assert size_runs(DataConfig(sizes=sizes), Shard(18, 0, 1, 2, num_micro=2), first_step) == runs
-
-
-@pytest.mark.parametrize('num_micro, num_steps', [(1, 6), (2, 3)])
-@pytest.mark.parametrize('num_joined', [1, 4])
-def test_stream_consists_of_the_streams_of_each_size(numbered, num_joined, num_micro, num_steps):
-    """An epoch of 22 images has 6 batches, the last one with padding, which is no multiple of 4
-    batches per run of a pipeline."""
-    keys = {'crop': 'padded', 'crop_padding': 2, 'mirror_probability': 0.5}
-    take = partial(taken, numbered, shard_of(4, num_micro=num_micro), **keys)
-    joined = partial(take, input_batch_multiplier=num_joined, sizes=(4, 4, 6, 8))
-    whole = joined(28)
-    assert [b.images.shape[2] for b in whole] == [4] * 12 + [6] * 6 + [8] * 10
-    assert sum(b.num_new_bytes > 0 for b in whole) == 6  # every record is new once
-    for side, steps in ((4, slice(12)), (6, slice(12, 18)), (8, slice(18, 28))):
-        single = take(28, sizes=(side,))[steps]
-        assert contents(whole[steps]) == contents(single)
-        assert bytes_of(whole[steps]) == bytes_of(single)
-    for first_step in (1, 2, num_steps):  # a resumed run
-        first = first_step * num_micro
-        assert contents(joined(28 - first, first_step)) == contents(whole[first:])
-
-
 def test_synthetic_images_have_the_sizes_of_the_epochs(numbered):
     found = taken(numbered, shard_of(4), 4, first_step=5, synthetic=True, sizes=(4, 6))
     assert [b.images.shape[2] for b in found] == [4, 6, 6, 6]
@@ -289,24 +226,6 @@ def test_evaluation_has_its_own_size(numbered):
 
 
 # --- the record cache, and the warm-up before the clock starts
-
-
-@pytest.mark.parametrize('split, nodes', [('train', (0, 1)), ('validation', (0, 0))])
-def test_batches_from_the_cache_are_identical(numbered, monkeypatch, split, nodes):
-    shard = shard_of(4, rank=1, world_size=2, nodes=nodes)
-
-    def stream(config):
-        if split == 'train':
-            return taken(config, shard, 12, **RANDOM)
-        return evaluated(config, shard, num_passes=4)
-
-    expected, reads, read = stream(numbered), [], RecordFile.read
-    monkeypatch.setattr(RecordFile, 'read', lambda self, p: (reads.append(p), read(self, p))[1])
-    for threads in (8, 1):  # with 8, a record may be read twice at the same time
-        reads.clear()
-        cached = stream(with_data(numbered, record_cache_mib=1, read_threads=threads))
-        assert contents(cached) == contents(expected)
-    assert len(reads) == len(set(reads))
 
 
 def test_byte_counts_cover_only_reads_from_the_file(numbered):

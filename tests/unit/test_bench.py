@@ -5,6 +5,7 @@ from unittest.mock import Mock
 
 import mxnet as mx
 import pytest
+from helpers import json_table
 from pytest import approx
 
 from mlperf_rn50.analysis.show.plain import render_text
@@ -53,12 +54,12 @@ def test_grid_starts_with_float32():
 
 @pytest.mark.parametrize(
     'name, source, configured, expected',
-    [
-        ('resnet50', 'synthetic', 224, 224),
-        ('inception_v3', 'synthetic', 224, 299),
-        ('inception_v3', 'synthetic', 128, 128),
-        ('inception_v3', 'real', 224, 224),
-    ],
+    json_table("""
+"resnet50"     | "synthetic" | 224 | 224
+"inception_v3" | "synthetic" | 224 | 299
+"inception_v3" | "synthetic" | 128 | 128
+"inception_v3" | "real"      | 224 | 224
+"""),
 )
 def test_synthetic_images_have_the_size_of_the_network(name, source, configured, expected):
     config = Config(data=DataConfig(image_size=configured))

@@ -12,7 +12,7 @@ import sys
 from dataclasses import fields
 
 import pytest
-from helpers import CLI, HANG_LIMIT_S, ROOT, Terminal, call, run, shipped_logs
+from helpers import CLI, HANG_LIMIT_S, ROOT, Terminal, call, json_table, run, shipped_logs
 from lines import write_set
 
 from mlperf_rn50 import __version__
@@ -137,14 +137,14 @@ def variables(monkeypatch):
 
 @pytest.mark.parametrize(
     'set_to, on_terminal, in_file',
-    [
-        ('', True, False),
-        ('NO_COLOR=1', False, False),
-        ('NO_COLOR=', True, False),
-        ('TERM=dumb', False, False),
-        ('FORCE_COLOR=1', True, True),
-        ('FORCE_COLOR=1 NO_COLOR=1', False, False),
-    ],
+    json_table("""
+""                         | true  | false
+"NO_COLOR=1"               | false | false
+"NO_COLOR="                | true  | false
+"TERM=dumb"                | false | false
+"FORCE_COLOR=1"            | true  | true
+"FORCE_COLOR=1 NO_COLOR=1" | false | false
+"""),
 )
 def test_colour_follows_terminal_and_environment(set_to, on_terminal, in_file, variables):
     for setting in set_to.split():

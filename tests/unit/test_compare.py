@@ -78,13 +78,6 @@ def test_unreadable_reference_is_refused(tmp_path):
             find_reference(replace(CONFIG, run=RunConfig(reference=(str(tmp_path / name),))), 1)
 
 
-def test_alarm_lasts_while_the_run_is_behind(config, tmp_path):
-    course = opened(config, tmp_path)
-    seen = [course.compare(e, a, 10.0 * e) for e, a in [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.75)]]
-    assert [c.record.behind for c in seen] == [False, True, True, False]
-    assert not course.is_behind
-
-
 def test_resumed_run_keeps_earlier_evaluations(config, tmp_path):
     lines = [
         f'{{"event": "eval", "epoch": {epoch}, "num_top1": {num}, "num_images": 360}}\n'

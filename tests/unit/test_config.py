@@ -1,7 +1,6 @@
 """Configurations: accepted values and error messages."""
 
 import dataclasses
-import json
 import re
 import tempfile
 from dataclasses import replace
@@ -66,27 +65,6 @@ def test_differences_are_the_keys_that_differ_from_the_defaults():
     c = Config(train=TrainConfig(local_batch_size=8), schedule=ScheduleConfig(step_epochs=(1.0,)))
     text = render_yaml(c, only_changed=True)
     assert text == 'schedule:\n  step_epochs: [1.0]\ntrain: {local_batch_size: 8}\n'
-
-
-def test_unset_data_keys_have_the_values_of_the_manifest(tmp_path):
-    def sizes(
-        options, text=f'data: {{dir: {tmp_path}, num_val: 7}}\ntrain: {{local_batch_size: 4}}'
-    ):
-        (tmp_path / 'c.yaml').write_text(text)
-        data = resolve_config(tmp_path / 'c.yaml', options, PARSER).data
-        return data.dataset, data.num_train, data.num_val, data.num_classes
-
-    default = sizes([])
-    assert default == ('imagenet', 1_281_167, 7, 1000)
-    splits = {'train': {'num_images': 5}, 'validation': {'num_images': 3}}
-    manifest = {'dataset': 'pics', 'classes': ['a', 'b'], 'splits': splits}
-    (tmp_path / 'manifest.json').write_text(json.dumps(manifest))
-    assert sizes([]) == ('pics', 5, 7, 2) and sizes(['--data.num_train', '6']) == ('pics', 6, 7, 2)
-    assert sizes(['--data.dir', str(tmp_path)], 'train: {local_batch_size: 4}') == ('pics', 5, 3, 2)
-    assert sizes(['--data.synthetic', 'true']) == default
-    for damaged in ('{', '[]', '{"dataset": "x", "splits": {"train": {"num_images": []}}}'):
-        (tmp_path / 'manifest.json').write_text(damaged)
-        assert sizes([]) == default  # training refuses the manifest
 
 
 @pytest.mark.parametrize(

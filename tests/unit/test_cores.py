@@ -27,15 +27,6 @@ def rank(cpus, cpu_s, machine='a', **others):
     return {'cores': cpus, 'cpu_s': cpu_s, 'machine': machine, **others}
 
 
-def test_ranks_of_the_run_are_no_other_programs():
-    given = ('0-1', 2, 'a', 9), ('1-2', 3, 'a', 9), ('0', 4, 'b', 9), ('5', 7, 'a', 6.5)
-    ranks = count_others(
-        [rank(cpus, cpu_s, machine, cores_s=cores_s) for cpus, cpu_s, machine, cores_s in given]
-    )
-    assert [(r['others_s'], r['num_sharing']) for r in ranks] == [(4, 2), (4, 2), (5, 1), (0, 1)]
-    assert 'machine' not in ranks[0]
-
-
 def test_unknown_use_of_the_cores_remains_unknown():
     assert count_others([rank('0', 2)]) == [{'cores': '0', 'cpu_s': 2, 'num_sharing': 1}]
 
@@ -47,16 +38,6 @@ def test_counters_of_the_cores_of_a_rank(tmp_path):
     )
     assert cores.read_cores([0], stat) == pytest.approx((31 / ticks, 32 / ticks))
     assert cores.read_cores([0, 7], stat) is None  # a container with numbers of its own
-
-
-@pytest.mark.parametrize('has_counters', [True, False])
-def test_meter_measures_this_process(monkeypatch, tmp_path, has_counters):
-    if not has_counters:
-        monkeypatch.setattr(cores, 'TASKS', tmp_path)
-    meter = CoreMeter()
-    values = meter.take()
-    assert values['num_cores'] == len(os.sched_getaffinity(0)) and values['wall_s'] > 0
-    assert set(values['ready_s']) <= {'compute'} and (has_counters or not values['ready_s'])
 
 
 def test_threads_that_exchange_are_told_apart():

@@ -62,15 +62,6 @@ def test_without_a_followed_recipe_the_time_is_that_of_all_epochs():
     assert ' for 100 epochs on ' in text and text.endswith(' systems)')
 
 
-def test_time_is_in_proportion_to_the_pixels_of_all_epochs(published):
-    [system] = published('dgx1_ngc18.11_mxnet')
-    half = changed(data={'sizes': (112, 112, 112, 224)}, schedule={'base_lr': 9.0})
-    seconds = (3 / 4 + 3) * system.time_s / system.scored_epochs_mean
-    text = text_of(half, last_epochs=(4, 6))
-    assert text.startswith(f'about {span(seconds, seconds)} for 6 epochs ')
-    assert '(1 published system, scaled to 62.5 % of their pixels)' in text
-
-
 @pytest.mark.parametrize(
     'config, gpu, expected',
     [

@@ -43,14 +43,6 @@ def test_suitable_hosts_pass():
     assert '100 MB in 10 ms: 10.00 GB/s, bus 15.00 GB/s' in text and 'fix:' not in text
 
 
-def test_only_warnings_and_failures_have_a_fix_and_are_shown_if_quiet():
-    checks = check_facts(rows(code='bbbb', omp_num_threads=''))
-    totals, _, *lines = render_text(checks_answer(checks, is_quiet=True)).splitlines()
-    assert has_failed(checks) and totals == 'doctor: 23 checks passed, 1 failed, 1 warning'
-    assert [line.split()[:2] for line in lines] == [['failed', 'program'], ['warning', 'threads']]
-    assert lines[0].endswith('aaaa on h1; fix: check out the same commit on h2')
-
-
 def test_facts_are_validated_where_they_arrive():
     facts = rank_facts(free_processes=(31, 'ulimit'))
     sent = msgspec.json.decode(msgspec.json.encode(facts))

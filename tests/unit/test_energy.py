@@ -1,7 +1,6 @@
 """Energy of a run: telemetry files of nodes and every format of the report, with made-up
 numbers."""
 
-import csv
 import json
 import re
 
@@ -10,11 +9,9 @@ from helpers import table
 from lines import START_S, run_lines, write_lines
 from made_systems import page_of
 
-from mlperf_rn50.analysis.report.report_data import report_data, runs_csv
 from mlperf_rn50.analysis.report.sections import make_report
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.scaling import make_studies
-from mlperf_rn50.analysis.show.data import render_json
 from mlperf_rn50.analysis.show.plain import render_text
 from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.mllog.sidecar import energy as energy_module
@@ -63,13 +60,6 @@ def energy_of(log, *nodes):
     for number, lines in enumerate(nodes, 1):
         write_node(log.parent, f'n{number}', lines)
     return read_energy(read_run(log))
-
-
-def test_joules_cover_only_the_run(tmp_path):
-    energy = energy_of(write_log(tmp_path), steady(cpu=100, gpu=300))
-    assert (energy.seconds, energy.measured, energy.reasons) == (22.0, ('cpu', 'gpu'), {})
-    joules = [energy.cpu_joules, energy.gpu_joules, energy.joules]
-    assert joules == pytest.approx([2200, 6600, 8800])
 
 
 def readings(pairs):
@@ -207,24 +197,6 @@ def test_tables_have_columns_of_known_values(studies, tmp_path):
         path.unlink()
     text = render_text(make_report(studies(2)))
     assert [h for h in heads if h in text] == ['node-hours', 'cost']
-
-
-def test_unmeasured_values_are_null_in_json_and_csv(studies):
-    text = ''.join(render_json(report_data(studies(3.6))))
-    keys = 'cost', 'node_hours', 'cpu_kwh', 'images_per_joule'
-    systems = json.loads(text)['systems']
-    first, second, third, _ = ([system[key] for key in keys] for system in systems)
-    assert first == pytest.approx([0.022, 22 / 3600, 3300 / 3.6e6, 2 * 1_281_167 / 9900])
-    assert second == [pytest.approx(0.044), pytest.approx(2 * 22 / 3600), None, None]
-    assert third[2:] == [None, None]
-    none, reasons, *rest = (system['energy_not_measured'] for system in systems)
-    assert none == {} and reasons.keys() == {'cpu', 'gpu'}
-    assert rest == [None, {'cpu': NO_COUNTERS, 'gpu': NO_COUNTERS}]
-    own = systems[0]['runs'][1]['energy_of_nodes']['n0']
-    assert (own['cpu'], own['gpu']) == (pytest.approx({'0': 4400}), pytest.approx({'0': 6600}))
-    rows = list(csv.DictReader(runs_csv(studies())))
-    assert [r['cpu_joules'][:4] for r in rows] == ['2200', '4400', '4400', *[''] * 5]
-    assert rows[0]['cost'] == '' and 'energy_of_nodes' not in rows[0]
 
 
 def test_readings_of_all_nodes_are_limited_in_total(tmp_path, monkeypatch):

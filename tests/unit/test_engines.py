@@ -6,7 +6,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
-from helpers import ROOT, argv, assert_one_line, call, launch_options, write_programs
+from helpers import ROOT, argv, assert_one_line, call, json_table, launch_options, write_programs
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.launch import engines
@@ -28,15 +28,15 @@ def test_unknown_options_go_to_train():
 
 @pytest.mark.parametrize(
     'words, ranks, batch',
-    [
-        ('local', 1, 32),
-        ('local --nodes 2 --ranks-per-node 2', 4, 128),
-        ('mpirun --hosts h1,h2', 2, 64),
-        ('mpirun --hosts h1:3,h2:3', 6, 192),
-        ('mpirun --hosts h1,h2,h3 --nodes 2 --ranks-per-node 2', 4, 128),
-        ('slurm --nodes 2 --ranks-per-node 4', 8, 256),
-        ('kubernetes --image x --volume a:/b --run-dir /b/r --nodes 3 --ranks-per-node 2', 6, 192),
-    ],
+    json_table("""
+"local"                                                                          | 1 | 32
+"local --nodes 2 --ranks-per-node 2"                                             | 4 | 128
+"mpirun --hosts h1,h2"                                                           | 2 | 64
+"mpirun --hosts h1:3,h2:3"                                                       | 6 | 192
+"mpirun --hosts h1,h2,h3 --nodes 2 --ranks-per-node 2"                           | 4 | 128
+"slurm --nodes 2 --ranks-per-node 4"                                             | 8 | 256
+"kubernetes --image x --volume a:/b --run-dir /b/r --nodes 3 --ranks-per-node 2" | 6 | 192
+"""),
 )
 def test_dry_run_of_a_launcher_has_its_ranks(tmp_path, monkeypatch, words, ranks, batch):
     monkeypatch.delenv('SLURM_JOB_NODELIST', raising=False)

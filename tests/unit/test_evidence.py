@@ -164,14 +164,6 @@ def test_similar_images_show_random_labels_without_a_network(spread):
         assert split not in fitting
 
 
-def test_copies_are_not_similar_images():
-    random = np.random.default_rng(4)
-    labels, half = random.integers(0, NUM, 400), random.standard_normal((200, 3, 8, 8))
-    train = Images(np.tile(half, (2, 1, 1, 1)), np.tile(labels[:200], 2), None)
-    noise = Images(random.standard_normal((400, 3, 8, 8)), labels, None)
-    assert accused(evidence.judge_neighbours(train, noise)[0]) == []
-
-
 def images(labels, first=0):
     return [(first + k, int(label)) for k, label in enumerate(labels)]
 

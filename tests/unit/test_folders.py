@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from helpers import call, deny
+from helpers import call, deny, json_table
 from numbered import encoded, ramp, write_records
 from prepared import fill, stored
 
@@ -39,28 +39,6 @@ def refusal(source, kind='folder', **keys) -> str:
     assert (done.returncode, done.stdout, done.stderr.count('\n')) == (2, '', 1), done.stderr
     assert not out.exists()
     return done.stderr
-
-
-@pytest.mark.parametrize(
-    'names, used',
-    [
-        (('train', 'val'), 'val'),
-        (('Training', 'valid'), 'valid'),
-        (('train', 'validation', 'test'), 'validation'),
-        (('TRAIN', 'dev', 'testing'), 'dev'),
-        (('seg_train', 'seg_test'), 'seg_test'),
-    ],
-)
-def test_splits_have_their_usual_names_and_are_stated(tmp_path, names, used):
-    fill(tmp_path, [*(f'{n}/{c}/{n}.png' for n in names for c in 'ab'), 'notes.txt', 'more/x.jpg'])
-    data = folder(tmp_path, 'x')
-    assert [s.name for s in data.train] == [f'{names[0]}/{c}/{names[0]}.png' for c in 'ab']
-    assert [s.name for s in data.validation] == [f'{used}/{c}/{used}.png' for c in 'ab']
-    others = ''.join(f', {n}/' for n in sorted({*names[1:]} - {used}))
-    assert data.notes == (
-        *(f'{tmp_path / n}: 2 images of 2 classes: a, b' for n in (names[0], used)),
-        f'{tmp_path}: not used: more/{others}, .txt (1)',
-    )
 
 
 @pytest.mark.parametrize('make', [folder, partial_imagenet])
@@ -123,17 +101,6 @@ ADVICE = 'with a folder per class; to split class folders, add --validation 0.1'
 def test_refusal_names_what_is_there(tmp_path, make, paths, message):
     with pytest.raises(DataError, match=re.escape(message)):
         make(fill(tmp_path, paths), 'x')
-
-
-def test_names_that_look_alike_are_shown_apart(source):
-    fill(source, ['train/caf\xe9/1.jpg', 'val/cafe\u0301/1.jpg'])
-    for make in (folder, partial_imagenet):
-        with pytest.raises(DataError, match=r'cafe\\u0301') as e:
-            make(source, 'x')
-        assert str(e.value).isascii()
-    fill(source, ['train/cafe\u0301/1.jpg', 'val/caf\xe9/1.jpg'])
-    stated = f'{source}/train: 6 images of 4 classes: a, b, cafe\\u0301, caf\\xe9'
-    assert folder(source, 'x').notes[0] == stated
 
 
 # --- files that cannot be read
@@ -203,13 +170,13 @@ def test_each_split_has_an_image_of_each_class(source, fraction):
 
 @pytest.mark.parametrize(
     'paths, fraction, message',
-    [
-        (['a/1.jpg', 'a/2.jpg', 'b/1.jpg'], 0.1, 'got 1 image in b/, expected 2 or more in each'),
-        (['train/a/1.jpg', 'valid/a/1.jpg'], 0.1, '/valid exists; omit the option, or move the'),
-        (['a/1.jpg'], 1.5, '--validation: got 1.5, expected a fraction'),
-        (['a/1.jpg'], 0, '--validation: got 0, '),
-        (['a/1.jpg'], 'nan', '--validation: got nan'),
-    ],
+    json_table("""
+["a/1.jpg", "a/2.jpg", "b/1.jpg"]  | 0.1   | "got 1 image in b/, expected 2 or more in each"
+["train/a/1.jpg", "valid/a/1.jpg"] | 0.1   | "/valid exists; omit the option, or move the"
+["a/1.jpg"]                        | 1.5   | "--validation: got 1.5, expected a fraction"
+["a/1.jpg"]                        | 0     | "--validation: got 0, "
+["a/1.jpg"]                        | "nan" | "--validation: got nan"
+"""),
 )
 def test_impossible_split_is_refused(tmp_path, paths, fraction, message):
     assert message in refusal(fill(tmp_path / 'source', paths), validation=fraction)

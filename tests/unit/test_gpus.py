@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import mxnet as mx
 import pytest
 from fake_nvml import FakeNvml
-from helpers import write_files
+from helpers import json_table, write_files
 
 from mlperf_rn50.config import Config, RunConfig
 from mlperf_rn50.errors import ConfigError
@@ -32,15 +32,15 @@ def gpu(number):
 
 @pytest.mark.parametrize(
     'visible, uuids',
-    [
-        (None, 'GPU-a0 GPU-b1 GPU-c2'),
-        ('', ''),
-        (' 2 , 0', 'GPU-c2 GPU-a0'),
-        ('0,-1,1', 'GPU-a0'),
-        ('1,3,0', 'GPU-b1'),
-        ('GPU-b1,0', 'GPU-b1 GPU-a0'),
-        ('MIG-c1', 'MIG-c1'),
-    ],
+    json_table("""
+null       | "GPU-a0 GPU-b1 GPU-c2"
+""         | ""
+" 2 , 0"   | "GPU-c2 GPU-a0"
+"0,-1,1"   | "GPU-a0"
+"1,3,0"    | "GPU-b1"
+"GPU-b1,0" | "GPU-b1 GPU-a0"
+"MIG-c1"   | "MIG-c1"
+"""),
 )
 def test_visible_devices_count_up_to_the_first_invalid_entry(monkeypatch, visible, uuids):
     monkeypatch.setattr(gpus_module, 'find_gpus', lambda: (FakeNvml(), list('abc')))

@@ -23,20 +23,6 @@ def two_processors(monkeypatch):
     monkeypatch.setattr(load.threading, 'active_count', lambda: 1)
 
 
-def path_and_pid(paths, _):
-    return *paths, os.getpid()
-
-
-@pytest.mark.parametrize('num, threads, is_local', [(100, 1, False), (64, 1, True), (100, 2, True)])
-def test_many_logs_are_read_by_other_processes_in_order(
-    two_processors, monkeypatch, num, threads, is_local
-):
-    monkeypatch.setattr(load.threading, 'active_count', lambda: threads)
-    monkeypatch.setattr(load, 'load_folder', path_and_pid)
-    items, pids = zip(*load.load_folders([[k] for k in range(num)], None))
-    assert items == tuple(range(num)) and (os.getpid() in pids) == is_local
-
-
 PARENT_PID = os.getpid()
 
 

@@ -7,6 +7,7 @@ from unittest.mock import Mock
 
 import mxnet as mx
 import pytest
+from helpers import json_table
 from tiny import tiny_config, tiny_run
 
 from mlperf_rn50.errors import RunFailed
@@ -41,13 +42,13 @@ def saved_by(run, recorder) -> list[int]:
 
 @pytest.mark.parametrize(
     'asked_at, period_steps, expected',
-    [
-        # The request is in the exchange of the next step that is pushed, STEPS_AHEAD further ones
-        # before it is read.
-        (2, 0, [7]),
-        (1, 6, [6]),  # read before the checkpoint of step 6
-        (3, 4, [4, 7]),
-    ],
+    json_table("""
+# The request is in the exchange of the next step that is pushed, STEPS_AHEAD further ones
+# before it is read.
+2 | 0 | [7]
+1 | 6 | [6]  # read before the checkpoint of step 6
+3 | 4 | [4, 7]
+"""),
 )
 def test_stop_within_an_epoch_saves_once_and_its_images_count(
     tmp_path, asked_at, period_steps, expected
@@ -141,12 +142,12 @@ def test_requested_trace_and_change_of_the_loss_scale_are_reported_once(
 
 @pytest.mark.parametrize(
     'period_s, period_steps, expected',
-    [
-        # due at the push of step 3, read two steps later; then due at step 9, the last of the epoch
-        (3.0, 0, [6]),
-        (1.5, 0, [5]),  # then due at step 7, read after the last step
-        (4.0, 3, [3, 6, 9]),  # any checkpoint starts the period again
-    ],
+    json_table("""
+# due at the push of step 3, read two steps later; then due at step 9, the last of the epoch
+3.0 | 0 | [6]
+1.5 | 0 | [5]  # then due at step 7, read after the last step
+4.0 | 3 | [3, 6, 9]  # any checkpoint starts the period again
+"""),
 )
 def test_checkpoint_is_saved_once_per_period_in_seconds(tmp_path, period_s, period_steps, expected):
     keys = {'period_s': period_s, 'period_steps': period_steps}

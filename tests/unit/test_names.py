@@ -1,31 +1,21 @@
 """Numbers of new runs."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
+from helpers import json_table
 
 from mlperf_rn50.runfolder.names import new_run
 
 
-def test_run_numbers_are_unique(tmp_path):
-    with ThreadPoolExecutor(16) as pool:
-        runs = list(pool.map(lambda _: new_run(tmp_path), range(64)))
-    assert sorted(run.index for run in runs) == list(range(64))
-    assert not list(tmp_path.glob('result*'))  # no empty log for readers
-    (tmp_path / 'result_70.txt').touch()
-    assert new_run(tmp_path).index == 71
-
-
 @pytest.mark.parametrize(
     'name, number',
-    [
-        ('weights/best.npz', 1),
-        ('checkpoints/step_00000003/state.json', 1),
-        ('env.json', 1),
-        ('tensorboard/events', 1),
-        ('notes.txt', 0),
-        ('telemetry_4_host.jsonl', 5),
-    ],
+    json_table("""
+"weights/best.npz"                     | 1
+"checkpoints/step_00000003/state.json" | 1
+"env.json"                             | 1
+"tensorboard/events"                   | 1
+"notes.txt"                            | 0
+"telemetry_4_host.jsonl"               | 5
+"""),
 )
 def test_number_of_a_new_run_depends_on_files_that_it_would_replace(tmp_path, name, number):
     disk, run = tmp_path / 'disk', tmp_path / 'run'

@@ -5,7 +5,7 @@ from unittest.mock import Mock
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import address_of
+from helpers import address_of, json_table
 
 from mlperf_rn50.train.optimizer import Optimizer, cut_buckets
 from mlperf_rn50.train.options import OptimizerConfig
@@ -148,16 +148,16 @@ def test_norms_of_large_tensors_and_values_match_float64(dtype, shape, scale):
 
 @pytest.mark.parametrize(
     'sizes, kinds, num_buckets, expected',
-    [
-        ('4', 'a', 8, '0'),
-        ('1111', 'aaaa', 2, '01 23'),
-        ('81111', 'aaaaa', 2, '0 1234'),
-        ('119', 'aaa', 3, '012'),
-        ('1111', 'abab', 1, '02 13'),
-        ('1111', 'abab', 4, '0 1 2 3'),
-        # 4, and formerly 8
-        ('91919191', 'abababab', 4, '02 4 6 1357'),
-    ],
+    json_table("""
+"4"        | "a"        | 8 | "0"
+"1111"     | "aaaa"     | 2 | "01 23"
+"81111"    | "aaaaa"    | 2 | "0 1234"
+"119"      | "aaa"      | 3 | "012"
+"1111"     | "abab"     | 1 | "02 13"
+"1111"     | "abab"     | 4 | "0 1 2 3"
+# 4, and formerly 8
+"91919191" | "abababab" | 4 | "02 4 6 1357"
+"""),
 )
 def test_bucket_boundaries(sizes, kinds, num_buckets, expected):
     buckets = cut_buckets([int(size) for size in sizes], kinds, num_buckets)

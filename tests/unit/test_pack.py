@@ -292,34 +292,11 @@ def test_second_preparation_changes_nothing(words, source, out, capsys):
     assert prepare(*words) == 0
 
 
-def swap_classes(source):
-    for split in ('train', 'val'):
-        for old, new in ('ac', 'ba', 'cb'):
-            (source / split / old).rename(source / split / new)
-
-
 def change_image(source):
     path = source / 'train/a/1.bmp'
     times = path.stat().st_atime_ns, path.stat().st_mtime_ns
     path.write_bytes(bitmap(55))
     os.utime(path, ns=times)
-
-
-@pytest.mark.parametrize(
-    'change, options',
-    [
-        (swap_classes, ()),
-        (change_image, ()),
-        (lambda source: (source / 'train/b/2.bmp').rename(source / 'train/b/9.bmp'), ()),
-        (lambda source: None, ('--resize-shorter', 2)),
-    ],
-    ids=['classes', 'image', 'name', 'size'],
-)
-def test_changed_source_is_not_already_prepared(words, source, change, options):
-    assert prepare(*words) == 0
-    change(source)
-    with pytest.raises(DataError, match='got other images, names, labels or --resize-shorter than'):
-        prepare(*words, *options)
 
 
 def test_other_size_of_images_without_a_source_is_not_already_prepared(out):
@@ -347,27 +324,6 @@ def test_manifest_of_an_earlier_version_is_compared_by_numbers(words, source, ou
     (source / 'train/a/1.bmp').unlink()
     with pytest.raises(DataError, match=r'got \[5, 2\] images'):
         prepare(*words)
-
-
-def test_records_of_im2rec_are_not_read_again_in_their_own_folder(
-    words, out, tmp_path, monkeypatch
-):
-    assert prepare(*words) == 0
-    records = tmp_path / 'records'
-    records.mkdir()
-    for path in (*out.glob('*.rec'), *out.glob('*.idx')):
-        shutil.copy(path, records / path.name.replace('validation', 'val'))
-    again = 'im2rec', '--source', records, '--out', records
-    before = {p: p.read_bytes() for p in records.iterdir()}
-    assert prepare(*again) == 0 and {p: p.read_bytes() for p in before} == before
-    with monkeypatch.context() as patch:
-        patch.setattr(RecordFile, 'read', None)
-        assert prepare(*again) == 0
-    (records / 'val.idx').touch()
-    assert prepare(*again) == 0  # a link to val.rec is not another file of records
-    (records / 'val.rec').write_bytes(before[records / 'val.rec'][:-64] + bytes(64))
-    with pytest.raises(DataError):
-        prepare(*again)
 
 
 def test_names_do_not_control_the_terminal(words, source):

@@ -81,22 +81,6 @@ def test_shared_finding_names_all_its_systems(tmp_path):
     assert 'a, b: warning: 2 runs have the same seed 9' in finding_lines(study_of(tmp_path))
 
 
-def test_text_has_three_findings_per_system_without_notes_and_the_page_folds_the_rest(tmp_path):
-    write_set(tmp_path / 'a', 5, seed=None, accuracies=lambda k: (0.5, 0.6 + k / 100))
-    study = study_of(tmp_path)
-    text = render_text(make_report([study]))
-    whole = render_text(make_report([study], has_all_findings=True))
-    lines = text[text.index('Findings') :].splitlines()[1:]
-    assert [line.split(': ')[1] for line in lines] == ['error', 'error', 'error', '4 more']
-    assert lines[3].endswith('--findings')
-    note = 'note: no log contains a seed'
-    assert note not in text and note in whole and '4 more' not in whole
-    page = page_of([study])
-    texts = ('4 more: see all findings', '>all findings, with notes', note)
-    places = [page.index(text) for text in texts]
-    assert places == sorted(places)
-
-
 def check_headings(page):
     """Assert that headings are nested and that the heading of the sweep appears once."""
     headings = re.findall(r'<h([1-6])[^>]*>(.*?)</h', page)

@@ -19,7 +19,6 @@ from mlperf_rn50.config import Config, check_values
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.data.pipeline import (
     build_pipeline,
-    build_warm,
     keeps_outputs,
     synthetic_inputs,
     to_mxnet,
@@ -86,25 +85,6 @@ def test_values_out_of_range_for_dali_are_refused(key, value):
     check_values(config_of(**NVJPEG))
     with pytest.raises(ConfigError, match=rf'data\.{key}: got {value}, expected '):
         check_values(config_of(**{**NVJPEG, key: value}))
-
-
-@pytest.mark.parametrize('depth', [1, 3])
-def test_warm_up_runs_the_pipeline_and_reads_nothing(monkeypatch, depth):
-    config, runs, taken, run = config_of(prefetch_depth=depth), [], [], Pipeline.run
-    monkeypatch.setattr(Pipeline, 'run', lambda self: (runs.append(run(self)), runs[-1])[1])
-
-    def source():
-        while True:
-            taken.append(0)
-            yield synthetic_inputs(4)
-
-    pipe, left_over = build_warm(source(), 4, config, True, None, is_warm=True)
-    assert (len(runs), taken, len(list(left_over))) == (1, [], depth - 1)
-    pipe.run()
-    assert len(taken) == 1
-    taken.clear()
-    build_warm(source(), 4, config, True, None, is_warm=False)
-    assert (len(runs), taken) == (2, [])
 
 
 @pytest.mark.parametrize('num_threads, is_pinned', [(1, True), (2, False)])

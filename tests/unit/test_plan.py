@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from helpers import json_table
 
 from mlperf_rn50.config import Config, RunConfig
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.train.options import ScheduleConfig, TrainConfig
-from mlperf_rn50.train.plan import make_elastic_plan, make_plan, render_plan, resumed_step
+from mlperf_rn50.train.plan import make_elastic_plan, make_plan, render_plan
 
 
 def plan_for(world_size, data=None, run=None, schedule=None, **train):
@@ -66,24 +67,6 @@ def test_closed_division_trains_the_epochs_after_its_last_evaluation():
         plan_for(8, run=closed, **{**keys, 'max_epochs': 3, 'eval_offset': 3})
 
 
-@pytest.mark.parametrize(
-    'local, evaluated, world_size, batch',
-    [
-        (64, None, 1024, 49),
-        (64, None, 8, 64),
-        (8, 500, 128, 391),
-        (8, 500, 100, 500),
-        (8, None, 60_000, 1),
-    ],
-)
-def test_evaluation_batch_is_at_most_the_images_of_a_rank(local, evaluated, world_size, batch):
-    data = {'num_train': 1000, 'num_val': 50_000}
-    plan = plan_for(world_size, data, local_batch_size=local, eval_batch_size=evaluated)
-    shard = plan.eval_shard()
-    assert shard.local_batch_size == batch
-    assert shard.steps_per_epoch > 1 or shard.num_padded < world_size
-
-
 def test_shuffle_by_node_is_in_the_shards_and_the_text():
     plan = plan_for(4, {'shuffle': 'node', 'node_rotation_epochs': 3}, global_batch_size=60)
     plan = replace(plan, nodes=(0, 0, 1, 1))
@@ -124,12 +107,12 @@ def test_learning_rate_is_given_for_runs_of_epochs(schedule, max_epochs, text):
 
 @pytest.mark.parametrize(
     'train, world_size, batch',
-    [
-        ({'global_batch_size': 64}, 2, 64),
-        ({'global_batch_size': 64}, 3, 63),
-        ({'global_batch_size': 64, 'gradient_accumulation_steps': 2}, 3, 60),
-        ({'local_batch_size': 16}, 3, 48),  # 4 ranks of 16 before
-    ],
+    json_table("""
+{"global_batch_size": 64}                                   | 2 | 64
+{"global_batch_size": 64}                                   | 3 | 63
+{"global_batch_size": 64, "gradient_accumulation_steps": 2} | 3 | 60
+{"local_batch_size": 16}                                    | 3 | 48  # 4 ranks of 16 before
+"""),
 )
 def test_elastic_plan_keeps_the_batch_if_possible_and_scales_the_rate(train, world_size, batch):
     c = Config(train=TrainConfig(**train), run=RunConfig(num_nodes=4, ranks_per_node=1))
@@ -145,17 +128,6 @@ def test_elastic_plan_keeps_the_batch_if_possible_and_scales_the_rate(train, wor
 def test_elastic_plan_without_an_image_per_rank_is_refused():
     with pytest.raises(ConfigError, match='got 2, expected a multiple of 3'):
         make_elastic_plan(Config(train=TrainConfig(global_batch_size=2)), 3, 2)
-
-
-@pytest.mark.parametrize('before, now', [(64, 64), (64, 48), (48, 64)])
-def test_resumed_step_skips_no_image_and_repeats_less_than_a_batch(before, now):
-    plan = plan_for(1, {'num_train': 1000}, global_batch_size=now)
-    steps_before = -(-1000 // before)
-    for step in range(3 * steps_before + 1):
-        epoch, seen = step // steps_before, step % steps_before * before
-        got = resumed_step(plan, step, before)
-        assert got // plan.steps_per_epoch == epoch
-        assert 0 <= seen - got % plan.steps_per_epoch * now < now
 
 
 @pytest.mark.parametrize(

@@ -62,19 +62,6 @@ def test_system_has_one_exclusive_colour_in_all_plots(pictures):
     assert colours == {name: {c} for name, c in zip(('1', '2', '40'), COLOURS)}
 
 
-def test_values_that_differ_tenfold_have_a_logarithmic_axis(sweep, pictures):
-    near = pictures_of(sweep / '1x4', sweep / '2x4')
-    for picture, name in [
-        ('time_to_train', 'minutes'),
-        ('accuracy_time', 'minutes since run_start'),
-        ('throughput', 'images/s'),
-    ]:
-        assert f'>{name} (logarithmic)<' in render_svg(pictures[picture])
-        assert f'>{name}<' in render_svg(near[picture])
-    svg = render_svg(pictures['time_to_train'])
-    assert all(f'>{tick}</text>' in svg for tick in (1, 2, 5, 10, 20))
-
-
 def test_curve_that_starts_at_zero_has_a_logarithmic_axis(tmp_path):
     for name, epoch_s in (('a', 1.0), ('b', 100.0)):
         write_set(tmp_path / name, 1, epoch_s=epoch_s, first_s=0.0, eval_s=0.0)
@@ -142,16 +129,6 @@ def test_number_of_drawn_systems_is_limited_and_noted(tmp_path):
     assert len(marks_of(curves)) == 24
     assert 'Only the last point of each curve is marked' in curves.caption
     assert '>other systems<' in render_svg(curves)
-
-
-def test_long_texts_are_shortened(tmp_path):
-    write_set(tmp_path / ('a' * 200), 1, platform='b' * 900)
-    pictures = pictures_of(tmp_path)
-    title = f'{"a" * 99}…/result_0.txt: 2.00 epochs, converged'
-    assert title in [t for t, _ in marks_of(pictures['epochs'])]
-    for picture in pictures.values():
-        texts = re.findall('<text.*>(.*)</text>', render_svg(picture))
-        assert max(map(len, texts)) < 80 and len(picture.above) <= 8
 
 
 def test_unlogged_initialisation_has_no_bar(tmp_path):

@@ -1,7 +1,6 @@
 """Preparation of digits, folders, ImageNet and CIFAR-10 as RecordIO, and a first configuration."""
 
 import gzip
-import hashlib
 import json
 import os
 import tarfile
@@ -18,7 +17,6 @@ from mlperf_rn50.config_file import resolve_config
 from mlperf_rn50.data.prepare import samples
 from mlperf_rn50.data.prepare.cifar10 import cifar10
 from mlperf_rn50.data.prepare.command import make_tree
-from mlperf_rn50.data.recordio import load_manifest
 from mlperf_rn50.errors import DataError, UserError
 from mlperf_rn50.train.plan import make_plan
 
@@ -47,17 +45,6 @@ def test_digits_are_a_fixed_stratified_split():
     assert counts.min() >= 35 and counts.max() <= 37
     # the set contains duplicates
     assert len({s.data for s in data.train} & {s.data for s in data.validation}) <= 2
-
-
-def test_folder_keeps_the_bytes_and_numbers_classes_by_name(images, out):
-    done = call('prepare', 'folder', '--source', images, '--out', out, '--name', 'flowers')
-    assert done.returncode == 0 and 'train.rec: 6 images of flowers' in done.stdout
-    assert '\r' not in done.stderr  # no progress bar without a terminal
-    assert stored(out) == [(k, bitmap(100 * k + i, (40, 30))) for k in (0, 1) for i in range(3)]
-    manifest = load_manifest(out)
-    assert (manifest['dataset'], manifest['classes']) == ('flowers', ['n01', 'n02'])
-    digest = hashlib.sha256((out / 'train.rec').read_bytes()).hexdigest()
-    assert manifest['splits']['train']['rec_sha256'] == digest
 
 
 def test_configuration_of_own_images_is_complete_and_that_of_the_user_is_kept(
@@ -228,16 +215,6 @@ def test_ground_truth_of_other_editors_is_read(tars, out, text):
     (tars / 'truth.txt').write_text(text, newline='')
     assert prepare_tars(tars, '--allow-partial') == 0
     assert [label for label, _ in stored(out, 'validation')] == [1, 0, 2]
-
-
-def test_imagenet_from_folders_or_a_missing_source(images, tmp_path, out):
-    source = images.rename(tmp_path / 'imagenet')
-    assert prepare('imagenet', '--source', source, '--out', out, '--allow-partial') == 0
-    assert [label for label, _ in stored(out, 'validation')] == [0, 0, 1, 1]
-    assert prepare('folder', '--source', source, '--out', tmp_path / 'folder') == 0
-    assert load_manifest(tmp_path / 'folder')['dataset'] == 'folder'
-    with pytest.raises(DataError, match='expected ILSVRC2012_img_train.tar or train/<synset>/'):
-        prepare('imagenet', '--source', tmp_path, '--out', tmp_path / 'none')
 
 
 # --- CIFAR-10 in both forms

@@ -1,7 +1,7 @@
 """Instruction sets of processors, and numbers of OpenMP threads."""
 
 import pytest
-from helpers import AVX2, AVX512, BF16, cpuinfo
+from helpers import AVX2, AVX512, BF16, cpuinfo, json_table
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system import environment
@@ -41,13 +41,13 @@ def test_instruction_sets(flags, has):
 
 @pytest.mark.parametrize(
     'limit, uses',
-    [
-        ('AVX512_MIC', 'AVX2'),
-        ('AVX512_CORE', 'AVX-512'),
-        ('AVX512_CORE_AMX', 'AVX-512 BF16'),
-        ('ALL', 'AVX-512 BF16'),
-        ('avx2', 'AVX-512 BF16'),
-    ],
+    json_table("""
+"AVX512_MIC"      | "AVX2"
+"AVX512_CORE"     | "AVX-512"
+"AVX512_CORE_AMX" | "AVX-512 BF16"
+"ALL"             | "AVX-512 BF16"
+"avx2"            | "AVX-512 BF16"
+"""),
 )  # oneDNN ignores lower case
 def test_limit_of_onednn(limit, uses):
     cpu = processor(BF16, DNNL_MAX_CPU_ISA=limit)
@@ -85,7 +85,13 @@ def test_first_level_of_nested_threads_counts():
 
 
 @pytest.mark.parametrize(
-    'quota, local_size, threads', [(None, 2, 8), (0.5, 1, 1), (5.9, 2, 2), (64.0, 2, 8)]
+    'quota, local_size, threads',
+    json_table("""
+null | 2 | 8
+0.5  | 1 | 1
+5.9  | 2 | 2
+64.0 | 2 | 8
+"""),
 )
 def test_threads_follow_share_of_cpu_quota(quota, local_size, threads):
     assert quota_threads(8, local_size, GroupLimits(quota_cpus=quota)) == threads

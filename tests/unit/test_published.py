@@ -8,8 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
-from helpers import HISTORY, PUBLISHED, ROOT, call
-from lines import write_set
+from helpers import HISTORY, PUBLISHED, ROOT, call, json_table
 from pytest import approx
 
 from mlperf_rn50.analysis.predict.anchors import base_of
@@ -92,16 +91,16 @@ def test_grid_is_the_most_frequent_gap_and_the_first_epoch():
 
 @pytest.mark.parametrize(
     'end, first, period, last',
-    [
-        (37, 3, 4, 35),
-        (35, 3, 4, 35),
-        (34.8, 3, 4, 31),
-        (34.95, 3, 4, 35),
-        (3, 4, 4, None),
-        (None, 3, 4, None),
-        (37, None, 4, None),
-        (37, 3, None, None),
-    ],
+    json_table("""
+37    | 3    | 4    | 35
+35    | 3    | 4    | 35
+34.8  | 3    | 4    | 31
+34.95 | 3    | 4    | 35
+3     | 4    | 4    | null
+null  | 3    | 4    | null
+37    | null | 4    | null
+37    | 3    | null | null
+"""),
 )
 def test_last_evaluation_within_a_schedule(end, first, period, last):
     r = Recipe('sgd', 1, decay_epochs=end, first_eval_epoch=first, eval_period=period)
@@ -112,26 +111,6 @@ def test_times_of_a_set_are_means_of_its_runs():
     runs = [(110.0, 10, 2, 6.0), (116.0, 10, 4, 12.0), (None, 10, 2, 6.0), (110.0, None, 2, 6.0)]
     assert make_times(9.0, runs) == RunTimes(9.0, 3.0, (14 + 14) / 2)
     assert make_times(None, runs) is None and make_times(9.0, runs[2:]) is None
-
-
-def test_known_set_has_recipe_and_curves(tmp_path):
-    write_set(
-        tmp_path / 'box',
-        accuracies=(0.5, 0.7, 0.76),
-        batch=1664,
-        optimizer=V07,
-        target=0.759,
-        period=4,
-        ranks=8,
-        epoch_s=lambda k: 10.0 + k,
-    )
-    [known] = load_run_sets([tmp_path])
-    assert known.recipe == recipe(V07) and known.is_imagenet and known.unlogged == {}
-    assert (*known.epochs, known.num_units) == (12,) * 5 + (8,)
-    assert known.runs[0].curve == ((4, 0.5), (8, 0.7), (12, 0.76))
-    times = known.times  # the mean of the middle three, like the score
-    assert (times.epoch_s, times.evaluation_s, times.outside_s) == approx((12, 1, 0))
-    assert known.step_s == approx(12 * 1664 / IMAGENET_TRAIN)
 
 
 def test_published_table_is_complete():

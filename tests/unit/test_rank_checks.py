@@ -6,7 +6,7 @@ from unittest.mock import MagicMock
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import ROOT
+from helpers import ROOT, json_table
 
 from mlperf_rn50.train.comm.device import wait_for
 from mlperf_rn50.train.comm.rank_checks import describe_divergence, device_digests, find_stragglers
@@ -40,13 +40,13 @@ def times(*seconds):
 
 @pytest.mark.parametrize(
     'seconds, slow',
-    [
-        ((1, 1, 1.25, 1), '2'),
-        ((1, 1.14, 1, 1), ''),
-        ((1, 2, 1, 3, 1), '31'),  # the slowest first
-        ((1, 1.2), '1'),
-        ((5,), ''),
-    ],
+    json_table("""
+[1, 1, 1.25, 1] | "2"
+[1, 1.14, 1, 1] | ""
+[1, 2, 1, 3, 1] | "31"  # the slowest first
+[1, 1.2]        | "1"
+[5]             | ""
+"""),
 )
 def test_rank_slower_than_the_median_is_a_straggler(seconds, slow):
     found = find_stragglers(times(*seconds))

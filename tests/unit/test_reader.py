@@ -13,12 +13,12 @@ import tracemalloc
 import zipfile
 
 import pytest
-from helpers import call, write_files
+from helpers import call, json_table, write_files
 from lines import START_S, complete, mllog, run_lines, v05, v06, write_lines, write_set
 from numbered import tar_of
 
 from mlperf_rn50.analysis.sets.defects import set_findings
-from mlperf_rn50.analysis.sets.load import describe_others, load_logs, load_run_sets
+from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.check.judge import check_log
 from mlperf_rn50.mllog.events import decode_events
@@ -89,27 +89,6 @@ def test_event_followed_by_other_output_counts(line, value):
         assert (event.key, event.value, event.time_s) == ('k', value, START_S)
 
 
-@pytest.mark.parametrize(
-    'line, kind',
-    [
-        (v05('train_epoch', 0, 3) + '4%', 'line_torn'),
-        (v05('eval_accuracy', 0, 0.7) + '.1', 'event_torn'),
-        (v05('eval_accuracy', 0, {'epoch': 1, 'value': 0.5})[:-4], 'event_torn'),
-        (v05('run_sto', 0), 'event_torn'),
-        (v05('train_epoch', 0) + ' :', 'line_torn'),
-        (mllog('run_stop', 0, status='success')[:-3], 'event_torn'),
-        (v06('run_stop', 0)[:-1] + '\x1b[0m', 'event_torn'),
-        (mllog('epoch_stop', 0)[:-9], 'line_torn'),
-        (':::MLPv0.7.0 resnet 1', 'line_torn'),
-    ],
-)
-def test_cut_or_unknown_event_is_an_error_and_a_finding(read, line, kind):
-    (event,) = decode_events(line)
-    assert isinstance(event, ValueError) and event.args[0] and event.args[1] == line.strip()
-    findings = read([*run_lines(), line]).findings
-    assert [f.kind for f in findings if f.kind.endswith('_torn')] == [kind]
-
-
 def test_events_that_cannot_be_decoded_are_stated_with_the_reason(tmp_path):
     lines = ['shell', ':::MLLOG {"key": "run_start", "metadata": {}}']
     path = write_lines(tmp_path / 'result_0.txt', lines)
@@ -141,17 +120,6 @@ def test_target_of_the_last_resume_that_changed_it_counts(read, changes, target,
     run = read(lines)
     assert (run.target_accuracy, run.status) == (target, status)
     assert not any(f.kind == 'trained_past_target' for f in run.findings)
-
-
-def test_evaluation_that_is_ignored_is_called_so(read):
-    ignored = [
-        mllog('eval_accuracy', 22, 0.3, epoch_num=2),
-        mllog('eval_accuracy', 22, 0.8),
-        mllog('eval_accuracy', 22, 1.5, epoch_num=3),
-    ]
-    run = read([*run_lines()[:-1], *ignored])
-    assert run.curve == ((1, 0.5), (2, 0.76))
-    assert ['ignored' in f.text for f in run.findings if 'eval_accuracy' in f.text] == [True] * 3
 
 
 # --- numbers of nodes, ranks and accelerators
@@ -187,41 +155,6 @@ def test_other_logs_of_a_set_settle_counts_that_a_log_contradicts(tmp_path, lost
 
 
 @pytest.mark.parametrize(
-    'make, refusal',
-    [
-        (lambda k: run_lines(ranks=2 if k == 0 else 4), 'num_accelerators'),
-        (lambda k: run_lines(ranks=(4, 7, 8, 8, 8)[k]), 'num_accelerators'),
-        (lambda k: lines_of(v05, 3, 24, batch=32 if k else 30), 'global_batch_size is 720'),
-        (
-            lambda k: lines_of(v06, entry={'nodes': [{**NODES, 'accelerator': f'A{k}'}]}),
-            'accelerator is A0 in result_0.txt and A1',
-        ),
-    ],
-    ids=['half', 'growing', 'batch', 'accelerator'],
-)
-def test_runs_of_other_layouts_are_no_set_and_no_lost_lines(tmp_path, make, refusal):
-    for k in range(5):
-        write_lines(tmp_path / f'result_{k}.txt', make(k))
-    assert load_run_sets([tmp_path])[0].refusal.startswith(refusal)
-
-
-@pytest.mark.parametrize(
-    'seeds, accelerators',
-    [
-        ([(0, 7), (0, 7)], None),  # by two loggers
-        ([(0, 7), (60, 7)], None),  # of one process
-        ([(0, 7), (0.1, 7)], 2),
-        ([(0, 0), (60, 60)], 2),
-    ],
-)
-def test_repeated_seeds_of_v05_are_of_one_rank(read, seeds, accelerators):
-    lines = [v05('run_set_random_seed', *seed) for seed in seeds]
-    assert read([*lines, *lines_of(v05, ranks=0)]).num_accelerators == accelerators
-    elsewhere = [lines[0], v05('run_set_random_seed', 0, 9).replace('main.py', 'data.py')]
-    assert read([*elsewhere, *lines_of(v05, ranks=0)]).num_accelerators is None
-
-
-@pytest.mark.parametrize(
     'entry',
     [
         ENTRY,
@@ -249,21 +182,21 @@ def test_several_kinds_of_nodes_in_a_log_are_added(read):
 
 @pytest.mark.parametrize(
     'nodes, ranks, layout',
-    [
-        # an inventory of more than was used
-        (1, 8, (1, 8)),
-        (4, 32, (4, 32)),
-        (1, 32, (4, 32)),
-        (4, 31, (4, 32)),
-        (1, 287, (36, 288)),
-        (1, 36, (36, 288)),
-        (4, 4, (36, 288)),
-        (1, 576, (36, 288)),
-    ],
+    json_table("""
+# an inventory of more than was used
+1 | 8   | [1, 8]
+4 | 32  | [4, 32]
+1 | 32  | [4, 32]
+4 | 31  | [4, 32]
+1 | 287 | [36, 288]
+1 | 36  | [36, 288]
+4 | 4   | [36, 288]
+1 | 576 | [36, 288]
+"""),
 )
 def test_ranks_precede_an_inventory(read, nodes, ranks, layout):
     run = read(lines_of(v06, nodes, ranks, entry=ENTRY))
-    assert (run.num_nodes, run.num_accelerators) == layout
+    assert [run.num_nodes, run.num_accelerators] == layout
 
 
 @pytest.mark.parametrize('stated, grade', [(False, 'warning'), (True, 'note')])
@@ -271,16 +204,6 @@ def test_unreadable_description_that_may_change_counts_is_a_warning(read, tmp_pa
     write_files(tmp_path, {'us/systems/box.json': '{'})
     run = read(run_lines(accelerators=not stated), 'us/results/box/resnet/result_0.txt')
     assert [f.grade for f in run.findings if f.kind == 'description_unreadable'] == [grade]
-
-
-@pytest.mark.parametrize('make', [lambda lines: [*lines, *lines[:-1]], lambda lines: lines * 3])
-@pytest.mark.parametrize('line, ranks', [(v06, 1), (v06, 4), (v05, 1), (v05, 4)])
-def test_copies_of_lines_by_another_logger_are_not_ranks_or_nodes(read, line, ranks, make):
-    lines = lines_of(line, ranks=ranks)
-    whole, copied = read(lines), read(make(lines))
-    counts = 'num_ranks', 'num_nodes', 'num_accelerators', 'global_batch_size'
-    for fact in (*counts, 'status', 'epochs_to_converge'):
-        assert getattr(copied, fact) == getattr(whole, fact), fact
 
 
 # --- files and folders
@@ -324,23 +247,6 @@ def test_log_of_another_program_is_refused_in_a_line(tmp_path, command, lines):
     assert (done.returncode, done.stdout, done.stderr.count('\n')) == (2, '', 1)
     assert 'detail.txt: got a log ' in done.stderr
     assert 'expected one of MLPerf Training' in done.stderr
-
-
-def test_log_of_another_program_is_no_run_beside_others_or_of_a_folder(tmp_path):
-    logs = [
-        write_lines(tmp_path / 'run_1/detail.txt', INFERENCE),
-        write_lines(tmp_path / 'accuracy/detail.txt', INFERENCE[1:]),
-        write_lines(tmp_path / 'train/result_0.txt', run_lines()),
-    ]
-    (system,) = load_run_sets(logs)
-    assert [(r.path.name, r.status) for r in system.runs] == [('result_0.txt', 'converged')]
-    done = call('report', *logs)
-    assert '1 of 1 run of 1 system converged' in done.stdout
-    assert 'skipped 2 logs' in done.stderr and 'MLPerf Inference' in done.stderr
-    write_lines(tmp_path / 'train/result_1.txt', INFERENCE)
-    [run_set], others = load_logs([tmp_path / 'train'])
-    assert [r.path.name for r in run_set.runs] == ['result_0.txt']
-    assert 'skipped 1 log' in describe_others(others)
 
 
 @pytest.mark.parametrize(
@@ -394,15 +300,6 @@ def test_a_quoted_line_does_not_hide_a_log(read):
     assert read([*run_lines(), json.dumps(mllog('init_start', 0))]).status == 'converged'
 
 
-def test_packed_logs_of_a_folder_are_unreadable_runs_unless_they_are_unpacked_too(tmp_path):
-    lines = write_lines(tmp_path / 'result_0.txt', run_lines()).read_bytes()
-    for number in (0, 1):
-        (tmp_path / f'result_{number}.txt.gz').write_bytes(gzip.compress(lines))
-    [run_set] = load_run_sets([tmp_path])
-    expected = [('result_0.txt', 'converged'), ('result_1.txt.gz', 'unreadable')]
-    assert [(r.path.name, r.status) for r in run_set.runs] == expected
-
-
 def test_memory_does_not_grow_with_the_log(tmp_path):
     path = tmp_path / 'result_0.txt'
     with open(path, 'w') as f:
@@ -433,27 +330,6 @@ def unended(tmp_path):
         return path
 
     return unended
-
-
-SLOW = {'accuracies': (0.5,), 'epoch_s': 1000, 'eval_s': 12}
-
-
-@pytest.mark.parametrize(
-    'written_s, keys, now_s, status',
-    [
-        (0, {}, 82, 'running'),
-        (0, {}, 22 + 601, 'failed'),
-        (990, SLOW, 1012 + 2900, 'running'),
-        (990, SLOW, 1012 + 3100, 'failed'),
-        # a checkout sets the modification time to the present
-        (2 * 86400, {}, 22 + 2 * 86400, 'failed'),
-    ],
-    ids=['just written', 'quiet', 'slow', 'slow and quiet', 'a copy of an old log'],
-)
-def test_quiet_log_belongs_to_a_failed_run(unended, written_s, keys, now_s, status):
-    run = read_run(unended(written_s, **keys), now_s=START_S + now_s)
-    assert (run.status, run.age_s is None) == (status, status == 'failed')
-    assert [f.kind for f in run.findings] == ['no_run_stop'] * (status == 'failed')
 
 
 def test_only_a_running_run_has_an_age(unended, read):

@@ -3,15 +3,14 @@
 tests/answers has whole outputs of the command.
 """
 
-import csv
 import json
 import os
 import re
 from dataclasses import replace
-from statistics import fmean, median
+from statistics import median
 
 import pytest
-from helpers import HISTORY, ROOT, call
+from helpers import ROOT, call, json_table
 
 from mlperf_rn50.analysis.recipe import choose
 from mlperf_rn50.analysis.recipe.differences import find_deviations, find_followed
@@ -91,19 +90,6 @@ def test_reliable_then_shortest_then_nearest_recipe_is_chosen(batch, sets, base_
     assert choose.choose_recipe(batch, sets=sets).recipe.base_lr == base_lr
 
 
-@pytest.mark.needs_history
-def test_recipe_has_the_fewest_epochs_of_all_rounds():
-    """Compare with a list that another program made from the logs; it includes a set of the open
-    division at 1,664."""
-    with open(HISTORY / 'recipes_fewest_epochs.csv', newline='', encoding='utf-8') as f:
-        rows = {int(r['global_batch']): float(r['mean_epochs']) for r in csv.DictReader(f)}
-    sets = load_published('open')
-    for batch, epochs in rows.items():
-        means = [fmean(s.epochs) for s in sets if s.global_batch_size == batch and s.epochs]
-        assert round(min(means), 1) == epochs
-        assert choose.choose_recipe(batch, sets=sets).epochs <= epochs + 0.5, batch
-
-
 def test_interpolation_errors_match_the_documentation():
     """Compare each published recipe with an interpolation between its neighbours in the same
     family."""
@@ -127,13 +113,13 @@ def test_interpolation_errors_match_the_documentation():
 
 @pytest.mark.parametrize(
     'name, batch, opt_name, target',
-    [
-        ('dgx1_v05', 1664, 'sgd', 0.749),
-        ('dgx2_v05', 4096, 'sgd', 0.749),
-        ('dgx1_v07', 1664, 'lars', 0.759),
-        ('dgxa100_v07', 3264, 'sgd', 0.759),
-        ('dgxa100_v10_8node', 13056, 'lars', 0.759),
-    ],
+    json_table("""
+"dgx1_v05"          | 1664  | "sgd"  | 0.749
+"dgx2_v05"          | 4096  | "sgd"  | 0.749
+"dgx1_v07"          | 1664  | "lars" | 0.759
+"dgxa100_v07"       | 3264  | "sgd"  | 0.759
+"dgxa100_v10_8node" | 13056 | "lars" | 0.759
+"""),
 )
 def test_recipe_matches_the_stored_configuration_of_the_system(name, batch, opt_name, target):
     kept = load(ROOT / f'launch/configs/{name}.yaml')

@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import re
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,6 @@ from helpers import HANG_LIMIT_S
 from numbered import make_config, ramp, write_records
 
 from mlperf_rn50.data.options import DataConfig
-from mlperf_rn50.data.prepare.command import find_prepared
 from mlperf_rn50.data.recordio import (
     INDEX,
     MAGIC,
@@ -122,23 +120,6 @@ def write_index(path: Path) -> Path:
     return index
 
 
-def test_mapped_index_gives_the_same_records_without_the_text_index(tmp_path):
-    payloads = [bytes([i]) * (7 * i + 1) for i in range(9)]
-    path = write(tmp_path, payloads)
-    expected = [(payload, i, 100 + i) for i, payload in enumerate(payloads)]
-    some, parsed = np.array([3, 3, 8]), RecordFile(path)
-    assert read_all(path) == expected
-    index, text = write_index(path), path.with_suffix('.idx')
-    lines = text.read_text().splitlines()
-    text.unlink()
-    assert read_all(path) == expected
-    assert RecordFile(path).num_bytes(some) == parsed.num_bytes(some)
-    index.unlink()
-    text.write_text('\n'.join(lines[::-1]))  # not in file order
-    assert read_all(path) == expected[::-1]
-    assert RecordFile(path).num_bytes(np.arange(9)) == path.stat().st_size
-
-
 @pytest.mark.parametrize(
     'change',
     [
@@ -160,20 +141,6 @@ def test_index_that_does_not_match_is_a_one_line_error(tmp_path, change):
     assert '\n' not in str(e.value)
 
 
-@pytest.mark.parametrize(
-    'change, message',
-    [
-        (lambda index: stored(np.load(io.BytesIO(index)).astype(np.int32)), 'got int32, expected'),
-        (lambda index: index.replace(b'(2, 3)', b'(2, (('), ''),
-    ],
-)
-def test_damaged_index_is_a_one_line_error(tmp_path, change, message):
-    path = write_index(write(tmp_path, PAYLOADS))
-    path.write_bytes(change(path.read_bytes()))
-    with pytest.raises(DataError, match=f'not an index .{message}.*remove it to use the .idx'):
-        read_all(tmp_path / 'train.rec')
-
-
 def test_index_with_any_byte_changed_is_read_or_refused(tmp_path):
     path = write(tmp_path, [b'a' * 40, b'b' * 400, b'c' * 4000])
     whole = write_index(path).read_bytes()
@@ -185,15 +152,6 @@ def test_index_with_any_byte_changed_is_read_or_refused(tmp_path):
         except DataError:
             num_named += 1
     assert num_named > 60
-
-
-def test_manifest_and_configuration_must_agree(tmp_path):
-    data = make_config(tmp_path, ramp(5), num_val=3).data
-    assert (len(find_split(data, 'train')()), len(find_split(data, 'validation')())) == (5, 3)
-    with pytest.raises(DataError, match='got 4, expected 5 from .*; set data.num_train'):
-        find_split(replace(data, num_train=4), 'train')()
-    with pytest.raises(DataError, match='got imagenet, expected numbered from'):
-        find_split(replace(data, dataset='imagenet'), 'train')()
 
 
 @pytest.mark.parametrize('dataset', ['cifar10', 'imagenet --source DIR', 'flowers'])
@@ -297,44 +255,6 @@ def test_classes_have_names_or_numbers(tmp_path):
         DataError, match='got 3, expected 2 from .*; set data.num_classes or data.dir'
     ):
         class_names(replace(data, num_classes=3))
-
-
-@pytest.mark.parametrize(
-    'content, message',
-    [
-        ('[' * 100_000, 'nested too deeply'),
-        ('[]', 'Expected `object`'),
-        ({'format': 2}, '2 - at `$.format`'),
-        ({'dataset': None}, '$.dataset'),
-        ({'classes': [1]}, '$.classes[0]'),
-        ({'splits': {'train': GOOD['splits']['train']}}, 'missing required field `validation`'),
-        ({'splits': {**GOOD['splits'], 'train': {'num_images': 1.0}}}, 'train.num_images'),
-        ({'splits': {**GOOD['splits'], 'train': {'num_images': 1}}}, 'required field `rec_bytes`'),
-    ],
-)
-def test_damaged_manifest_is_a_one_line_error_in_every_reader(tmp_path, content, message):
-    text = content if isinstance(content, str) else json.dumps({**GOOD, **content})
-    (tmp_path / 'manifest.json').write_text(text)
-    data = DataConfig(dir=str(tmp_path), dataset='d', num_train=1, num_val=1, num_classes=2)
-    line = f'[^\n]*{re.escape(message)}[^\n]*prepare the data again[^\n]*$'
-    for read, *arguments in (
-        (load_manifest, tmp_path),
-        (class_names, data),
-        (find_split, data, 'train'),
-        (find_prepared, tmp_path, 'd'),
-    ):
-        with pytest.raises(DataError, match=f'^{line}'):
-            read(*arguments)
-
-
-def test_records_are_cached_until_memory_is_full():
-    sizes = [200, 500, 100, 50]
-    cache = RecordCache(lambda p: Record(np.zeros(sizes[p], np.uint8), p, p), 300)
-    first, again = ([cache.read(p) for p in range(4)] for _ in range(2))
-    assert [is_read for _, is_read in first] == [True] * 4
-    # 100 bytes fit after 500 did not
-    assert [is_read for _, is_read in again] == [False, True, False, True]
-    assert first[0][0] is again[0][0] and [r.sample_id for r, _ in again] == [0, 1, 2, 3]
 
 
 def test_concurrent_reads_of_a_record_count_once():

@@ -5,7 +5,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, json_table
 from made_systems import made_set
 from pytest import approx
 
@@ -49,24 +49,24 @@ def reference(*curves, recipe=RECIPE, **keys):
 
 @pytest.mark.parametrize(
     'key, value, how',
-    [
-        ('global_batch_size', 1664, 'same'),
-        ('global_batch_size', 1632, 'same'),
-        ('global_batch_size', 2064, 'like'),
-        ('global_batch_size', 3328, None),
-        ('base_lr', 7.5, 'like'),
-        ('base_lr', 1.5, None),
-        ('base_lr', None, None),
-        ('opt_name', 'sgd', None),
-        ('decay', 'cosine', None),
-        ('decay', None, 'same'),
-        ('decay_epochs', 40.4, 'same'),
-        ('decay_epochs', 42.0, 'like'),
-        ('decay_epochs', 60.0, None),
-        ('decay_epochs', None, 'same'),
-        ('weight_decay', 5e-5, 'like'),
-        ('weight_decay', None, 'same'),
-    ],
+    json_table("""
+"global_batch_size" | 1664     | "same"
+"global_batch_size" | 1632     | "same"
+"global_batch_size" | 2064     | "like"
+"global_batch_size" | 3328     | null
+"base_lr"           | 7.5      | "like"
+"base_lr"           | 1.5      | null
+"base_lr"           | null     | null
+"opt_name"          | "sgd"    | null
+"decay"             | "cosine" | null
+"decay"             | null     | "same"
+"decay_epochs"      | 40.4     | "same"
+"decay_epochs"      | 42.0     | "like"
+"decay_epochs"      | 60.0     | null
+"decay_epochs"      | null     | "same"
+"weight_decay"      | 5e-5     | "like"
+"weight_decay"      | null     | "same"
+"""),
 )
 def test_same_recipe_precedes_a_similar_one(key, value, how):
     other = replace(RECIPE, **{key: value})
@@ -134,11 +134,11 @@ def standing_after(curve, references=None):
 
 @pytest.mark.parametrize(
     'first, last, below, behind, texts',
-    [
-        (0.4, 0.6, False, False, ['on course: 3 of 3', 'within 0.4 points', 'epoch 40, 17 min']),
-        (0.4, 0.55, True, False, ['outlier: 5.2 points below', '3 sigma (1.7 points), once']),
-        (0.3, 0.55, True, True, ['behind: 5.2 points below', 'at 2 evaluations in a row; all']),
-    ],
+    json_table("""
+0.4 | 0.6  | false | false | ["on course: 3 of 3", "within 0.4 points", "epoch 40, 17 min"]
+0.4 | 0.55 | true  | false | ["outlier: 5.2 points below", "3 sigma (1.7 points), once"]
+0.3 | 0.55 | true  | true  | ["behind: 5.2 points below", "at 2 evaluations in a row; all"]
+"""),
 )
 def test_standing_on_course_below_and_behind(first, last, below, behind, texts):
     standing = standing_after([(10, first), (20, last)])

@@ -16,7 +16,7 @@ from mlperf_rn50.mllog.writer import RunLog
 from mlperf_rn50.runfolder.names import RunFolder, new_run
 from mlperf_rn50.train.checkpoint import checkpoint
 from mlperf_rn50.train.checkpoint.changes import find_changes, free_keys, parse_allowed
-from mlperf_rn50.train.checkpoint.progress import Progress, TrainerState, dump_state
+from mlperf_rn50.train.checkpoint.progress import Progress, TrainerState
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.options import OptimizerConfig, ScheduleConfig
 from mlperf_rn50.train.plan import make_plan
@@ -101,18 +101,6 @@ def test_epoch_restarts_if_the_nodes_of_a_shuffle_by_node_change():
     assert steps == [30, 20]
 
 
-class OtherRank(Comm):
-    """Rank 1 of two; `shared` has the values from rank 0 in order."""
-
-    rank = 1
-
-    def __init__(self, *shared):
-        self.shared = list(shared)
-
-    def gather_object(self, value, only_on_rank_0=False):
-        return [self.shared.pop(0), value]
-
-
 @pytest.fixture
 def run(tmp_path):
     """Run folder with a log and two checkpoints, at steps 3 and 6."""
@@ -122,20 +110,6 @@ def run(tmp_path):
         state = TrainerState({'a': np.ones(2)}, 0.4)
         checkpoint.save(folder.checkpoints, progress_of(1, step), state, 2)
     return folder
-
-
-def test_only_rank_0_reads_a_checkpoint_and_shares_it(run):
-    older, newer = checkpoint.list_checkpoints(run.checkpoints)
-    read = load_resumption(Comm(), run, run.checkpoints)
-    assert (read.path, read.progress.step, set(read.trainer.arrays)) == (newer, 6, {'a'})
-    shared = [str(older), dump_state(read.progress, read.trainer)]
-    # a rank that reads would fail
-    other = load_resumption(OtherRank(None, shared), run, run.dir / 'none')
-    assert other == checkpoint.LoadedCheckpoint(
-        older, read.progress, replace(read.trainer, arrays={})
-    )
-    with pytest.raises(UserError, match='it is damaged'):
-        load_resumption(OtherRank('it is damaged'), run, run.checkpoints)
 
 
 def test_converged_run_is_not_resumed_and_its_log_is_unchanged(run):

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 from gpu.run_parts import Part, expected_line, make_parts, run_all, run_part, summarize
-from helpers import HANG_LIMIT_S, ROOT, own_signals, wait_for
+from helpers import HANG_LIMIT_S, ROOT, json_table, own_signals, wait_for
 
 ROWS = {'tables': [{'rows': [{'images_per_s': 2000.0}]}]}
 
@@ -116,21 +116,18 @@ def test_interrupted_run_stops_its_part_and_writes_the_archive(tmp_path):
 
 @pytest.mark.parametrize(
     'gpu, expected',
-    [
-        (
-            'NVIDIA A100-SXM4-80GB',
-            'A100 SXM 80GB: bench train should print 2,666 to 4,114 images/s',
-        ),
-        ('NVIDIA A100-SXM4-40GB', 'A100 SXM 40GB: '),
-        ('NVIDIA A100 80GB PCIe', 'A100 PCIe 80GB: '),
-        ('NVIDIA A100-PCIE-40GB', 'A100 PCIe 40GB: '),
-        ('Tesla V100-SXM2-16GB', 'V100: '),
-        ('NVIDIA H100 80GB HBM3', 'H100 SXM, H100 HBM3: '),
-        ('NVIDIA H100 PCIe', 'H100 PCIe: '),
-        ('NVIDIA L40S', 'L40S: '),
-        ('NVIDIA A10', 'no speed of NVIDIA A10 '),
-        ('NVIDIA GB200', 'no speed of NVIDIA GB200 '),
-    ],
+    json_table("""
+"NVIDIA A100-SXM4-80GB" | "A100 SXM 80GB: bench train should print 2,666 to 4,114 images/s"
+"NVIDIA A100-SXM4-40GB" | "A100 SXM 40GB: "
+"NVIDIA A100 80GB PCIe" | "A100 PCIe 80GB: "
+"NVIDIA A100-PCIE-40GB" | "A100 PCIe 40GB: "
+"Tesla V100-SXM2-16GB"  | "V100: "
+"NVIDIA H100 80GB HBM3" | "H100 SXM, H100 HBM3: "
+"NVIDIA H100 PCIe"      | "H100 PCIe: "
+"NVIDIA L40S"           | "L40S: "
+"NVIDIA A10"            | "no speed of NVIDIA A10 "
+"NVIDIA GB200"          | "no speed of NVIDIA GB200 "
+"""),
 )
 def test_expected_speed_of_a_gpu(gpu, expected):
     assert expected_line(gpu).startswith(expected)

@@ -87,15 +87,6 @@ def _keeps(written, earlier) -> bool:
     return written == earlier
 
 
-def test_newest_attempts_and_failures_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(records, 'MAX_KEPT', 3)
-    for k in range(5):
-        records.note_attempt(tmp_path, 'j', Attempt(k, 0, None, False, False))
-        records.note_failure(tmp_path, Failure('j', 'h', str(k)))
-    assert [a.run for a in records.read_attempts(tmp_path)] == [2, 3, 4]
-    assert [f.cause for f in records.read_failures(tmp_path)] == [*'234']
-
-
 def test_a_file_of_lines_is_read_up_to_a_size(tmp_path, monkeypatch):
     path = tmp_path / 'metrics.jsonl'
     path.write_text('{"event": "resumed", "step": 40}\n' * 5)

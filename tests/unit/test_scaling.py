@@ -3,18 +3,16 @@
 import json
 
 import pytest
-from helpers import write_files
-from lines import write_lines, write_set
+from helpers import json_table, write_files
+from lines import write_set
 from made_systems import changed, made_set, studies_of, study_of, write_layouts
 from pytest import approx
 
-from mlperf_rn50.analysis.report.report_data import report_data
 from mlperf_rn50.analysis.report.sections import make_report
 from mlperf_rn50.analysis.report.tables import answer_table, series_table
 from mlperf_rn50.analysis.sets import scaling
 from mlperf_rn50.analysis.sets.scaling import find_series
 from mlperf_rn50.analysis.sets.settings import Recipe
-from mlperf_rn50.analysis.show.data import render_json
 from mlperf_rn50.analysis.show.plain import render_text
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.findings import make_finding
@@ -84,27 +82,14 @@ def test_baseline_is_the_smallest_converged_or_the_named_system(tmp_path):
             studies_of(tmp_path, baseline=name)
 
 
-def test_system_without_a_log_is_shown_with_its_study(tmp_path):
-    write_set(tmp_path / '1x4', 2)
-    write_lines(tmp_path / '2x4/result_0.txt', ['killed before the first line of a log'])
-    study = study_of(tmp_path)
-    assert [s.name for s in study.run_sets] == ['1x4', '2x4'] and study.comparisons == [None, None]
-    content = json.loads(''.join(render_json(report_data([study]))))
-    for s in content['systems']:
-        assert s['baseline'] is s['speedup'] is s['efficiency'] is None
-    text = render_text(make_report([study]))
-    assert '2x4: error: 1 of 1 logs cannot be read and count as not converged' in text
-    assert 'speed-up' not in text
-
-
 @pytest.mark.parametrize(
     'names, kinds',
-    [
-        (('unnamed', 'unnamed'), ['accelerator_unknown']),
-        (('box', 'box'), ['platform_equal']),
-        (('1xbox', '2xbox'), []),
-        (('2xDGX-1', '12xDGX-2H'), ['accelerator_unknown']),
-    ],
+    json_table("""
+["unnamed", "unnamed"]   | ["accelerator_unknown"]
+["box", "box"]           | ["platform_equal"]
+["1xbox", "2xbox"]       | []
+["2xDGX-1", "12xDGX-2H"] | ["accelerator_unknown"]
+"""),
 )
 def test_efficiency_of_unknown_accelerators_has_a_warning(tmp_path, names, kinds):
     for n, name in zip((1, 2), names):
@@ -145,7 +130,12 @@ def submission(home, models, **keys):
 
 @pytest.mark.parametrize(
     'models, efficiency',
-    [(('V100', 'A100'), None), (('A100', 'A100'), 1), (('A100', ''), 1), (('', ''), 1)],
+    json_table("""
+["V100", "A100"] | null
+["A100", "A100"] | 1
+["A100", ""]     | 1
+["", ""]         | 1
+"""),
 )
 def test_different_accelerator_models_have_no_efficiency(tmp_path, models, efficiency):
     study = study_of(submission(tmp_path / 'v1.0/us', models), baseline='1n')
@@ -222,17 +212,6 @@ def test_case_and_spaces_of_a_framework_do_not_matter():
 def test_sets_without_time_and_equal_numbers_of_nodes_make_no_series():
     aborted = system('b', 2, status='aborted')
     assert names_of(system('a', 1), aborted) == names_of(system('a', 1), system('c', 1)) == []
-
-
-@pytest.mark.parametrize(
-    'platforms, series',
-    [
-        ('1xpod 2xcrate', [['1xpod', '2xcrate']]),
-        ('1xbox 1xcrate 2xbox 2xcrate', [['1xbox', '2xbox'], ['1xcrate', '2xcrate']]),
-    ],
-)
-def test_platform_separates_only_sets_with_equal_numbers_of_nodes(platforms, series):
-    assert names_of(*(system(p, int(p[0]), platform=p) for p in platforms.split())) == series
 
 
 def test_baseline_is_the_fastest_on_the_fewest_nodes():

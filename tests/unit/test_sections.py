@@ -13,7 +13,7 @@ from made_systems import made_set, page_of, refused, studies_of
 
 from mlperf_rn50.analysis.report.plots import draw_overview
 from mlperf_rn50.analysis.report.sections import make_page, make_report, page_texts
-from mlperf_rn50.analysis.sets.load import filter_sets, load_run_sets
+from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.rcp import reference_points
 from mlperf_rn50.analysis.sets.scaling import make_studies
 from mlperf_rn50.analysis.sets.settings import Recipe
@@ -142,27 +142,6 @@ def test_large_tree_has_a_brief_text(tree):
         make_report([replace(s, price_per_node_hour=36.0) for s in studies], most=1)
     )
     assert '  cost  ' in priced and '  cost  ' not in brief
-
-
-@pytest.mark.parametrize(
-    'options, names',
-    [
-        ({'round': 'v0.7'}, 'ac'),
-        ({'round': 'v1.0'}, 'bc'),
-        ({'org': 'nvid'}, 'ab'),
-        ({'org': 'US'}, 'c'),
-        ({'accelerator': 'v100', 'batch': None}, 'ac'),
-        ({'batch': 4096, 'org': 'us'}, 'c'),
-        ({}, 'abc'),
-    ],
-)
-def test_filters_select_systems(options, names):
-    a, b = (
-        make_system('a', 'v0.7', 'Tesla V100', 1024, 60, org='NVIDIA'),
-        make_system('b', 'v1.0', None, 4096, 36, org='NVIDIA'),
-    )
-    c = replace(make_system('c', 'v0.7', 'Tesla V100', 4096, 60), later=(b,))
-    assert ''.join(s.name for s in filter_sets([a, b, c], options)) == names
 
 
 def test_filter_applies_before_comparisons_in_every_format(tree, tmp_path):

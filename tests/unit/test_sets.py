@@ -1,7 +1,5 @@
 """Run sets: pooling, score, strength of evidence, refusals and duplicates."""
 
-import csv
-import io
 import json
 import os
 import re
@@ -9,15 +7,15 @@ import socket
 from dataclasses import replace
 
 import pytest
-from helpers import PUBLISHED, call, deny, shipped_logs, write_files
+from helpers import PUBLISHED, call, deny, json_table, shipped_logs, write_files
 from lines import mllog, run_lines, v05, write_lines, write_set
 from made_systems import kinds_of, load_set, study_of, written_set
 from pytest import approx
 
 from mlperf_rn50.analysis.report.sections import make_report
-from mlperf_rn50.analysis.sets.defects import render_finding, set_findings
+from mlperf_rn50.analysis.sets.defects import set_findings
 from mlperf_rn50.analysis.sets.load import load_run_sets
-from mlperf_rn50.analysis.sets.run_set import RunSet, score_minutes
+from mlperf_rn50.analysis.sets.run_set import score_minutes
 from mlperf_rn50.analysis.sets.time_parts import Parts
 from mlperf_rn50.analysis.show.plain import render_text
 from mlperf_rn50.errors import UserError
@@ -149,21 +147,6 @@ def test_findings_of_weak_sets(tmp_path, num_runs, keys, kinds):
     assert any('the spread of a single run is unknown' in f.text for f in found) == (num_runs == 1)
 
 
-def test_unreadable_log_is_no_run_that_did_not_converge(tmp_path):
-    path = write_set(tmp_path, 4) / 'result_4.txt'
-    path.write_text('Segmentation fault\n')
-    system = load_set(tmp_path)
-    assert [r.status for r in system.runs] == ['converged'] * 4 + ['unreadable']
-    text = 'result_4.txt: contains no MLPerf log line'
-    assert [f for f in set_findings(system) if render_finding(f).startswith(f'error: {text}')]
-    with pytest.raises(UserError, match=text):
-        load_run_sets([path])
-    write_lines(path, run_lines()[:6])  # killed early
-    assert [r.status for r in load_set(tmp_path).runs] == ['converged'] * 4 + ['failed']
-    write_lines(tmp_path / '2x1/result_0.txt', [])  # killed before its first line
-    assert sorted(len(s.runs) for s in load_run_sets([tmp_path])) == [1, 5]
-
-
 @pytest.mark.parametrize(
     'field, values',
     [
@@ -229,14 +212,6 @@ def test_set_submitted_again_in_a_later_round_is_one_set(tmp_path):
     assert make_finding('submitted_again', None, 'v3.0', later) in set_findings(first)
 
 
-def test_only_numbered_results_are_loaded(tmp_path):
-    write_lines(write_set(tmp_path, 2) / 'result_0_v0.6.txt', ['a v0.6 version of result_0'])
-    assert [r.path.name for r in load_set(tmp_path).runs] == ['result_0.txt', 'result_1.txt']
-    (tmp_path / 'empty').mkdir()
-    with pytest.raises(UserError, match='contains no result_<k>.txt'):
-        load_run_sets([tmp_path / 'empty'])
-
-
 @pytest.fixture
 def tree(tmp_path):
     """Study of three sets, of which the middle one has runs with different batches."""
@@ -244,23 +219,6 @@ def tree(tmp_path):
         keys = {'nodes': nodes, 'ranks': 4 * nodes, 'epoch_s': 40.0 / nodes, 'batch': batch}
         write_set(tmp_path / f'study/{nodes}n', is_complete=True, **keys)
     return tmp_path
-
-
-def test_refused_set_is_a_row_with_its_reason_and_others_are_reported(tree):
-    def report(*names):
-        done = call('report', *(tree / 'study' / name for name in names), '--format', 'json')
-        return done.returncode, json.loads(done.stdout)['systems']
-
-    (_, whole), (code, (first, last, refused)) = report('1n', '4n'), report('')
-    assert (code, [first, last]) == (1, whole)
-    assert first['refusal'] is None and refused['refusal'].startswith(REFUSAL)
-    finding = refused['findings'][0]
-    assert (finding['grade'], finding['text']) == ('error', refused['refusal'])
-    for key in ('global_batch_size', 'score_minutes', 'time_to_train_mean_s', 'efficiency'):
-        assert refused[key] is None and first[key] is not None, key
-    assert (refused['num_nodes'], refused['num_converged']) == (2, 5)
-    rows = csv.DictReader(io.StringIO(call('report', tree, '--format', 'csv').stdout))
-    assert [bool(r['refusal']) for r in rows] == [False] * 10 + [True] * 5
 
 
 def test_refused_set_is_not_compared(tree):
@@ -309,33 +267,14 @@ def test_description_in_an_inaccessible_folder_is_ignored(tmp_path, monkeypatch)
     assert 'box.json' in text and 'Permission denied' in text
 
 
-def test_findings_are_sorted_by_grade_and_those_of_all_logs_are_merged(tmp_path):
-    refused = written_set(tmp_path, 4, epoch_s=odd_pace, batch=of_first(32, 64), train_samples=1437)
-    runs = [
-        replace(
-            run,
-            findings=(
-                make_finding('line_torn', 1, 'odd', file=run.path),
-                make_finding('epoch_missing', k, 'no', file=run.path),
-                make_finding('unreadable', k, k, file=run.path),
-            ),
-        )
-        for k, run in enumerate(refused.runs[:2])
-    ]
-    system = RunSet('box', tmp_path, tmp_path, tuple(runs))
-    found = set_findings(system)
-    kinds = 'unreadable unreadable epoch_missing runs_not_five not_imagenet line_torn'
-    assert [f.kind for f in found] == kinds.split()
-    assert [*map(render_finding, found[1:3])] == [
-        'error: result_1.txt:1: 1',
-        'warning: all 2 logs: no has no epoch number; ignored',
-    ]
-    assert set_findings(refused)[0].kind == 'refused'
-
-
 @pytest.mark.parametrize(
     'nodes, per_node, ranks, known',
-    [(2, 64, 1, None), (1, 17, 1, None), (1, 16, 1, 1), (1, 24, 24, 1)],
+    json_table("""
+2 | 64 | 1  | null
+1 | 17 | 1  | null
+1 | 16 | 1  | 1
+1 | 24 | 24 | 1
+"""),
 )
 def test_pod_that_is_described_as_a_node_has_no_known_number_of_nodes(
     tmp_path, nodes, per_node, ranks, known
@@ -452,14 +391,14 @@ def test_single_duplicate_log_of_other_system_is_named(tmp_path):
 
 @pytest.mark.parametrize(
     'numbers, missing',
-    [
-        ((0, 1, 2, 3, 7), '4, 5, 6'),
-        ((0, 1, 2, 3, 5), '4'),
-        ((1, 2, 3, 4, 5), ''),
-        ((2, 3, 4, 5, 6), '1'),
-        ((7,), ''),
-        ((0, 999_999_999), '1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 999999988 more'),
-    ],
+    json_table("""
+[0, 1, 2, 3, 7] | "4, 5, 6"
+[0, 1, 2, 3, 5] | "4"
+[1, 2, 3, 4, 5] | ""
+[2, 3, 4, 5, 6] | "1"
+[7]             | ""
+[0, 999999999]  | "1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 999999988 more"
+"""),
 )
 def test_gaps_in_run_numbers_are_reported(tmp_path, numbers, missing):
     for k, number in enumerate(numbers):

@@ -4,6 +4,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from helpers import json_table
 
 from mlperf_rn50.config import Config, RunConfig
 from mlperf_rn50.errors import ConfigError
@@ -13,12 +14,12 @@ from mlperf_rn50.train.options import TrainConfig
 
 @pytest.mark.parametrize(
     'num_ranks, num_sharing, expected',
-    [
-        (5, 2, ['01234', '01', '024', '23']),
-        (4, 1, ['0123']),
-        (2, 2, ['01']),
-        (1, 4, ['0']),
-    ],
+    json_table("""
+5 | 2 | ["01234", "01", "024", "23"]
+4 | 1 | ["0123"]
+2 | 2 | ["01"]
+1 | 4 | ["0"]
+"""),
 )
 def test_sets_of_ranks(num_ranks, num_sharing, expected):
     sets = sharing.find_sets(num_ranks, num_sharing)
@@ -46,7 +47,12 @@ def test_ranks_of_a_gpu_must_be_consecutive():
 
 @pytest.mark.parametrize(
     'device, per_device, has_nccl, expected',
-    [('gpu', 1, True, 1), ('gpu', 3, True, 3), ('gpu', 3, False, 1), ('cpu', 3, True, 1)],
+    json_table("""
+"gpu" | 1 | true  | 1
+"gpu" | 3 | true  | 3
+"gpu" | 3 | false | 1
+"cpu" | 3 | true  | 1
+"""),
 )
 def test_sharing_ranks_sum_first_only_if_nccl_would_refuse(
     monkeypatch, device, per_device, has_nccl, expected

@@ -4,12 +4,11 @@ import io
 import json
 
 import pytest
-from helpers import Terminal, call, shipped_logs
+from helpers import Terminal, shipped_logs
 
 from mlperf_rn50 import cli
 from mlperf_rn50.analysis.show.data import render_json
-from mlperf_rn50.analysis.show.plain import MARKDOWN, Style, fit_columns, render_text
-from mlperf_rn50.answer import Answer, Cell, Table
+from mlperf_rn50.analysis.show.plain import fit_columns
 from mlperf_rn50.text import cut_names
 
 HEAD, ROW = ('system', 'nodes', 'minutes', 'cost', 'seed'), ('box', '1', '2.50', '9.99', '7')
@@ -70,34 +69,7 @@ def test_report_fits_the_terminal_unless_it_is_piped_or_wide(monkeypatch, stream
     assert ('more columns: --wide' in text) == is_cut
 
 
-def test_answer_as_text_and_markdown():
-    answer = Answer(
-        sentences=[(Cell('x fails', level='bad'),), 'y'],
-        tables=[Table('', (), ((Cell('name'), Cell('a | b', level='good')),))],
-        notes=['n'],
-        parts=[Answer(title='Part', sentences=['p'], notes=['m'], notes_title='Notes')],
-    )
-    lines = ['x fails', 'y', '', 'name  a | b', '', 'n', '', 'Part', '====', '', '- p', '']
-    assert render_text(answer).splitlines() == [*lines, 'Notes', '- m']
-    markdown = render_text(answer, MARKDOWN)
-    assert markdown.startswith(
-        'x fails\n\ny\n\n- name: a \\| b\n\nn\n\n## Part\n\n- p\n\n### Notes'
-    )
-    painted = render_text(answer, Style(paint=lambda text, level: f'{level}:{text}')).split('\n\n')
-    assert painted[0] == 'bad:x fails\n:y' and painted[1] == 'good:name  a | b'
-
-
 def test_iterators_in_the_data_are_lists_of_the_json():
     parts = render_json({'a': 1, 'b': ({'c': iter([k, [k]])} for k in (1, 2)), 'd': {}})
     whole = {'a': 1, 'b': [{'c': [1, [1]]}, {'c': [2, [2]]}], 'd': {}}
     assert ''.join(parts) == json.dumps(whole, indent=1)
-
-
-def test_format_of_an_answer_has_an_alias():
-    log = shipped_logs() / 'digits_five'
-    text, table, as_json, markdown, csv = (
-        call('check', log, '--format', name)
-        for name in ('text', 'table', 'json', 'markdown', 'csv')
-    )
-    assert text.stdout == table.stdout and json.loads(as_json.stdout)['passed']
-    assert markdown.stdout.startswith('format passes') and csv.returncode == 2

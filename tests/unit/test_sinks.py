@@ -77,18 +77,6 @@ def test_metrics_and_terminal_log_on_a_full_disk(capsys):
     assert output.count('\n') == 1 and 'Traceback' not in output
 
 
-def test_records_of_events_are_lines_of_the_metrics(tmp_path):
-    network = records.NetworkRecord(8, 1e9, 2 * 10**7, 8, 3e10)
-    rank = records.RankSteps(rank=1, host='h', num_steps=3, data_s=1.0, compute_s=4.0, wait_s=2.0)
-    times = records.RanksRecord(5, 60.0, [rank], ['rank 1 is slow'], histograms={'wait': [0, 3]})
-    emitted = events.NetworkMeasured(network), events.RanksTimed(times), STEP
-    emit(
-        [Metrics(RunFolder(tmp_path, 0), '')], *emitted, msgspec.structs.replace(STEP, record=None)
-    )
-    lines = read_lines(tmp_path / 'metrics.jsonl', records.MetricsRecord)
-    assert [r for _, r in lines] == [network, times, STEP.record]
-
-
 def test_terminal_shows_a_bar_with_the_time_left(monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, 'isatty', lambda: True, raising=False)
     bar = EpochBar(print, 0, num_steps=5, first_step=2)

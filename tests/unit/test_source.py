@@ -4,7 +4,7 @@ import json
 
 import pytest
 from benches import bench_allreduce, bench_train
-from helpers import write_files
+from helpers import json_table, write_files
 from lines import write_set
 from made_systems import write_layouts
 from pytest import approx
@@ -74,7 +74,12 @@ def test_unusable_set_is_refused_with_its_reason(tmp_path, keys, reason):
 # the step alone takes 300 ms, the exchange 800 ms
 @pytest.mark.parametrize(
     'step_ms, overlap, extra_s',
-    [(1000.0, 0.125, 0.0), (700.0, 0.5, 0.0), (1200.0, 0.0, 0.1), (200.0, 1.0, 0.0)],
+    json_table("""
+1000.0 | 0.125 | 0.0
+700.0  | 0.5   | 0.0
+1200.0 | 0.0   | 0.1
+200.0  | 1.0   | 0.0
+"""),
 )
 def test_step_and_exchange_come_from_bench_files(dump, step_ms, overlap, extra_s):
     source = load_source(
@@ -130,21 +135,6 @@ def test_bench_rows_may_differ_only_in_the_batch(dump, row):
 def test_bench_of_other_images_has_only_the_step_time(dump):
     base = load_source([dump('a.json', bench_train({'num_ranks': 4, 'image_size': 32}))]).base
     assert (base.num_units, base.dataset, base.evaluation_s) == (4, 'images of 32 pixels', None)
-
-
-def test_other_batches_of_a_bench_are_further_steps(dump):
-    rows = [{'local_batch_size': n, 'step_ms': ms} for n, ms in ((32, 300.0), (64, 500.0))]
-    path = dump('a.json', bench_train(*rows))
-    base = load_source([path]).base
-    assert (base.local_batch_size, base.step_s, base.steps) == (64, 0.5, {32: 0.3})
-    assert load_source([path], local_batch_size=32).base.steps == {64: 0.5}
-
-
-def test_only_one_source_of_each_kind_is_accepted(dump):
-    step, exchange = dump('a.json', bench_train()), dump('b.json', bench_allreduce())
-    for words in ([step, step], [exchange], [step, exchange, exchange], [step, A100]):
-        with pytest.raises(ConfigError, match='SOURCE: got .*, expected one run, study, published'):
-            load_source(words)
 
 
 ROW, GRADIENTS = ('tables', 0, 'rows', 0), ('tables', 1, 'rows', 0)
@@ -234,18 +224,18 @@ def test_exchanged_bytes_are_those_of_the_network_of_the_run(
 
 @pytest.mark.parametrize(
     'text, gbit_s',
-    [
-        ('Storage: 2x IB HDR 200Gb/sec, Management: 1x 100Gb/Sec, Compute: 8x HDR 200Gb/Sec', 1600),
-        ('2x Mellanox ConnectX-6, 100Gb/s Ethernet', 100),
-        ('Intel X710 2x10GbE SFP+, ConnectX-6 HDR100/100GbE', 100),
-        ('1x Ethernet 80Gb/Sec, 8x NVIDIA NDR (400Gb/s)', 3200),
-        ('BF3 200Gbps for NS and 2xBF3 400Gbps for EW', 800),
-        ('PCIe: 504 GB/s; NIC: 500 GB/s', 4032),
-        ('Compute: 4 x ConnectX-6 HDR 200 Gb/Sec +  Management: 4 x 1Gb', 800),
-        ('Management: 1x Ethernet 10GB/Sec', None),
-        ('Infiniband', None),
-        (7, None),
-    ],
+    json_table("""
+"Storage: 2x IB HDR 200Gb/sec, Management: 1x 100Gb/Sec, Compute: 8x HDR 200Gb/Sec" | 1600
+"2x Mellanox ConnectX-6, 100Gb/s Ethernet"                                          | 100
+"Intel X710 2x10GbE SFP+, ConnectX-6 HDR100/100GbE"                                 | 100
+"1x Ethernet 80Gb/Sec, 8x NVIDIA NDR (400Gb/s)"                                     | 3200
+"BF3 200Gbps for NS and 2xBF3 400Gbps for EW"                                       | 800
+"PCIe: 504 GB/s; NIC: 500 GB/s"                                                     | 4032
+"Compute: 4 x ConnectX-6 HDR 200 Gb/Sec +  Management: 4 x 1Gb"                     | 800
+"Management: 1x Ethernet 10GB/Sec"                                                  | null
+"Infiniband"                                                                        | null
+7                                                                                   | null
+"""),
 )
 def test_rate_of_all_ports_comes_from_the_system_description(text, gbit_s):
     assert network_gbit_s(text) == gbit_s

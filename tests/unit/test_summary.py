@@ -35,20 +35,6 @@ def write_series(folder, efficiency, spread_s=0.0, nodes=(1, 2)):
         )
 
 
-def test_largest_series_is_first_and_series_are_compared_at_the_nodes_that_several_have(tmp_path):
-    write_series(tmp_path / 'a', 0.9, nodes=(1, 2, 32))
-    write_series(tmp_path / 'b', 0.8)
-    write_series(tmp_path / 'c', 0.7)
-    write_series(tmp_path / 'd', 1.0, nodes=(4, 8))
-    first, second, *_ = texts_of(studies_of(tmp_path))
-    assert first.startswith(
-        'On 32 nodes, a/32x4 takes 0.03 minutes, 28.80 times as fast as a/1x4 on 1 node: '
-        'efficiency 90.0 % = images/s per accelerator 90.0 % x epochs 100.0 % x rest 100'
-    )
-    assert second.startswith('From 1 to 2 nodes, the series of a/2x4 becomes 1.80 times as fast')
-    assert second.endswith(' and that of c/2x4 1.40 times (70.0 %).')
-
-
 def write_one(folder, seed, **keys):
     """Write a system of one run, whose time has no other parts than its epochs."""
     write_set(folder, 1, eval_s=0.0, seed=seed, **keys)
@@ -135,14 +121,6 @@ def test_refused_and_unconverged_systems_are_named(tmp_path):
     assert first == '0 of 5 runs of 5 systems converged.'
     assert second.startswith('Refused: 5 of 5 systems: a (long')
     assert second.endswith(' and 2 more.') and 'reason' not in second
-
-
-def test_numbers_have_the_lines_of_the_logs(tmp_path):
-    write_series(tmp_path, 0.9)
-    first = summarise(studies_of(tmp_path))[0]
-    texts = ' '.join(c.text for c in first if c.refs)
-    assert texts == '0.56 1.80 90.0 % 90.0 % 100.0 % 100.0 %'
-    assert {path.parent.name for c in first for path, _ in c.refs} == {'1x4', '2x4'}
 
 
 def test_open_division_is_marked_and_not_ranked_among_closed_sets(tmp_path):

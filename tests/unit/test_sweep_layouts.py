@@ -1,7 +1,7 @@
 """Sweep layouts: batch size and learning rate."""
 
 import pytest
-from helpers import assert_one_line, call, write_files
+from helpers import assert_one_line, call, json_table, write_files
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.launch.sweep_layouts import parse_layouts, parse_lr_table, plan_layouts
@@ -38,20 +38,6 @@ def test_indivisible_batch_is_refused():
 
 
 @pytest.mark.parametrize(
-    'text, per_node, layouts',
-    [
-        ('1x4 2x4', None, [(1, 4), (2, 4)]),
-        ('1x4,2x4,', None, [(1, 4), (2, 4)]),
-        ('16', 8, [(16, 8)]),
-        ('1, 2x4 1x8', 8, [(1, 8), (2, 4)]),
-        ('2', 0, [(2, 0)]),
-    ],
-)
-def test_layouts_are_separated_by_spaces_or_commas(text, per_node, layouts):
-    assert parse_layouts(text, per_node) == layouts
-
-
-@pytest.mark.parametrize(
     'text, message',
     [
         ('4', 'got 4, expected nodes x ranks'),
@@ -67,13 +53,13 @@ def test_invalid_layouts_are_refused(text, message):
 
 @pytest.mark.parametrize(
     'options, message',
-    [
-        ('1x1,4x1 --hosts h1,h2', 'got 4x1 with 2 hosts'),
-        ('1x1 --hosts ', '--hosts'),
-        ('2x1 --hostfile hosts', 'got 2x1 with 1 host'),
-        ('1x1 --seeds 2 --run.seed 7', '--seeds 2'),
-        ('1x1 --seeds 2 --config seed.yaml', 'run.seed: got 7'),
-    ],
+    json_table("""
+"1x1,4x1 --hosts h1,h2"            | "got 4x1 with 2 hosts"
+"1x1 --hosts "                     | "--hosts"
+"2x1 --hostfile hosts"             | "got 2x1 with 1 host"
+"1x1 --seeds 2 --run.seed 7"       | "--seeds 2"
+"1x1 --seeds 2 --config seed.yaml" | "run.seed: got 7"
+"""),
 )
 def test_sweeps_that_would_fail_later_are_refused_before_the_first_run(
     tmp_path, monkeypatch, options, message

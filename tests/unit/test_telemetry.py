@@ -1,13 +1,12 @@
 """Telemetry: samples of a node, and reads of the files."""
 
 import json
-import math
 import sys
 from pathlib import Path
 
 import pytest
 from fake_nvml import FakeNvml
-from helpers import wait_for, write_files
+from helpers import json_table, wait_for, write_files
 from lines import run_lines, write_lines
 from made_systems import study_of
 
@@ -55,36 +54,6 @@ def write_node(folder, host, *lines):
     path = folder / f'telemetry_0_{host}.jsonl'
     path.write_text('\n'.join(lines) + '\n')
     return path
-
-
-def test_samples_are_aligned_to_run_clock_and_invalid_lines_skipped(tmp_path):
-    sent = {'net': {'lo': 100, 'eth0': 3}, 'infiniband': {'mlx5_0/1': 4}}
-    networks = {f'{kind}_send_bytes_per_s': rates for kind, rates in sent.items()}
-    path = write_node(
-        tmp_path,
-        'n_1',
-        sample(-3, event='start'),
-        sample(-2, cpu_percent=1.0),
-        START,
-        sample(1, cpu_percent=50.0, disk_read_bytes_per_s={'sda': 7, 'sdb': 1}, **networks),
-        'not json',
-        '[' * 100_000,
-        '[]',
-        '{"time_ms": "x"}',
-        '{"time_ms": 1e400}',
-        sample(1.5, cpu_percent='many'),
-        sample(1.6, net_send_bytes_per_s={'eth0': -1}),
-        sample(2, net_send_bytes_per_s={}),
-        sample(60, event='run_start', clock_s=10.0),
-        sample(61, page_cache_bytes=5),
-    )
-    node = read_node(path)
-    assert node.host == 'n_1' and node.times_s == pytest.approx((1, 2, 11))
-    nan = math.nan  # a missing value is not 0
-    assert node.rates['disk read'] == pytest.approx((8, nan, nan), nan_ok=True)
-    assert node.rates['network send'] == pytest.approx((7, nan, nan), nan_ok=True)
-    assert node.cpu_percent == pytest.approx((50, nan, nan), nan_ok=True)
-    assert node.page_cache_bytes == pytest.approx((nan, nan, 5), nan_ok=True)
 
 
 @pytest.mark.parametrize('lines', [[], [START], [sample(1, cpu_percent=1.0)]])
@@ -137,12 +106,12 @@ def test_sampler_writes_energy_from_start_to_stop(power_zones, tmp_path, monkeyp
 
 @pytest.mark.parametrize(
     'num_used, num_cards, is_metered',
-    [
-        (4, 4, False),  # one GPU per task, so this rank can open only some of them
-        (1, 4, True),
-        (7, 1, True),  # instances of one card
-        (4, 0, True),  # unknown number of cards
-    ],
+    json_table("""
+4 | 4 | false  # one GPU per task, so this rank can open only some of them
+1 | 4 | true
+7 | 1 | true  # instances of one card
+4 | 0 | true  # unknown number of cards
+"""),
 )
 def test_partly_visible_gpus_of_a_node_are_not_metered(
     monkeypatch, tmp_path, num_used, num_cards, is_metered

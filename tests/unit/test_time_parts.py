@@ -1,9 +1,8 @@
 """Images/s and parts of the time from the epochs and blocks of logs that differ from the rules."""
 
-from lines import mllog, run_lines, v05, write_lines
+from lines import mllog, run_lines, write_lines
 from pytest import approx
 
-from mlperf_rn50.analysis.sets.defects import set_findings
 from mlperf_rn50.analysis.sets.load import load_run_sets
 
 IMAGES = 1_281_167
@@ -45,24 +44,6 @@ def test_training_lasts_to_the_evaluation_if_epochs_stop_when_their_steps_are_qu
 def test_short_pause_before_an_evaluation_is_no_training(tmp_path):
     system = load(tmp_path, progress(stop_s=2.45, block_s=12.0))  # 0.2 s in 10 s
     assert (system.images_per_s, system.parts.other_s) == approx((IMAGES / 2.45, 0.6))
-
-
-def test_speed_is_unknown_if_the_logged_epochs_do_not_fit_the_time(tmp_path):
-    lines = [v05('run_start', 0), v05('train_epoch', 0, 0)]
-    for epoch, accuracy in enumerate(ACCURACIES, start=1):
-        lines += [
-            v05('eval_start', 20 * epoch),
-            v05('eval_stop', 20 * epoch + 1),
-            v05('eval_accuracy', 20 * epoch + 1, {'epoch': epoch, 'value': accuracy}),
-        ]
-    # all other epochs are logged at the end
-    lines += [v05('train_epoch', 61 + 0.001 * epoch, epoch) for epoch in (1, 2, 3)]
-    system = load(tmp_path, [*lines, v05('run_stop', 61.01)])
-    assert system.images_per_s is system.epoch_s is None and system.time_s == approx(61.01)
-    assert [f.grade for f in set_findings(system) if f.kind == 'speed_unknown'] == ['warning']
-    parts = system.parts
-    assert min(parts.first_s, parts.training_s, parts.other_s) >= 0
-    assert parts.on_clock_s == approx(61.01)
 
 
 def test_evaluation_beside_training_is_no_part_of_the_time(tmp_path):

@@ -1,7 +1,7 @@
 """Binding of ranks to cores and GPUs, and numbers of threads, on made-up machines."""
 
 import pytest
-from helpers import write_files
+from helpers import json_table, write_files
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -83,7 +83,12 @@ def test_pinned_threads_use_physical_cores_first_and_avoid_neighbour_rank():
 
 @pytest.mark.parametrize(
     'local_size, per_device, cpus',
-    [(1, 1, '0-1'), (2, 1, '0 1'), (3, 1, '0 0 1'), (4, 2, '0 0 1 1')],
+    json_table("""
+1 | 1 | "0-1"
+2 | 1 | "0 1"
+3 | 1 | "0 0 1"
+4 | 2 | "0 0 1 1"
+"""),
 )
 def test_machine_without_gpus(local_size, per_device, cpus):
     bindings = bindings_of(PLAIN, local_size, per_device)

@@ -56,12 +56,6 @@ def test_waiting_lasts_until_the_slowest_rank_has_computed():
     )
 
 
-def test_bucket_is_sent_before_its_exchange_ends_also_with_an_error_of_clocks():
-    buckets = [(0.04, 0.05)], [(0.07, 0.08)]
-    aligned, _ = align({k: [step(1, buckets=b)] for k, b in enumerate(buckets)})
-    assert aligned[0][0].buckets == [pytest.approx((0.04, 0.05, 0.05))]
-
-
 def test_file_is_read_as_it_was_written(run):
     for rank in (0, 10, 2):
         dump(run, rank, steps(3))

@@ -140,18 +140,6 @@ def test_exchanges_of_a_step_do_not_grow_with_the_number_of_ranks(training, tmp_
     assert comm.sum_in_background.call_args.args[0].size == 4
 
 
-@pytest.mark.parametrize('policy, is_checked', [('dynamic', True), ('static', False)])
-def test_static_scale_neither_checks_nor_skips_steps(policy, is_checked):
-    trainer, _ = tiny_training(
-        tiny_config(precision='float16', loss_scale=512.0, loss_scale_policy=policy)
-    )
-    trainer.optimizer.tensors[0].grad[:] = np.inf
-    pending = trainer.update(trainer.exchange(mx.nd.zeros((1,)), 0), 0, 0.1)
-    trainer.read(pending)
-    assert (pending.is_finite is not None) == (trainer.find_non_finite() is None) == is_checked
-    assert trainer.loss_scale.value == (256.0 if is_checked else 512.0)
-
-
 def record_inputs(net) -> set:
     """Return a set that collects shape, dtype and use of every input of a network."""
     seen = set()

@@ -1,6 +1,5 @@
 """prepare --verify: damaged files and records; the sample that the doctor checks."""
 
-import json
 import re
 import zlib
 from pathlib import Path
@@ -124,22 +123,6 @@ def test_damaged_manifest_is_named_also_by_the_doctor(config, folder, damage, me
     assert done.returncode == 1 and 'Traceback' not in done.stderr
     for text in (done.stdout, data_facts(config, 0).problem):
         assert f'{path}: {message}' in text
-
-
-def test_older_folder_is_checked_by_available_checksums(folder):
-    manifest = load_manifest(folder)  # without the checksums of the records and of the manifest
-    for name, entry in manifest['splits'].items():
-        del entry['crc_sha256']
-        (folder / f'{name}.rec').with_suffix(CHECKSUMS).unlink()
-    del manifest['sha256']
-    (folder / 'manifest.json').write_text(json.dumps(manifest))
-    assert sample(folder, 32, 0) >= 31
-    right, found = verify(folder, 2)
-    assert not found and len(right) == 2
-    assert 'train.rec: matches its SHA-256 (no usable record checksums)' in right[0]
-    flip(folder / 'train.rec', 5000)
-    [found] = verify(folder, 2)[1]
-    assert f'train.rec: {DIGEST}' in found
 
 
 # --- the sample of the doctor

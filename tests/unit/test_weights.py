@@ -68,18 +68,6 @@ def test_weights_round_trip(saved):
     assert {p.name for p in saved.iterdir()} == {'best.npz', 'best.json'}
 
 
-def test_description_is_that_of_evaluations_and_older_ones_are_read(saved):
-    sizes = replace(CONFIG.data, sizes=(16, 24), eval_size=28, eval_flip=True)
-    data = described(replace(CONFIG, data=sizes)).data
-    assert (data['image_size'], data['eval_flip']) == (28, True)
-    assert not {'sizes', 'eval_size'} & set(data)
-    path = saved / 'best.json'
-    tree = json.loads(path.read_text())
-    del tree['data']['eval_flip']
-    path.write_text(json.dumps(tree))
-    assert 'eval_flip' not in load_weights(saved)[0].data
-
-
 def test_newest_run_with_weights_is_loaded(tmp_path):
     for k in (0, 2, 10):
         run = RunFolder(tmp_path, k)
@@ -188,28 +176,6 @@ def test_weights_are_set_in_place():
     assert set_weights(net, other) == []
     images = mx.nd.random.normal(shape=(2, 3, 32, 32))
     np.testing.assert_array_equal(net(images).asnumpy(), build(2)(images).asnumpy())
-
-
-@pytest.mark.parametrize(
-    'name, num_classes, expected',
-    [
-        ('resnet18', 5, 'for 3 classes, the data has 5; the last layer'),
-        ('googlenet', 5, 'for 3 classes, the data has 5'),
-        ('resnet18', 3, 'for 3 other classes, the data has 3; the last layer ('),
-    ],
-)
-def test_last_layer_stays_new_for_other_classes_with_a_note(name, num_classes, expected):
-    data = replace(CONFIG.data, image_size=96, resize_shorter=96)
-    config = replace(CONFIG, model=replace(CONFIG.model, name=name), data=data)
-    old = arrays_of(build_model(config, mx.cpu(), 2))
-    other = replace(config, data=replace(data, num_classes=num_classes))
-    net = build_model(other, mx.cpu(), 1)
-    before = arrays_of(net)
-    [note] = set_weights(net, old, has_other_classes=num_classes == 3)
-    assert expected in note
-    first, *_, weight, bias = old
-    assert_same(arrays_of(net), {**old, weight: before[weight], bias: before[bias]})
-    assert (before[first] != old[first]).any()
 
 
 def with_part(name, part, **others):

@@ -1,7 +1,6 @@
 """Run log: keys, order of events, resume, and write errors."""
 
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from sample_log import SGD, write_run
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import StorageError
-from mlperf_rn50.mllog import keys, writer
+from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.findings import make_finding
 from mlperf_rn50.mllog.read.reader import read_events, read_run
 from mlperf_rn50.mllog.writer import RunLog
@@ -85,25 +84,6 @@ def test_times_follow_the_monotonic_clock_when_the_wall_clock_jumps(tmp_path, mo
     assert values(path, 'clock_step') == [600.0]
     stated = make_finding('clock_jumped', None, 'h1', 600.0).text
     assert stated in [f.text for f in read_run(path).findings]
-
-
-@pytest.mark.parametrize('reason', ['converged', 'aborted', 'failed'])
-def test_run_stop_of_a_converged_run_has_the_time_of_the_evaluation(tmp_path, monkeypatch, reason):
-    now_s = count(1000)
-    monkeypatch.setattr(writer.time, 'monotonic', lambda: float(next(now_s)))
-    log = RunLog(tmp_path / 'log', tmp_path / 'v06')
-    log.run_start()
-    log.eval_stop(3, 0.76)
-    log.block_stop(0)
-    for _ in range(9):  # the checks after the evaluation
-        writer.time.monotonic()
-    log.run_stop(reason)
-    log.close()
-    for name, line_format in (('log', 'MLLOG'), ('v06', 'MLL'), ('log', 'MLPv0.5.0')):
-        times = {e.key: e.time_s for e in events(tmp_path / name, line_format)}
-        last_s = max(times.get('eval_stop', 0), times.get('block_stop', 0))
-        assert [*times.values()] == sorted(times.values())
-        assert (times['run_stop'] - last_s < 9) == (reason == 'converged'), line_format
 
 
 def test_log_contains_shuffle_mode(tmp_path):

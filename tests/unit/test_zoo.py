@@ -4,6 +4,7 @@ import math
 
 import mxnet as mx
 import pytest
+from helpers import json_table
 
 from mlperf_rn50.analysis.predict.anchors import num_parameters
 from mlperf_rn50.config import Config
@@ -97,11 +98,11 @@ def test_seed_determines_weights_but_not_their_names():
 
 @pytest.mark.parametrize(
     'name, sizes',
-    [
-        ('alexnet', {'image_size': 16}),
-        ('inception_v4', {'image_size': 299, 'sizes': (96, 16)}),
-        ('inception_v4', {'image_size': 96, 'eval_size': 16}),
-    ],
+    json_table("""
+"alexnet"      | {"image_size": 16}
+"inception_v4" | {"image_size": 299, "sizes": [96, 16]}
+"inception_v4" | {"image_size": 96, "eval_size": 16}
+"""),
 )
 def test_too_small_images_are_refused(name, sizes):
     with pytest.raises(ConfigError, match=f'data.eval_size: got 16, too small for {name}, exp'):
