@@ -2,14 +2,15 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
 import mxnet as mx
 
 from mlperf_rn50.config import Config, for_evaluation, image_shape, with_size
-from mlperf_rn50.data.batches import eval_batches, synthetic_batches, train_batches
+from mlperf_rn50.data.batches import Batch, eval_batches, synthetic_batches, train_batches
 from mlperf_rn50.data.records import class_names
 from mlperf_rn50.model.fused import fusion_text
 from mlperf_rn50.model.weights import load_weights, set_weights
@@ -153,7 +154,17 @@ def start_clock(run: BuiltRun) -> TrainingRun:
         report_resumption(started, run.resumption)
     else:
         run.emit(events.RunStarted(run.plan, len(run.nodes)))
-    return started
+    started.report_part('start_up', run.heartbeat.age_s)
+    return replace(started, train_data=_report_reading(started))
+
+
+def _report_reading(run: TrainingRun) -> Iterator[Batch]:
+    """Yield the batches of a run; report how long its clock ran before the first one."""
+    start = time.monotonic()
+    for number, batch in enumerate(run.train_data):
+        if not number:
+            run.report_part('reading', time.monotonic() - start)
+        yield batch
 
 
 def _measure(run: OpenRun, trainer: Trainer, flops: int) -> NetworkRecord:

@@ -19,6 +19,7 @@ from mlperf_rn50.runfolder.records import (
     ClockStepRecord,
     EpochRecord,
     LossScaleRecord,
+    PartRecord,
     TrainRecord,
 )
 from mlperf_rn50.train import run_events as events
@@ -128,6 +129,10 @@ class TrainingRun(BuiltRun):
             checkpoint=0 < period_s <= self.clock.trained_s() - self.progress.clock_s,
             trace=self.times.request,
         )
+
+    def report_part(self, name: str, seconds: float) -> None:
+        """Report a part of the elapsed time that ends now."""
+        self.emit(events.PartEnded(PartRecord(name, self.clock.now_s(), seconds)))
 
 
 def run_to_end(run: TrainingRun) -> events.Ended:
@@ -279,6 +284,7 @@ def evaluate_epoch(run: TrainingRun, epoch: int, first_epoch: int) -> events.Eva
     progress.best_top1 = max(progress.best_top1, result.top1)
     times = run.times.report(epoch, evaluated.time_s, eval_s=time.monotonic() - start)
     run.emit(events.RanksTimed(times))
+    run.report_part('evaluation', time.monotonic() - start)
     return evaluated
 
 
@@ -312,7 +318,9 @@ def save_checkpoint(run: TrainingRun) -> None:
         # evaluation.
         write = partial(checkpoint.save, run.folder.checkpoints, progress, state, keep)
         run.writer.submit(check, run.best_weights.write_best, write)
-    run.times.checkpoint_s += time.monotonic() - start
+    seconds = time.monotonic() - start
+    run.times.checkpoint_s += seconds
+    run.report_part('checkpoint', seconds)
 
 
 def end(

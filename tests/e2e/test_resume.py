@@ -25,6 +25,7 @@ from helpers import call, run
 from mlperf_rn50.analysis.run_data import load_run
 from mlperf_rn50.analysis.watch.follower import Follower
 from mlperf_rn50.files import LineFile
+from mlperf_rn50.mllog.goodput import PARTS, read_goodput
 from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import list_checkpoints, run_at
@@ -52,6 +53,10 @@ def assert_same_end(run_dir, whole_dir, step=20):
     assert got == expected
 
 
+# of a run without a failure that names its time, or an evaluation after its last checkpoint
+NOT_OF_A_KILL = 'paused', 'stalled', 'evaluation_repeated'
+
+
 def assert_parts_add_up(run_dir):
     """Assert that the log and the metrics of a killed run have the time since run_start, and the
     same parts of it."""
@@ -61,6 +66,10 @@ def assert_parts_add_up(run_dir):
     assert sum(end.elapsed_parts.values()) == pytest.approx(end.time_to_train_s, abs=0.01)
     assert log.elapsed == pytest.approx(list(end.elapsed_parts.values()), abs=0.5)
     assert log.elapsed.fault_to_resume_s > 0 and log.elapsed.paused_s == 0
+    goodput = read_goodput(log)
+    begun_s = goodput.parts['start_up'] + goodput.parts['waiting'] - log.elapsed.fault_to_resume_s
+    assert goodput.elapsed_s == pytest.approx(log.time_to_train_s + begun_s, abs=0.5)
+    assert all(goodput.parts[name] > 0 for name in PARTS if name not in NOT_OF_A_KILL)
 
 
 def test_run_killed_between_checkpoints_resumes_exactly(whole_run, tiny, tmp_path):

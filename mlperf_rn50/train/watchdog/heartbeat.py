@@ -55,6 +55,7 @@ class Heartbeat:
     def __init__(self) -> None:
         self._shared = _Shared.from_buffer(mmap.mmap(-1, ctypes.sizeof(_Shared)))
         self._taken_ms = 0
+        self._start = time.monotonic()
 
     def beat(self, phase: str | None = None, step: int | None = None) -> None:
         """Give a sign of life; set the phase and the number of completed steps, unless None."""
@@ -118,6 +119,11 @@ class Heartbeat:
     @property
     def is_stop_requested(self) -> bool:
         return bool(self._shared.stop_requested)
+
+    @property
+    def age_s(self) -> float:
+        """Time since the start of the program, which is the watcher if there is one."""
+        return time.monotonic() - self._start
 
     @property
     def has_started(self) -> bool:

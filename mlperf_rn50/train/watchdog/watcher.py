@@ -252,7 +252,8 @@ class Watcher:
     def _report(self, reason: str, where: str | None = None, is_outside: bool = False) -> None:
         if self.health.orphaned_at is None:
             cause = reason.partition(';')[0]
-            note = partial(stall_report.note_failed, self._folder, cause, is_outside)
+            silent_s = time.monotonic() - self.health.beat_at
+            note = partial(stall_report.note_failed, self._folder, cause, is_outside, silent_s)
             stall_report.run_limited(_READ_LIMIT_S, note)
         with suppress(OSError):  # the terminal may be gone
             print_stderr(f'mlperf-rn50: {rank_name()}, {where or self._heartbeat}: {reason}')
