@@ -47,6 +47,7 @@ def option(
 free_option = partial(option, is_free=True)
 
 
-def require(condition: bool, message: str) -> None:
-    if not condition:
+def refuse(condition: bool | None, message: str) -> None:
+    """Raise ConfigError with this message if a condition holds."""
+    if condition:
         raise ConfigError(message)

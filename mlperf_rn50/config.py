@@ -13,7 +13,7 @@ from dataclasses import Field, dataclass, fields, replace
 from operator import attrgetter
 from typing import Any, Literal, get_args
 
-from mlperf_rn50.bounds import ABOVE_0, FROM_0, Bounds, free_option, require
+from mlperf_rn50.bounds import ABOVE_0, FROM_0, Bounds, free_option, refuse
 from mlperf_rn50.data.options import IMAGENET, DataConfig, check_data
 from mlperf_rn50.model.options import ModelConfig, check_model
 from mlperf_rn50.train import options as train_options
@@ -203,26 +203,27 @@ def _check_key(name: str, key: Field, value: Any) -> None:
     """Raise ConfigError for a missing value, a number out of bounds or a text with control
     characters."""
     bounds: Bounds | None = key.metadata.get('bounds')
-    require(
-        value is not None or type(None) in get_args(key.type),
+    refuse(
+        value is None and type(None) not in get_args(key.type),
         f'{name}: got null, expected a value; omit the key for its default',
     )
     for part in value if isinstance(value, tuple) else (value,):
         if isinstance(part, str):
-            require(
-                not any(unicodedata.category(x) in _UNPRINTED for x in part),
+            refuse(
+                any(unicodedata.category(x) in _UNPRINTED for x in part),
                 f'{name}: got {part!a}, expected text without control characters',
             )
-        require(
-            not isinstance(part, int) or abs(part) < _MAX_WHOLE,
+        refuse(
+            isinstance(part, int) and abs(part) >= _MAX_WHOLE,
             f'{name}: got a number with {len(str(part))} digits, expected at most 18',
         )
-        require(
-            bounds is None or part is None or (math.isfinite(part) and bounds.holds(part)),
-            f'{name}: got {part}, expected {bounds and bounds.text}',
-        )
-        require(
-            not isinstance(part, float) or part == 0 or _LEAST <= abs(part) <= _MOST,
+        if bounds and part is not None:
+            refuse(
+                not (math.isfinite(part) and bounds.holds(part)),
+                f'{name}: got {part}, expected {bounds.text}',
+            )
+        refuse(
+            isinstance(part, float) and part != 0 and not _LEAST <= abs(part) <= _MOST,
             f'{name}: got {part}, expected 0 or a magnitude from {_LEAST:g} to {_MOST:g}',
         )
 
@@ -240,35 +241,33 @@ def check_values(c: Config) -> None:
 
 def _check_together(c: Config) -> None:
     """Raise ConfigError for values in different sections that conflict."""
-    t, d, is_open = c.train, c.data, c.run.submission_division == 'open'
-    require(
-        (c.run.ranks_per_node or c.run.ranks_per_device) % c.run.ranks_per_device == 0,
+    t, d = c.train, c.data
+    is_open = c.run.submission_division == 'open'
+    refuse(
+        (c.run.ranks_per_node or c.run.ranks_per_device) % c.run.ranks_per_device != 0,
         f'run.ranks_per_node: got {c.run.ranks_per_node}, expected a multiple of '
         f'run.ranks_per_device={c.run.ranks_per_device}',
     )
     for key, rule in _CLOSED.items():
         value = attrgetter(key)(c)
-        require(
-            is_open or value == rule,
+        refuse(
+            value != rule and not is_open,
             f'{key}: got {render_value(value)} in the closed division, expected '
             f'{render_value(rule) or "[]"}, or run.submission_division=open',
         )
-    require(
-        c.model.name not in _FIXED_SIZE
-        or {*d.sizes, d.eval_size or d.image_size} <= {d.image_size},
+    refuse(
+        c.model.name in _FIXED_SIZE and {*d.sizes, d.eval_size or d.image_size} != {d.image_size},
         f'data.sizes, data.eval_size: got other sizes than image_size={d.image_size} for '
         f'{c.model.name}, whose dense layers fit one size; omit them',
     )
-    require(
-        t.device == 'gpu' or d.decoder == 'cpu',
+    refuse(
+        d.decoder == 'mixed' and t.device != 'gpu',
         'data.decoder: got mixed with train.device=cpu, expected cpu; nvJPEG needs '
         'train.device=gpu',
     )
-    require(
-        not c.run.stop_when_behind
-        or bool(c.run.reference)
-        or d.dataset == IMAGENET
-        and not d.synthetic,
+    has_published = d.dataset == IMAGENET and not d.synthetic
+    refuse(
+        c.run.stop_when_behind and not (c.run.reference or has_published),
         f'run.stop_when_behind: got true on {d.dataset}{", synthetic" if d.synthetic else ""} '
         'without a reference, expected false, or run folders in run.reference; only ImageNet has '
         'published references',

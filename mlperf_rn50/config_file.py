@@ -142,14 +142,14 @@ def add_config_options(parser: jsonargparse.ArgumentParser) -> None:
 
 def _join_paths(argv: Sequence[str]) -> list[str]:
     """Join the paths after an option of _PATHS: `--option A B` becomes `--option=["A", "B"]`."""
-    for place, word in enumerate(argv):
+    for index, word in enumerate(argv):
         name, equals, value = word.partition('=')
         if name in _PATHS:
-            after = list(itertools.takewhile(lambda w: not w.startswith('-'), argv[place + 1 :]))
+            after = list(itertools.takewhile(lambda w: not w.startswith('-'), argv[index + 1 :]))
             paths = [value, *after] if equals else after
             if paths and not paths[0].startswith('['):
-                rest = argv[place + 1 + len(after) :]
-                return [*argv[:place], f'{name}={json.dumps(paths)}', *_join_paths(rest)]
+                rest = argv[index + 1 + len(after) :]
+                return [*argv[:index], f'{name}={json.dumps(paths)}', *_join_paths(rest)]
     return list(argv)
 
 

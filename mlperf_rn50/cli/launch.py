@@ -101,17 +101,21 @@ def start_launcher(name: str, argv: Sequence[str], signals: SignalQueue | None =
     if isinstance(options.resume, str):
         options = choose_run(options)
 
-    has_nodes = not engine.in_slurm or 'SLURM_JOB_NODELIST' in os.environ
-    if not options.only_prints or '--dry-run' in options.train and has_nodes:
+    is_placed = not options.only_prints
+    if '--dry-run' in options.train:  # a plan is also printed outside a Slurm job, without nodes
+        is_placed = not engine.in_slurm or 'SLURM_JOB_NODELIST' in os.environ
+    if is_placed:
         engine.program(options)  # report a missing image or folder first
-        place, config = place_ranks(engine, options, load_train_config)
-        check_machine(engine, options, place, config)
-        options = replace(options, nodes=len(place.hosts), ranks_per_node=place.ranks_per_node)
+        placement, config = place_ranks(engine, options, load_train_config)
+        check_machine(engine, options, placement, config)
+        options = replace(
+            options, nodes=len(placement.hosts), ranks_per_node=placement.ranks_per_node
+        )
     if options.only_prints:
         return train.run(options.as_train)
     # Before this, Ctrl-C ends the program at once.
     signals = signals or SignalQueue(LAUNCHER_SIGNALS, STOPPING)
-    return supervise(Launcher(name, engine, options, signals), place, config)
+    return supervise(Launcher(name, engine, options, signals), placement, config)
 
 
 def choose_run(options: Options) -> Options:
@@ -130,7 +134,7 @@ def choose_run(options: Options) -> Options:
     return replace(options, resume=str(path), run_dir=str(run.dir), run=run)
 
 
-def supervise(launcher: Launcher, place: Placement, config: Config) -> int:
+def supervise(launcher: Launcher, placement: Placement, config: Config) -> int:
     """Make the runs of a launcher; return its exit code."""
     from mlperf_rn50.launch.hosts import silent_hosts
     from mlperf_rn50.launch.launcher import GRACE_S, new_token
@@ -141,16 +145,15 @@ def supervise(launcher: Launcher, place: Placement, config: Config) -> int:
     options, signals, device = launcher.options, launcher.signals, config.train.device
     token = new_token()
     if options.doctor and mpi_settings(os.environ, CHECKOUT / '.venv'):
-        launcher.try_mpi(place, f'{token}-m', device)
-    with folder_lock(place.run_dir):
+        launcher.try_mpi(placement, f'{token}-m', device)
+    with folder_lock(placement.run_dir):
         code = Supervisor(
             start=partial(launcher.start, config),
             silent=lambda names: silent_hosts(names if options.hosts else (), signals),
             say=launcher.say,
             signals=signals,
             options=options,
-            place=place,
-            has_ssh=bool(options.hosts),
+            placement=placement,
             batch_job=os.environ.get('SLURM_JOB_ID', token),
             token=token,
         ).run_all()
@@ -158,13 +161,13 @@ def supervise(launcher: Launcher, place: Placement, config: Config) -> int:
         # new, without earlier stop requests
         with closing(SignalQueue(LAUNCHER_SIGNALS)) as own:
             replace(launcher, signals=own).start_ranks(
-                replace(place, ranks_per_node=1),
+                replace(placement, ranks_per_node=1),
                 f'{token}-m',
                 [str(CHECKOUT / 'launch/mps.sh'), 'stop'],
                 device,
                 limit_s=GRACE_S,
             )
-    return launcher.requeue(code, place.run_dir) if launcher.engine.in_slurm else code
+    return launcher.requeue(code, placement.run_dir) if launcher.engine.in_slurm else code
 
 
 def run_ranks(argv: Sequence[str]) -> int:

@@ -33,9 +33,9 @@ def load_config(
         from mlperf_rn50.train.checkpoint.changes import recorded_changes
         from mlperf_rn50.train.checkpoint.resumable import find_run
 
-        run, place = find_run(Path(options.resume))
+        run, path = find_run(Path(options.resume))
         tree = override(load_yaml(run.config), recorded_changes(run))
-        return resolve_tree(tree, str(run.config), argv, parser), (run, place)
+        return resolve_tree(tree, str(run.config), argv, parser), (run, path)
     return resolve_config(Path(options.config) if options.config else None, argv, parser), None
 
 

@@ -171,13 +171,14 @@ def train_requests(data: DataConfig, shard: Shard, seed: int, first_step: int) -
                 current = epoch
                 order, is_first = drawn.result()
                 drawn = pool.submit(draw, epoch + 1)
-            samples = shard.samples(order, step, micro)
+            samples = shard.select(order, step, micro)
             uniforms = shards.augmentation_uniforms(shard, seed, epoch, step, micro, NUM_DRAWS)
             if data.mirror == 'alternating':
                 is_mirrored = shards.alternating_mirrors(samples, seed, epoch)
             else:
                 is_mirrored = uniforms[:, -1] < data.mirror_probability
-            yield Request(samples, shard.samples(is_first, step, micro), uniforms, is_mirrored)
+            is_new = shard.select(is_first, step, micro)
+            yield Request(samples, is_new, uniforms, is_mirrored)
 
     return requests()
 
@@ -187,7 +188,7 @@ def eval_requests(shard: Shard) -> Iterator[Request]:
     order = np.resize(np.arange(shard.num_samples), shard.num_positions)
     none_new = np.zeros(shard.local_batch_size, bool)
     for step in cycle(range(shard.steps_per_epoch)):
-        yield Request(shard.samples(order, step), none_new)
+        yield Request(shard.select(order, step), none_new)
 
 
 def train_batches(
@@ -308,8 +309,9 @@ class _Feed:
         # batches of the last run that are not used yet
         self._cut: deque[tuple[NDArray, NDArray]] = deque()
         # With the asynchronous engine, MXNet waits until freed memory is unused before it returns
-        # it again. So the last runs are kept until the steps that read them have ended, as the
-        # training loop is two steps ahead.
+        # it again, so no batch is overwritten early. The last runs are kept so that the training
+        # loop, which is two steps ahead, does not wait. With gradient accumulation, it may wait for
+        # the pass of four runs before, while the device still has three passes to compute.
         self._recent: deque[Any] = deque(maxlen=4 if pipeline.has_async_engine() else 0)
         # time that source() has taken in this run of the pipeline, and its part for record files
         self._source_s = self._read_s = 0.0

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mlperf_rn50 import bounds
-from mlperf_rn50.bounds import ABOVE_0, FRACTION, FROM_0, UP_TO_65535, free_option, option, require
+from mlperf_rn50.bounds import ABOVE_0, FRACTION, FROM_0, UP_TO_65535, free_option, option, refuse
 from mlperf_rn50.files import parse_json, read_text
 
 IMAGENET = 'imagenet'
@@ -132,22 +132,22 @@ class DataConfig:
 
 def check_data(d: DataConfig) -> None:
     """Raise ConfigError if values conflict with each other."""
-    require(
-        d.min_area <= d.max_area,
+    refuse(
+        d.min_area > d.max_area,
         f'data.min_area, max_area: got {d.min_area}, {d.max_area}, expected min_area <= max_area',
     )
-    require(
-        d.min_aspect <= d.max_aspect,
+    refuse(
+        d.min_aspect > d.max_aspect,
         f'data.min_aspect, max_aspect: got {d.min_aspect}, {d.max_aspect}, expected min_aspect <= '
         'max_aspect',
     )
     name, side = ('eval_size', d.eval_size) if d.eval_size else ('image_size', d.image_size)
-    require(
-        d.resize_shorter >= side,
+    refuse(
+        d.resize_shorter < side,
         f'data.resize_shorter: got {d.resize_shorter}, expected at least {name}={side}',
     )
-    require(
-        d.mirror == 'random' or d.mirror_probability == 0.5,
+    refuse(
+        d.mirror == 'alternating' and d.mirror_probability != 0.5,
         f'data.mirror_probability: got {d.mirror_probability} with mirror=alternating, expected '
         '0.5',
     )

@@ -38,6 +38,7 @@ MAGIC = struct.pack('<I', 0xCED7230A)
 _FRAME = struct.Struct('<4sI')
 _HEADER = struct.Struct('<IfQQ')
 _LENGTH_BITS = 29
+_WHOLE, _FIRST, _MIDDLE, _LAST = range(4)  # kinds of the parts of records
 _INDEX_LINE = re.compile(rb'(?m)^[ \t]*\d+[ \t]+\d+\s*(?:\n|\Z)')
 # one in so many reads is compared with its checksum; all would take 1.16 % of the decoding time
 _CHECK_PERIOD = 4
@@ -82,9 +83,13 @@ def pack_record(label: int, sample_id: int, image: bytes) -> bytes:
         )
     # The magic number is not stored at multiples of 4 bytes, because it separates the parts of a
     # record there.
-    places = 4 * np.flatnonzero(np.frombuffer(payload, 'S4', len(payload) // 4) == MAGIC)
-    parts = [payload[start:stop] for start, stop in zip([0, *places + 4], [*places, len(payload)])]
-    kinds = [1, *[2] * (len(parts) - 2), 3] if len(parts) > 1 else [0]
+    words = np.frombuffer(payload, 'S4', len(payload) // 4)
+    cuts = 4 * np.flatnonzero(words == MAGIC)
+    starts, stops = [0, *cuts + len(MAGIC)], [*cuts, len(payload)]
+    parts = [payload[start:stop] for start, stop in zip(starts, stops)]
+    kinds = [_WHOLE]
+    if len(parts) > 1:
+        kinds = [_FIRST, *[_MIDDLE] * (len(parts) - 2), _LAST]
     return b''.join(
         _FRAME.pack(MAGIC, kind << _LENGTH_BITS | len(part)) + part + bytes(-len(part) % 4)
         for kind, part in zip(kinds, parts)
@@ -94,32 +99,27 @@ def pack_record(label: int, sample_id: int, image: bytes) -> bytes:
 def _payload(frames: bytes, where: str) -> bytes:
     """Return a record without its framing. A record that contains the magic number is stored in
     several parts."""
-    parts, offset, is_whole = list[bytes](), 0, False
-    while not is_whole:
+    parts: list[bytes] = []
+    offset, kind = 0, _FIRST
+    while kind not in (_WHOLE, _LAST):
         if offset + _FRAME.size > len(frames):
             raise DataError(f'{where}: the record is truncated; prepare the data again')
         magic, word = _FRAME.unpack_from(frames, offset)
-        kind, length = word >> _LENGTH_BITS, word & ((1 << _LENGTH_BITS) - 1)
-        offset += _FRAME.size
-        # A whole record is of kind 0; the parts of one are of the kinds 1, 2 and 3: first, middle
-        # and last.
-        if (
-            magic != MAGIC
-            or kind not in ((2, 3) if parts else (0, 1))
-            or offset + (length + 3 & ~3) > len(frames)
-        ):
+        kind, length = divmod(word, 1 << _LENGTH_BITS)
+        expected = (_MIDDLE, _LAST) if parts else (_WHOLE, _FIRST)
+        start = offset + _FRAME.size
+        offset = start + (length + 3 & ~3)  # the next multiple of 4 bytes
+        if magic != MAGIC or kind not in expected or offset > len(frames):
             raise DataError(
                 f'{where}: not a RecordIO record, because the file is damaged or its .idx '
                 'belongs to a different .rec; prepare the data again'
             )
-        parts.append(frames[offset : offset + length])
-        offset += length + 3 & ~3
-        is_whole = kind in (0, 3)
+        parts.append(frames[start : start + length])
     if offset < len(frames):
         raise DataError(
             f'{where}: {len(frames) - offset} bytes after it are in no record of the index, '
-            'because the '
-            'index is damaged or cut, or belongs to a different .rec; create the index again'
+            'because the index is damaged or cut, or belongs to a different .rec; create the index '
+            'again'
         )
     return MAGIC.join(parts)
 
@@ -201,8 +201,7 @@ def parse_index(path: Path, size: int) -> np.ndarray:
     if ordered[0] != 0 or ordered[-1] >= size or np.any(ordered[1:] == ordered[:-1]):
         raise DataError(
             f'{path}: the offsets do not match the .rec of {size} bytes; create the .idx again '
-            'with '
-            'rec2idx.py of MXNet, or prepare the data again'
+            'with rec2idx.py of MXNet, or prepare the data again'
         )
     ends = np.append(ordered[1:], size)
     return np.stack([starts, ends[np.searchsorted(ordered, starts)] - starts])
@@ -222,8 +221,7 @@ def load_checksums(rec_path: Path, num_records: int) -> np.ndarray | None:
     except (OSError, ValueError) as e:
         raise DataError(
             f'{path}: not the checksums of the records ({getattr(e, "strerror", e)}); copy the '
-            'file again, '
-            'or prepare the data again'
+            'file again, or prepare the data again'
         ) from e
 
 
@@ -242,11 +240,11 @@ class RecordFile:
                 f'{e.filename}: {e.strerror}; copy it again, or prepare the data again'
             ) from e
         size = os.fstat(self._file.fileno()).st_size
-        index = existing_index(rec_path)
-        self._starts, self._lengths = (parse_index if index.suffix == '.idx' else map_index)(
-            index, size
-        )
-        self.checksums, self._num_reads = load_checksums(rec_path, len(self)), count()
+        path = existing_index(rec_path)
+        read_index = parse_index if path.suffix == '.idx' else map_index
+        self._starts, self._lengths = read_index(path, size)
+        self.checksums = load_checksums(rec_path, len(self))
+        self._num_reads = count()
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -254,11 +252,12 @@ class RecordFile:
     def read(self, position: int) -> Record:
         """Return the record at a position in the index, which may differ from the record's key."""
         where = f'{self.path}, record {position}'
-        file, start, length = self.place(position)
+        file, start, length = self.location(position)
         frames = os.pread(file, length, start)
+        is_sampled = next(self._num_reads) % _CHECK_PERIOD == 0
         if (
-            self.checksums is not None
-            and not next(self._num_reads) % _CHECK_PERIOD
+            is_sampled
+            and self.checksums is not None
             and zlib.crc32(frames) != self.checksums[position]
         ):
             raise DataError(
@@ -279,7 +278,7 @@ class RecordFile:
                 return f'{self.path}, record {position}, from {name}'
         return f'{self.path}, record {position}'
 
-    def place(self, position: int) -> tuple[int, int, int]:
+    def location(self, position: int) -> tuple[int, int, int]:
         """Return the file descriptor, and the start and length in bytes of the record at a position
         in the index."""
         return self._file.fileno(), int(self._starts[position]), int(self._lengths[position])
@@ -337,8 +336,7 @@ def load_manifest(folder: Path, dataset: str = '') -> dict:
     except ValueError as e:
         raise DataError(
             f'{path}: not a manifest ({" ".join(str(e).split())[:200]}); remove it and prepare '
-            'the data '
-            'again'
+            'the data again'
         ) from e
 
 

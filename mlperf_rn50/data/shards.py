@@ -86,10 +86,10 @@ class Shard:
         not."""
         return int(np.count_nonzero(self.positions(step, micro) < self.num_counted))
 
-    def samples(self, order: np.ndarray, step: int, micro: int = 0) -> np.ndarray:
-        """Select this rank's values from an array with a value for each position of an epoch, as
-        from epoch_order."""
-        return order[self.positions(step, micro)]
+    def select(self, values: np.ndarray, step: int, micro: int = 0) -> np.ndarray:
+        """Select what this rank reads in a forward pass from a value for each position of an epoch,
+        such as the samples of epoch_order."""
+        return values[self.positions(step, micro)]
 
     def ranks_of_nodes(self) -> list[np.ndarray]:
         """Ranks of every node, in ascending order."""
@@ -140,9 +140,9 @@ def first_reads(shard: Shard, order: np.ndarray, is_known: np.ndarray) -> np.nda
     positions = shard.positions_of(
         shard.ranks_of_nodes()[shard.nodes[shard.rank] if shard.nodes else 0]
     )
-    samples, places = np.unique(order[positions], return_index=True)
+    samples, first = np.unique(order[positions], return_index=True)
     is_first = np.zeros(shard.num_positions, bool)
-    is_first[positions[places[~is_known[samples]]]] = True
+    is_first[positions[first[~is_known[samples]]]] = True
     is_known[samples] = True
     return is_first
 

@@ -67,7 +67,7 @@ def check_sample(records: RecordFile, entry: dict, num_records: int, seed: int) 
     drawn = np.random.default_rng(seed).permutation(last)[: num_records - 1]
     for position in [*map(int, drawn), last]:
         records.read(position)
-        stored = checksum(*records.place(position))
+        stored = checksum(*records.location(position))
         if checksums is not None and stored != checksums[position]:
             raise DataError(
                 f'{records.path}, record {position}: does not match its checksum; {REPAIR}'

@@ -64,7 +64,7 @@ class Options:
         resumed = self.run_dir if self.resume is True else self.resume
         values = {
             '--config': self.config,
-            '--resume': not self.config and resumed,
+            '--resume': None if self.config else resumed,  # it has its own configuration
             '--run.dir': self.run_dir,
             '--run.num_nodes': self.nodes,
             '--run.ranks_per_node': self.ranks_per_node,

@@ -124,8 +124,8 @@ def _volume(text: str) -> Volume:
 
 
 def _is_within(path: str, folder: str) -> bool:
-    place = PurePosixPath(posixpath.normpath(path))
-    return PurePosixPath(folder) in (place, *place.parents)
+    target = PurePosixPath(posixpath.normpath(path))
+    return PurePosixPath(folder) in (target, *target.parents)
 
 
 def _user(text: str) -> User:

@@ -98,12 +98,50 @@ def stage_of(number: int | None, is_forced: bool) -> Stage | None:
     return Stage.STOPPING if number in STOP_SIGNALS else None
 
 
-def next_stage(stage: Stage, required: Stage | None) -> Stage:
-    """Return the next stage after a signal that requires one, or after a timeout if required is
-    None; never go back."""
-    if required is not None:
-        return max(stage, required)
-    return Stage.KILLING if stage >= Stage.TERMINATING else Stage.TERMINATING
+class StageClock:
+    """Stage of stopping an engine, and the time limit of each stage."""
+
+    def __init__(self, limit_s: float, status: StatusReader | None):
+        self.stage = Stage.RUNNING
+        self.has_ended = False  # whether the run, but not yet the engine, has ended
+        self._status = status
+        self._since = self._looked = time.monotonic()
+        self._limits = {
+            Stage.RUNNING: limit_s or float('inf'),
+            Stage.STOPPING: STOP_LIMIT_S,
+            Stage.TERMINATING: TERM_LIMIT_S,
+            Stage.KILLING: 1.0,
+        }
+
+    @property
+    def limit_s(self) -> float:
+        return self._limits[self.stage]
+
+    def left_s(self) -> float:
+        return self._since + self.limit_s - time.monotonic()
+
+    def look(self) -> None:
+        """Look from time to time, and when the time is up, whether the run has begun or ended.
+
+        A run that has begun needs no limit for its start; the processes of one that has ended get
+        less time.
+        """
+        now = time.monotonic()
+        is_due = now - self._looked >= LOOK_S or self.left_s() <= 0
+        if not self._status or self.has_ended or self.stage not in _WAITING or not is_due:
+            return
+        self._looked = now
+        status = self._status()
+        if status is not None:
+            self._limits[Stage.RUNNING] = float('inf')
+        if status:
+            self.has_ended = True
+            self._since = now
+            self._limits[Stage.RUNNING], self._limits[Stage.STOPPING] = END_LIMITS_S
+
+    def enter(self, stage: Stage) -> None:
+        self.stage = stage
+        self._since = time.monotonic()
 
 
 def run_engine(
@@ -142,44 +180,27 @@ def run_engine(
         stdout=output,
         stderr=output,
     )
-    stage = Stage.RUNNING
-    since = looked = time.monotonic()
-    has_ended = is_lost = False
-    limits = {
-        Stage.RUNNING: limit_s or float('inf'),
-        Stage.STOPPING: STOP_LIMIT_S,
-        Stage.TERMINATING: TERM_LIMIT_S,
-        Stage.KILLING: 1.0,
-    }
+    clock = StageClock(limit_s, status)
+    is_lost = False
     while process.poll() is None:
-        number = signals.next(min(1.0, since + limits[stage] - time.monotonic()))
+        number = signals.next(min(1.0, clock.left_s()))
         required = stage_of(number, signals.is_forced or not status)
-        now = time.monotonic()
-
-        # After the end of the run, its processes have less time.
-        if status and stage in _WAITING and not has_ended and now - looked >= LOOK_S:
-            looked = now
-            has_ended = bool(status())
-            if has_ended:
-                since = now
-                limits[Stage.RUNNING], limits[Stage.STOPPING] = END_LIMITS_S
-        is_late = required is None and now - since >= limits[stage]
-        is_start_late = is_late and stage is Stage.RUNNING and not has_ended
-        if is_start_late and status and status() is not None:
-            is_late = False  # the run has begun
-            limits[stage] = float('inf')
-        if required is None and not is_late:
-            continue
-
-        if is_late and stage in _WAITING:
-            what = 'the run has ended, but not its processes' if has_ended else _WAITING[stage]
-            report(f'{what} after {limits[stage]:.0f} s')
-        is_lost |= number == HOST_LOST or (is_late and stage is Stage.RUNNING)
-        after = next_stage(stage, required)
-        if after is stage and not is_late:
-            continue  # the signal of this stage was already sent
-        stage = after
-        since = time.monotonic()
+        clock.look()
+        is_lost |= number == HOST_LOST
+        if required is None and clock.left_s() <= 0:
+            is_lost |= clock.stage is Stage.RUNNING
+            if clock.stage in _WAITING:
+                what = _WAITING[clock.stage]
+                if clock.has_ended:
+                    what = 'the run has ended, but not its processes'
+                report(f'{what} after {clock.limit_s:.0f} s')
+            is_stubborn = clock.stage >= Stage.TERMINATING
+            stage = Stage.KILLING if is_stubborn else Stage.TERMINATING
+        elif required is None or required <= clock.stage:
+            continue  # no signal, or one whose stage is reached
+        else:
+            stage = required
+        clock.enter(stage)
         if stage is Stage.STOPPING:
             for messenger in messengers or [process]:
                 messenger.send_signal(signal.SIGUSR1)
@@ -188,8 +209,8 @@ def run_engine(
         elif stage is Stage.KILLING:
             kill_job(job, process.pid)
     # Ranks without a state to save, and those that were terminated in vain, are not waited for.
-    is_terminated = stage > Stage.STOPPING and not status
-    if signals.is_forced or is_terminated or stage is Stage.KILLING:
+    is_terminated = clock.stage > Stage.STOPPING and not status
+    if signals.is_forced or is_terminated or clock.stage is Stage.KILLING:
         kill_job(job, process.pid)
     # mpirun leaves its ssh clients behind if their logins hang
     kill_all(processes_of(job, with_ranks=False))
@@ -247,7 +268,7 @@ class Launcher:
     def start(
         self,
         config: Config,
-        place: Placement,
+        placement: Placement,
         job: str,
         words: Sequence[str],
         status: StatusReader | None,
@@ -257,7 +278,7 @@ class Launcher:
 
         def report(text: str) -> None:
             with memory_file() as output:
-                list_job = [GUARD, '--list', *dict.fromkeys(place.hosts), job]
+                list_job = [GUARD, '--list', *dict.fromkeys(placement.hosts), job]
                 lister = start_helper(list_job, stdout=output)
                 is_complete = wait_briefly([lister], self.signals, _LIST_S)
                 left = text_of(output).splitlines()
@@ -265,11 +286,11 @@ class Launcher:
                 left = ['nothing' if is_complete else 'processes not listed in time']
             self.say(f'{words[0]}: {text}; waiting for {", ".join(left)}; stopped')
             # '': no host is at fault
-            note_failure(place.run_dir, Failure(job, '', f'{words[0]}: {text}'))
+            note_failure(placement.run_dir, Failure(job, '', f'{words[0]}: {text}'))
 
         limit_s = config.comm.start_limit_s
         code = self.start_ranks(
-            place,
+            placement,
             job,
             [*self.engine.program(self.options), *words],
             config.train.device,
@@ -279,10 +300,10 @@ class Launcher:
         )
         has_begun = status is not None and status() is not None
         if code in _MPI_ERRORS and not has_begun:
-            self.try_mpi(place, f'{job}m', config.train.device)
+            self.try_mpi(placement, f'{job}m', config.train.device)
         return code
 
-    def try_mpi(self, place: Placement, job: str, device: str) -> None:
+    def try_mpi(self, placement: Placement, job: str, device: str) -> None:
         """If Open MPI cannot start ranks, report why; raise ConfigError if settings of the user are
         the cause."""
         if self.engine.script_for(self.options.image) != 'openmpi.sh':
@@ -303,7 +324,7 @@ class Launcher:
             own_job = job + secrets.token_hex(4)
             with memory_file() as output:
                 code = self.start_ranks(
-                    place,
+                    placement,
                     own_job,
                     command,
                     device,
@@ -328,7 +349,7 @@ class Launcher:
 
     def start_ranks(
         self,
-        place: Placement,
+        placement: Placement,
         job: str,
         command: Sequence[str],
         device: str,
@@ -340,21 +361,21 @@ class Launcher:
         output: int | None = None,
     ) -> int:
         """Run a program on all ranks and return its exit code; see run_engine for the limits."""
-        self.engine.check_horovod(self.options.image, len(place.hosts) * place.ranks_per_node)
+        self.engine.check_horovod(self.options.image, placement.num_ranks)
         # With Slurm's variables, mpirun would start the ranks on the nodes of the surrounding Slurm
         # job.
         outer = {k: v for k, v in env.items() if self.engine.in_slurm or not k.startswith('SLURM_')}
         env = environment(self.options, {**plain_output(sys.stdout, outer), **outer}, job, device)
         script = str(CHECKOUT / 'launch/engines' / self.engine.script_for(self.options.image))
-        slots = ','.join(f'{host}:{place.ranks_per_node}' for host in place.hosts)
+        slots = ','.join(f'{host}:{placement.ranks_per_node}' for host in placement.hosts)
         if len(slots) > _MAX_ARGUMENT_BYTES:
             raise ConfigError(
-                f'hosts: got {len(slots):,} characters for {len(place.hosts):,} hosts, expected '
-                f'at most {_MAX_ARGUMENT_BYTES:,} (limit of Linux for an argument); use shorter '
-                'host names'
+                f'hosts: got {len(slots):,} characters for {len(placement.hosts):,} hosts, '
+                f'expected at most {_MAX_ARGUMENT_BYTES:,} (limit of Linux for an argument); use '
+                'shorter host names'
             )
         remove_leftovers((SHARED_MEMORY, tmp_dir()))
-        with self.guards(place, job) as guards:
+        with self.guards(placement, job) as guards:
             if self.signals.is_requested:
                 return EXIT_AT_ONCE
             code = run_engine(
@@ -374,11 +395,11 @@ class Launcher:
         return code
 
     @contextmanager
-    def guards(self, place: Placement, job: str) -> Iterator[Sequence[subprocess.Popen]]:
+    def guards(self, placement: Placement, job: str) -> Iterator[Sequence[subprocess.Popen]]:
         """Run a guard per host of ssh or horovodrun; it ends the ranks if the launcher dies and
         reports a lost host."""
-        hosts = place.hosts if self.options.hosts or not self.engine.forwards_stop else ()
-        words = ['--launcher', str(os.getpid()), os.path.abspath(place.run_dir), job]
+        hosts = placement.hosts if self.options.hosts or not self.engine.forwards_stop else ()
+        words = ['--launcher', str(os.getpid()), os.path.abspath(placement.run_dir), job]
         with memory_file() as reasons:
             # one pipe for all guards, because the number of open files is limited
             reader, writer = os.pipe()
@@ -401,7 +422,7 @@ class Launcher:
                 causes = dict(line.split(' ', 1) for line in lines if f' {NOT_REACHED}: ' in line)
                 for host in lost:  # a guard ends earlier if it loses the connection to its host
                     cause = printable(causes.get(host, 'lost its connection to the launcher'))
-                    note_failure(place.run_dir, Failure(job, host, cause, is_outside=True))
+                    note_failure(placement.run_dir, Failure(job, host, cause, is_outside=True))
                 self.signals.discard(HOST_LOST)  # it concerns the job that has ended
 
     def _await_end(self, output: FileIO, limit_s: float) -> None:
@@ -423,12 +444,12 @@ class Launcher:
         job = new_token()
         bound = [str(CHECKOUT / 'launch/bind.sh'), *command]
         with TemporaryDirectory() as folder:
-            place = Placement(Path(folder), hosts, ranks_per_node)
-            code = self.start_ranks(place, job, bound, device, status=lambda: None)
-            for lost in read_failures(place.run_dir):
+            placement = Placement(Path(folder), hosts, ranks_per_node)
+            code = self.start_ranks(placement, job, bound, device, status=lambda: None)
+            for lost in read_failures(placement.run_dir):
                 self.say(f'host {lost.host} {lost.cause}')
             if code == EXIT_FAILED:
-                self.try_mpi(place, f'{job}m', device)
+                self.try_mpi(placement, f'{job}m', device)
         return code
 
     def requeue(self, code: int, run_dir: Path) -> int:

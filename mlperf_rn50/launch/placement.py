@@ -36,10 +36,14 @@ class Placement:
     hosts: tuple[str, ...]
     ranks_per_node: int
 
+    @property
+    def num_ranks(self) -> int:
+        return len(self.hosts) * self.ranks_per_node
+
     def name_of(self, failure: Failure) -> str:
         """Return the host of a failure under the name that the user gave, which may differ from the
         actual one."""
-        if failure.rank is None or failure.rank >= len(self.hosts) * self.ranks_per_node:
+        if failure.rank is None or failure.rank >= self.num_ranks:
             return failure.host
         return self.hosts[failure.rank // self.ranks_per_node]
 
@@ -64,8 +68,10 @@ def place_ranks(
         run_dir = Path(config.run.dir)
 
     names = nodes_of_slurm_job(os.environ) if engine.in_slurm else [h.name for h in o.hosts]
-    is_free = run and o.hosts  # a resumed run may have fewer hosts than before
-    num_nodes = o.nodes or (None if is_free else config.run.num_nodes) or len(names) or 1
+    configured = config.run.num_nodes
+    if run and o.hosts:  # a resumed run may have fewer hosts than before
+        configured = None
+    num_nodes = o.nodes or configured or len(names) or 1
     if names and len(names) < num_nodes:
         raise ConfigError(
             f'--nodes: got {num_nodes} with {len(names)} hosts, expected at least as many hosts; '
@@ -93,10 +99,12 @@ def run_to_resume(options: Options) -> RunFolder:
         )
 
 
-def check_machine(engine: Engine, options: Options, place: Placement, config: Config) -> None:
+def check_machine(engine: Engine, options: Options, placement: Placement, config: Config) -> None:
     """Raise ConfigError if this machine cannot bear its ranks."""
-    num_here = 0 if engine.in_slurm else sum(map(is_here, place.hosts)) * place.ranks_per_node
-    check_room(engine, num_here or place.ranks_per_node)
+    num_here = (
+        0 if engine.in_slurm else sum(map(is_here, placement.hosts)) * placement.ranks_per_node
+    )
+    check_room(engine, num_here or placement.ranks_per_node)
     found = ''
     num_cores = len(os.sched_getaffinity(0))
     num_cpus = ceil(min(num_cores, find_limits().quota_cpus or num_cores))
@@ -110,8 +118,8 @@ def check_machine(engine: Engine, options: Options, place: Placement, config: Co
             found = f'{plural(num_gpus, "GPU")}, expected {needed}'
     if found:
         raise ConfigError(
-            f'--nodes, --ranks-per-node: got {plural(len(place.hosts), "node")} with '
-            f'{plural(place.ranks_per_node, "rank")}, {num_here} on this machine, which has '
+            f'--nodes, --ranks-per-node: got {plural(len(placement.hosts), "node")} with '
+            f'{plural(placement.ranks_per_node, "rank")}, {num_here} on this machine, which has '
             f'{found}; give other machines with --hosts of launch/mpirun.sh, or lower the numbers'
         )
 

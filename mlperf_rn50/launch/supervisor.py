@@ -47,8 +47,7 @@ class Supervisor:
     say: Callable[[str], None]
     signals: SignalQueue
     options: Options
-    place: Placement
-    has_ssh: bool  # whether the hosts can be probed
+    placement: Placement
     batch_job: str  # name that is the same for all starts of a requeued job
     token: str
     # placement of each job since the newest checkpoint
@@ -60,7 +59,7 @@ class Supervisor:
         """Make all runs in turn; return the largest exit code or, after a second Ctrl-C,
         EXIT_AT_ONCE."""
         worst = 0
-        for is_resumed in plan_runs(self.place.run_dir, self.options):
+        for is_resumed in plan_runs(self.placement.run_dir, self.options):
             code = self.run_to_end(is_resumed)
             worst = max(worst, code)
             if self.signals.is_requested or code == EXIT_USAGE:
@@ -70,14 +69,15 @@ class Supervisor:
     def run_to_end(self, is_resumed: bool) -> int:
         """Make one run with its restarts; return 0 if converged, 1 if not, 2 for a usage error, 75
         if resumable."""
-        restarts_left = self.options.restarts
-        run_dir = self.place.run_dir
-        is_checked = False
+        run_dir, chosen = self.placement.run_dir, self.options.run
         self._stuck.clear()
         self._attempts = read_attempts(run_dir, self.batch_job)
-        chosen = self.options.run
-        resumed = chosen or newest_run(run_dir) if is_resumed else None
+        resumed = None
+        if is_resumed:
+            resumed = chosen or newest_run(run_dir)
         train_options = self.train_options(resumed)
+        restarts_left = self.options.restarts
+        is_checked = False
         while True:
             self._num_jobs += 1
             job = f'{self.token}-{self._num_jobs}'
@@ -98,40 +98,46 @@ class Supervisor:
                 attempt = replace(attempt, end=None)
             silent: dict[str, str] = {}
             if not attempt.end and not self.signals.is_requested:
-                silent = self.silent(self.place.hosts)
+                silent = self.silent(self.placement.hosts)
                 attempt = self.explain_failure(job, attempt, silent)
             self._record(job, attempt)
-            end_code, reason = attempts.judge(
-                attempt,
-                self.signals.is_requested,
-                restarts_left,
-                past=self._attempts,
-                can_exclude=bool(self._bad_hosts()),
-            )
-            if reason:
-                self.say(reason)
+            end_code = self._decide(attempt, restarts_left)
             if end_code is not None:
                 return end_code
 
             # A restart checks the hosts again unless they passed, the cause was outside the program
             # and all answer.
             is_checked = is_fit and attempt.origin == 'outside' and not silent
-            restarts_left -= 1
-            if pause_s := attempts.pause_s(attempts.count_stuck(self._attempts)):
-                self.say(
-                    f'waiting {pause_s:.0f} s because the last attempt wrote no newer checkpoint'
-                )
-                self.signals.pause(pause_s)
-            if not self.regroup():
-                return EXIT_FAILED
-            if self.signals.is_requested:
-                return EXIT_RESUMABLE if attempt.can_resume else EXIT_FAILED
             resumed = None if attempt.run is None else RunFolder(run_dir, attempt.run)
             train_options = self.train_options(resumed)
+            restarts_left -= 1
             self.say(
                 f'restart {self.options.restarts - restarts_left} of {self.options.restarts}: '
                 f'{" ".join(train_options)}'
             )
+
+    def _decide(self, attempt: Attempt, restarts_left: int) -> int | None:
+        """Return the launcher's exit code after an attempt, or None once the hosts are ready for
+        the next one."""
+        end_code, reason = attempts.judge(
+            attempt,
+            self.signals.is_requested,
+            restarts_left,
+            past=self._attempts,
+            can_exclude=bool(self._bad_hosts()),
+        )
+        if reason:
+            self.say(reason)
+        if end_code is not None:
+            return end_code
+        if pause_s := attempts.pause_s(attempts.count_stuck(self._attempts)):
+            self.say(f'waiting {pause_s:.0f} s because the last attempt wrote no newer checkpoint')
+            self.signals.pause(pause_s)
+        if not self.regroup():
+            return EXIT_FAILED
+        if self.signals.is_requested:
+            return EXIT_RESUMABLE if attempt.can_resume else EXIT_FAILED
+        return None
 
     def _found_fault(self, job: str, code: int, restarts_left: int) -> bool:
         """Return whether a doctor that ended with this code found a fault; a killed rank or a lost
@@ -143,50 +149,49 @@ class Supervisor:
 
     def _is_host_lost(self, job: str, code: int) -> bool:
         """Return whether a run was interrupted because a host was lost, not by the user."""
-        if not self.has_ssh or self.signals.is_requested:
+        if not self.options.hosts or self.signals.is_requested:
             return False
         return code == EXIT_FAILED or self._has_failure(job)
 
     def _has_failure(self, job: str) -> bool:
         """Return whether a failure is recorded for a job, or a host does not answer."""
-        return bool(self._failures(job) or self.silent(self.place.hosts))
+        return bool(self._failures(job) or self.silent(self.placement.hosts))
 
     def _failures(self, job: str) -> list[Failure]:
-        return [f for f in read_failures(self.place.run_dir) if f.job in (job, job + _DOCTOR)]
+        return [f for f in read_failures(self.placement.run_dir) if f.job in (job, job + _DOCTOR)]
 
     def train_options(self, run: RunFolder | None) -> list[str]:
         """Return the options of train that resume or begin a run; raise ConfigError if neither is
         possible."""
         if run and newest_step(run.checkpoints) >= 0:
             is_given = self.options.run and not any(a.gained for a in self._attempts)
-            place = self.options.resume if is_given else run.checkpoints
+            path = self.options.resume if is_given else run.checkpoints
             elastic = ['--elastic'] if self.options.elastic else []
-            return ['--resume', str(place), *elastic]
+            return ['--resume', str(path), *elastic]
         if not self.options.config:
             raise ConfigError(
-                f'--resume: {self.place.run_dir} has no checkpoint of its newest run; start a new '
-                'run with --config'
+                f'--resume: {self.placement.run_dir} has no checkpoint of its newest run; start a '
+                'new run with --config'
             )
-        return ['--config', self.options.config, '--run.dir', str(self.place.run_dir)]
+        return ['--config', self.options.config, '--run.dir', str(self.placement.run_dir)]
 
     def _status(self, before: attempts.RunProgress) -> str | None:
         """Return the status of a run that has ended, '' once the ranks have written to its folder,
         before that None."""
-        if attempts.read_progress(self.place.run_dir, before.chosen) == before:
+        if attempts.read_progress(self.placement.run_dir, before.chosen) == before:
             return None
-        return attempts.read_attempt(self.place.run_dir, before, 0, True).end or ''
+        return attempts.read_attempt(self.placement.run_dir, before, 0, True).end or ''
 
     def _start(self, job: str, words: Sequence[str], status: StatusReader | None) -> int:
-        num_nodes, ranks_per_node = len(self.place.hosts), self.place.ranks_per_node
         what = 'starting' if words[0] == 'train' else 'checking the nodes with'
-        self.say(f'{what} {plural(num_nodes * ranks_per_node, "rank")}')
+        self.say(f'{what} {plural(self.placement.num_ranks, "rank")}')
         values = {
-            '--run.num_nodes': num_nodes,
-            '--run.ranks_per_node': ranks_per_node,
+            '--run.num_nodes': len(self.placement.hosts),
+            '--run.ranks_per_node': self.placement.ranks_per_node,
             '--run.ranks_per_device': self.options.ranks_per_device,
         }
         layout = [word for name, number in values.items() for word in (name, str(number))]
-        return self.start(self.place, job, [*words, *self.options.train, *layout], status)
+        return self.start(self.placement, job, [*words, *self.options.train, *layout], status)
 
     def _run_doctor(self, job: str, train_options: Sequence[str]) -> int:
         if not self.options.doctor or self.signals.is_requested:
@@ -196,53 +201,57 @@ class Supervisor:
 
     def _record(self, job: str, attempt: Attempt) -> None:
         if attempt.end or not self.signals.is_requested:  # a stop request is not a failure
-            note_attempt(self.place.run_dir, self.batch_job, attempt)
+            note_attempt(self.placement.run_dir, self.batch_job, attempt)
             self._attempts.append(attempt)
         if attempt.gained:
             self._stuck.clear()
         else:
-            self._stuck[job] = self.place
+            self._stuck[job] = self.placement
 
     def explain_failure(self, job: str, attempt: Attempt, silent: Mapping[str, str]) -> Attempt:
         """Report where an attempt failed and which hosts do not answer; return the attempt with the
         first cause."""
-        place = self.place
         where = attempt.place if attempt.run is None else f'last recorded: {attempt.place}'
-        is_killed = attempt.exit_code > _SIGNAL_CODES
+        code = attempt.exit_code
+        is_killed = code > _SIGNAL_CODES
         if is_killed and not self._failures(job):
             self.signals.pause(_RETRY_S)  # until the ranks have recorded that they lost the engine
         for host in silent:
-            note_failure(place.run_dir, Failure(job, host, 'does not answer', is_outside=True))
+            failure = Failure(job, host, 'does not answer', is_outside=True)
+            note_failure(self.placement.run_dir, failure)
         failures = self._failures(job)
+        lost = self._lost_hosts(failures, silent)
+        for host, cause in lost.items():
+            ranks = self.placement.ranks_of(host)
+            reason = f' ({silent[host]})' if silent.get(host) and NOT_REACHED not in cause else ''
+            self.say(f'host {host} (with rank {ranks}) {cause}; {where}{reason}')
 
-        # lost hosts, with the first cause of each
-        lost = {
-            f.host: f.cause for f in reversed(failures) if f.rank is None and f.host in place.hosts
-        }
+        cause = ended = f'the ranks ended with exit code {code}{explain_exit(code)}'
+        origin = 'outside' if is_killed else ''
+        if failures:
+            cause = self._describe(failures[0])
+            origin = 'outside' if failures[0].is_outside else 'program'
+        if not lost:  # ranks that lost the engine cannot print the cause
+            self.say(f'{cause if is_killed else ended}; {where}')
+        return replace(attempt, cause=cause, origin=origin)
+
+    def _lost_hosts(self, failures: Sequence[Failure], silent: Mapping[str, str]) -> dict[str, str]:
+        """Return the lost and silent hosts, with the first cause of each."""
+        of_hosts = [f for f in failures if f.rank is None and f.host in self.placement.hosts]
+        lost = {f.host: f.cause for f in reversed(of_hosts)}
         for host in silent:
             if not lost.get(host, '').startswith(NOT_REACHED):
                 lost[host] = f'does not answer {platform.node()}'
-        for host, cause in lost.items():
-            reason = f' ({silent[host]})' if silent.get(host) and NOT_REACHED not in cause else ''
-            self.say(f'host {host} (with rank {place.ranks_of(host)}) {cause}; {where}{reason}')
+        return lost
 
-        # the first cause of all
-        code = attempt.exit_code
-        text = cause = f'the ranks ended with exit code {code}{explain_exit(code)}'
-        origin = 'outside' if is_killed else ''
-        if failures:
-            first = failures[0]
-            host = place.name_of(first) if self.has_ssh else first.host
-            cause = first.cause
-            if host:
-                is_host = first.rank is None
-                cause = (
-                    f'host {host} {cause}' if is_host else f'rank {first.rank} on {host}: {cause}'
-                )
-            origin = 'outside' if first.is_outside else 'program'
-        if not lost:  # ranks that lost the engine cannot print the cause
-            self.say(f'{cause if is_killed else text}; {where}')
-        return replace(attempt, cause=cause, origin=origin)
+    def _describe(self, failure: Failure) -> str:
+        """Return the cause of a failure with its host, if there is one, and its rank."""
+        host = self.placement.name_of(failure) if self.options.hosts else failure.host
+        if not host:
+            return failure.cause
+        if failure.rank is None:
+            return f'host {host} {failure.cause}'
+        return f'rank {failure.rank} on {host}: {failure.cause}'
 
     def regroup(self) -> bool:
         """Exclude failing hosts; wait for silent hosts or exclude them; return whether another
@@ -254,11 +263,11 @@ class Supervisor:
             )
             self._exclude({host})
         start = time.monotonic()
-        while silent := self.silent(self.place.hosts):
+        while silent := self.silent(self.placement.hosts):
             waited_s = time.monotonic() - start
             if self.signals.is_requested:
                 return True
-            can_exclude = self.options.elastic and len(silent) < len(self.place.hosts)
+            can_exclude = self.options.elastic and len(silent) < len(self.placement.hosts)
             if can_exclude and waited_s >= ELASTIC_LIMIT_S:
                 self.say(
                     f'excluding {" ".join(silent)}, which did not answer for '
@@ -277,17 +286,18 @@ class Supervisor:
     def _bad_hosts(self) -> dict[str, str]:
         """Return the hosts to exclude and their last causes, from the failures since the newest
         checkpoint."""
-        if not (self.options.elastic and self.has_ssh):
+        if not (self.options.elastic and self.options.hosts):
             return {}
         failures = []
-        for failure in read_failures(self.place.run_dir):
+        for failure in read_failures(self.placement.run_dir):
             job = failure.job.removesuffix(_DOCTOR)
-            if place := self._stuck.get(job):  # with the host names that the user gave
-                failures.append(replace(failure, job=job, host=place.name_of(failure)))
-        return bad_hosts(failures, self.place.hosts)
+            if placement := self._stuck.get(job):  # with the host names that the user gave
+                failures.append(replace(failure, job=job, host=placement.name_of(failure)))
+        return bad_hosts(failures, self.placement.hosts)
 
     def _exclude(self, hosts: Collection[str]) -> None:
-        self.place = replace(self.place, hosts=tuple(h for h in self.place.hosts if h not in hosts))
+        hosts_left = tuple(h for h in self.placement.hosts if h not in hosts)
+        self.placement = replace(self.placement, hosts=hosts_left)
 
 
 def plan_runs(folder: Path, options: Options) -> list[bool]:

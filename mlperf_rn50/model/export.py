@@ -56,7 +56,7 @@ def export(
     names = [*files, f'{stem}.{output_format}.json']
     refuse_existing(out / name for name in names)  # before the work
     expected = net(images).asnumpy()
-    with new_files(out, is_repeatable=False) as place, TemporaryDirectory(dir=place) as scratch:
+    with new_files(out, is_repeatable=False) as folder, TemporaryDirectory(dir=folder) as scratch:
         written = Path(scratch) / stem
         net.export(str(written))
         if is_onnx:
@@ -77,7 +77,7 @@ def export(
         description = {**facts, 'format': output_format, 'files': files, 'check': check}
         dump_json(Path(scratch) / names[-1], description)
         for name in names:
-            (Path(scratch) / name).rename(place / name)
+            (Path(scratch) / name).rename(folder / name)
     return [out / name for name in names], measured
 
 

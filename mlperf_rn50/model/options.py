@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from mlperf_rn50.bounds import ABOVE_0, FRACTION_BELOW_1, option, require
+from mlperf_rn50.bounds import ABOVE_0, FRACTION_BELOW_1, option, refuse
 
 
 @dataclass(frozen=True)
@@ -55,25 +55,25 @@ class ModelConfig:
 def check_model(m: ModelConfig, device: str, precision: str) -> None:
     """Raise ConfigError for a network that the device does not support at the precision (keys of
     the section train)."""
-    require(
-        device == 'gpu' or m.layout != 'NHWC',
+    refuse(
+        m.layout == 'NHWC' and device != 'gpu',
         'model.layout: got NHWC with train.device=cpu, expected NCHW; convolutions on a CPU do '
         'not support NHWC',
     )
-    require(
-        m.layout != 'NHWC' or m.is_resnet,
+    refuse(
+        m.layout == 'NHWC' and not m.is_resnet,
         f'model.layout: got NHWC with model.name={m.name}, expected NCHW; only ResNets support '
         'NHWC',
     )
     is_nvidia = (device, precision) == ('gpu', 'float16') and m.layout != 'NCHW' and m.is_resnet
     kind = f'train.device={device}, train.precision={precision}, model.layout={m.layout}'
-    require(
-        is_nvidia or device == 'cpu' or not m.fused_bn_relu,
+    refuse(
+        m.fused_bn_relu and device != 'cpu' and not is_nvidia,
         f'model.fused_bn_relu: got true with {kind}, expected null; a GPU supports it only for '
         'float16 with NHWC',
     )
-    require(
-        is_nvidia or not m.fused_bn_add_relu,
+    refuse(
+        m.fused_bn_add_relu and not is_nvidia,
         f'model.fused_bn_add_relu: got true with {kind}, expected null; it needs gpu, float16 and '
         'NHWC',
     )

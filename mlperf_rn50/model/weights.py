@@ -232,10 +232,10 @@ def set_weights(net: Any, arrays: Arrays, has_other_classes: bool = False) -> li
     params = dict(net.collect_params().items())
     arrays = {n: _with_shape(a, params[n].shape) if n in params else a for n, a in arrays.items()}
     missing = {'weights': params.keys() - arrays, 'network': arrays.keys() - params}
-    for place, names in missing.items():
+    for holder, names in missing.items():
         if names:
             raise UserError(
-                f'weights: {min(names)} is missing in the {place} ({len(names)} such names); '
+                f'weights: {min(names)} is missing in the {holder} ({len(names)} such names); '
                 'expected the same model.name'
             )
     fresh = _fresh_layer(params, arrays)

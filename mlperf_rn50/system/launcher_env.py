@@ -170,24 +170,24 @@ def resume_command(checkpoints: Path, is_newest: bool = True) -> str:
         if num_ranks := os.environ.get('OMPI_COMM_WORLD_SIZE'):  # of mpirun without a launcher
             typed = f'mpirun -np {num_ranks} {typed}'
     words = shlex.split(typed)
-    # The options of train follow its name; without it, the command is that of a launcher.
-    place = 0
+    # The first option of train follows its name; without it, the command is that of a launcher.
+    first = 0
     for i in range(len(words) - 1, 0, -1):
         if os.path.basename(words[i - 1]) == 'mlperf-rn50' and words[i] == 'train':
-            place = i + 1
+            first = i + 1
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument('--resume', nargs='?', const='')
-    if is_newest and not place:
+    if is_newest and not first:
         given, others = parser.parse_known_args(words)
         path = [str(checkpoints)] if given.resume else []
         return shlex.join([*others, '--resume', *path])
-    start = words[:place]
+    start = words[:first]
     if not start:
         num_local = launched_local()[1]
         hosts = ['--hosts', 'HOSTS'] if num_local < (launched_size() or 1) else []
         start = ['launch/ranks.sh', *hosts, str(num_local), 'mlperf-rn50', 'train']
     # the run folder lacks a resume's options
-    given, changes = parser.parse_known_args(words[place or len(words) :])
+    given, changes = parser.parse_known_args(words[first or len(words) :])
     return shlex.join([*start, '--resume', str(checkpoints), *(changes if given.resume else [])])
 
 

@@ -178,8 +178,8 @@ def end_with_parent(number: signal.Signals) -> None:
 
 @contextmanager
 def handle_in_thread(request_stop: Callable[[], object] | None) -> Iterator[None]:
-    """Handle signals in a thread if no watcher process does, because native calls delay Python's
-    handlers."""
+    """Handle signals in a thread, because native calls delay Python's handlers; with request_stop,
+    unblock STOP_SIGNALS."""
     signals = SignalQueue(
         STOP_SIGNALS if request_stop else (),
         STOPPING if launched_size() is None else '',

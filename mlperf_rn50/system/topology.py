@@ -116,9 +116,9 @@ def _cores_without_gpus(
     if num_devices < len(nodes):
         spanned = _share(nodes, device, num_devices)
         return spanned[0], [core for node in spanned for core in node.cores]
-    places = [d * len(nodes) // num_devices for d in range(num_devices)]
-    neighbours = [d for d in range(num_devices) if places[d] == places[device]]
-    node = nodes[places[device]]
+    numbers = [d * len(nodes) // num_devices for d in range(num_devices)]
+    neighbours = [d for d in range(num_devices) if numbers[d] == numbers[device]]
+    node = nodes[numbers[device]]
     return node, _share(node.cores, neighbours.index(device), len(neighbours))
 
 
@@ -129,12 +129,12 @@ def _cores_near_gpu(
     the nodes without a GPU on the same socket."""
     by_number = {node.number: node for node in topology.nodes}
     numbers = [topology.gpus[d % len(topology.gpus)] for d in range(num_devices)]
-    places = [by_number.get(number, topology.nodes[0]) for number in numbers]
-    node = places[device]
-    neighbours = [d for d, place in enumerate(places) if place is node]
+    nodes = [by_number.get(number, topology.nodes[0]) for number in numbers]
+    node = nodes[device]
+    neighbours = [d for d, n in enumerate(nodes) if n is node]
     cores = _share(node.cores, neighbours.index(device), len(neighbours))
-    on_socket = [d for d, place in enumerate(places) if place.socket == node.socket]
-    free_nodes = [n for n in topology.nodes if n not in places and n.socket == node.socket != '']
+    on_socket = [d for d, n in enumerate(nodes) if n.socket == node.socket]
+    free_nodes = [n for n in topology.nodes if n not in nodes and n.socket == node.socket != '']
     free = [core for n in free_nodes for core in n.cores]
     if len(free) < len(on_socket):
         return node, cores
@@ -146,9 +146,9 @@ def choose_binding(
     local_rank: int,
     local_size: int,
     ranks_per_device: int,
-    place: int | None = None,
+    gpu: int | None = None,
 ) -> Binding:
-    """Choose the binding of one rank. place is the index of its GPU on the node, or None to derive
+    """Choose the binding of one rank. gpu is the index of its GPU on the node, or None to derive
     it from local_rank.
 
     A device is a GPU or, without GPUs, a set of cores; `ranks_per_device` consecutive ranks share
@@ -157,8 +157,8 @@ def choose_binding(
     device, number = divmod(local_rank, ranks_per_device)
     num_devices = -(-local_size // ranks_per_device)
     sharers = min(ranks_per_device, local_size - device * ranks_per_device)
-    if place is not None:
-        device = place
+    if gpu is not None:
+        device = gpu
         num_devices = len(topology.gpus)
     if topology.gpus:
         node, cores = _cores_near_gpu(topology, device, num_devices)
@@ -191,9 +191,9 @@ def _bind(command: Sequence[str]) -> None:
         os.execvp(command[0], list(command))
     per_device = environment_number('MLPERF_RN50_RANKS_PER_DEVICE') or 1
     visible = [g.bus_id for g in find_visible_gpus()]
-    bus_ids, place = choose_devices(visible, all_bus_ids(SYS), -(-local_size // per_device))
+    bus_ids, gpu = choose_devices(visible, all_bus_ids(SYS), -(-local_size // per_device))
     topology = find_topology(SYS, sorted(os.sched_getaffinity(0)), bus_ids)
-    binding = choose_binding(topology, local_rank, local_size, per_device, place=place)
+    binding = choose_binding(topology, local_rank, local_size, per_device, gpu=gpu)
     if len(visible) == 1:
         binding = replace(binding, gpu=0)  # in CUDA, the rank's only GPU has number 0
     os.sched_setaffinity(0, binding.cpus)

@@ -51,15 +51,19 @@ def correct_counts(logits: NDArray, labels: NDArray, num_valid: int) -> NDArray:
         logits: float32, shape (batch, classes).
         labels: int32, shape (batch,).
     """
-    labels = labels.astype('float32')
-    own = nd.pick(logits, labels).reshape((-1, 1))
+    labels = labels.astype('float32').reshape((-1, 1))
+    # the classes that rank before the true class of an image, (batch, classes)
+    own = nd.pick(logits, labels, keepdims=True)
     classes = nd.arange(logits.shape[1], ctx=logits.context).reshape((1, -1))
-    earlier = nd.broadcast_lesser(classes, labels.reshape((-1, 1)))
-    before = nd.broadcast_greater(logits, own) + nd.broadcast_equal(logits, own) * earlier
-    place = before.sum(axis=1)
-    valid = nd.arange(len(logits), ctx=logits.context) < num_valid
-    valid = valid * nd.broadcast_equal(logits, logits).min(axis=1)  # only a NaN differs from itself
-    return nd.stack(((place < 1) * valid).sum(), ((place < 5) * valid).sum()).reshape((2,))
+    has_lower_number = nd.broadcast_lesser(classes, labels)
+    is_before = nd.broadcast_greater(logits, own)
+    is_before = is_before + nd.broadcast_equal(logits, own) * has_lower_number
+    num_before = is_before.sum(axis=1)
+    # images that are neither padding nor have a NaN, which alone differs from itself
+    is_valid = nd.arange(len(logits), ctx=logits.context) < num_valid
+    is_valid = is_valid * nd.broadcast_equal(logits, logits).min(axis=1)
+    counts = [((num_before < most) * is_valid).sum() for most in (1, 5)]
+    return nd.concat(*counts, dim=0)
 
 
 def with_mirror(net: Forward, config: Config) -> Forward:

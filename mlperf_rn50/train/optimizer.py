@@ -16,6 +16,7 @@ from mxnet import autograd, nd
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
+from mlperf_rn50.text import grouped
 from mlperf_rn50.train.options import OptimizerConfig
 
 # maximum number of arrays per call of multi_all_finite, which does not check this limit
@@ -379,12 +380,12 @@ def cut_buckets(
 ) -> list[list[int]]:
     """Return each bucket's tensor indices. Each dtype has its share of num_buckets by size, at
     least one. Pure."""
-    buckets: dict[tuple[str, int], list[int]] = {}
-    for kind in dict.fromkeys(kinds):
-        indices = [i for i, k in enumerate(kinds) if k == kind]
-        total, before = sum(num_bytes[i] for i in indices), 0
-        num_parts = max(1, num_buckets * total // sum(num_bytes))
-        for i in indices:
-            buckets.setdefault((kind, num_parts * before // total), []).append(i)
-            before += num_bytes[i]
-    return sorted(buckets.values(), key=max)  # the order in which the backward pass completes them
+    buckets: list[list[int]] = []
+    for indices in grouped(range(len(kinds)), kinds.__getitem__).values():
+        sizes = [num_bytes[i] for i in indices]
+        num_parts = max(1, num_buckets * sum(sizes) // sum(num_bytes))
+        # A tensor is in the part that contains its first byte.
+        starts = accumulate(sizes, initial=0)
+        part_of = {i: num_parts * start // sum(sizes) for i, start in zip(indices, starts)}
+        buckets += grouped(indices, part_of.__getitem__).values()
+    return sorted(buckets, key=max)  # the order in which the backward pass completes them

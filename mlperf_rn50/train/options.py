@@ -12,7 +12,7 @@ from mlperf_rn50.bounds import (
     FROM_0,
     free_option,
     option,
-    require,
+    refuse,
 )
 
 
@@ -161,8 +161,8 @@ def parse_trace(text: str | None) -> range:
     """Return the steps, counted from 1, of a value of run.trace, such as 20@100; none for None.
     Raise ConfigError."""
     m = re.fullmatch('([1-9][0-9]{0,3})@([1-9][0-9]{0,11})', text or '')
-    require(
-        text is None or m is not None,
+    refuse(
+        text is not None and m is None,
         f'run.trace: got {text}, expected STEPS@FIRST, such as 20@100 for 20 steps '
         'from step 100 on, with at most 9,999 steps',
     )
@@ -170,36 +170,36 @@ def parse_trace(text: str | None) -> range:
 
 
 def check_training(t: TrainConfig, s: ScheduleConfig, o: OptimizerConfig) -> None:
-    require(
-        t.local_batch_size is not None or t.global_batch_size is not None,
+    refuse(
+        t.local_batch_size is None and t.global_batch_size is None,
         'train.global_batch_size: got nothing; set --train.global_batch_size, such as 256, or '
         'give --config',
     )
-    require(
-        (t.local_batch_size is None) != (t.global_batch_size is None),
+    refuse(
+        t.local_batch_size is not None and t.global_batch_size is not None,
         f'train: got local_batch_size={t.local_batch_size} and '
         f'global_batch_size={t.global_batch_size}, '
         'expected exactly one of them; set the other to null',
     )
-    require(
-        0 <= t.eval_offset < t.eval_period,
+    refuse(
+        not 0 <= t.eval_offset < t.eval_period,
         f'train.eval_offset: got {t.eval_offset}, expected 0 to {t.eval_period - 1} '
         '(train.eval_period - 1)',
     )
-    require(
-        t.precision != 'float16' or t.device == 'gpu',
+    refuse(
+        t.precision == 'float16' and t.device != 'gpu',
         'train.precision: got float16 with train.device=cpu, expected float32 or bfloat16 on a CPU',
     )
-    require(
-        t.precision != 'bfloat16' or t.device == 'cpu',
+    refuse(
+        t.precision == 'bfloat16' and t.device != 'cpu',
         'train.precision: got bfloat16 with train.device=gpu, expected float32 or float16 on a GPU',
     )
-    require(
-        s.warmup_epochs < s.decay_epochs,
+    refuse(
+        s.warmup_epochs >= s.decay_epochs,
         f'schedule.warmup_epochs: got {s.warmup_epochs}, expected less than '
         f'decay_epochs={s.decay_epochs}',
     )
-    require(
-        o.name == 'sgd' or not o.nesterov,
+    refuse(
+        o.nesterov and o.name != 'sgd',
         f'optimizer.nesterov: got true with optimizer.name={o.name}, expected false, or name=sgd',
     )

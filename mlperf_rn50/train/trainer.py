@@ -97,14 +97,20 @@ class Trainer:
         on_exchange: Callable[[bool], None] = lambda is_exchanging: None,
         on_step: Callable[[StepSpans], None] = lambda spans: None,
     ):
-        config = plan.config
-        self.plan, self.comm = plan, comm
+        config, train = plan.config, plan.config.train
+        self.plan = plan
+        self.comm = comm
         self.context = device_context(device_id)
+
+        # the networks, which share their parameters, and the loss
         self.net = build_model(config, self.context, seed)
         self.nets = build_for_sizes(config, self.net)
         self.folded = FoldedResNet(config, self.context) if config.model.is_resnet else None
-        self._loss = SmoothedCrossEntropy(config.train.label_smoothing)
+        self._loss = SmoothedCrossEntropy(train.label_smoothing)
         self._loss.hybridize(static_alloc=True, static_shape=True)
+        self._positions = nd.arange(plan.local_batch_size, ctx=self.context)
+
+        # the parameters: trained ones, and running statistics
         params = self.net.collect_params()
         trained = {n: p for n, p in params.items() if p.grad_req != 'null'}
         self.statistics = {n: p.data() for n, p in sorted(params.items()) if p.grad_req == 'null'}
@@ -118,9 +124,10 @@ class Trainer:
             self._corrections = variance_corrections(self.nets[last], shape)
         for name, factor in self._corrections.items():
             self.statistics[name] /= factor
-        self._num_micro = config.train.gradient_accumulation_steps
-        # Gradients that each pass overwrites instead of accumulating, and the arrays in which this
-        # class sums them.
+
+        # Gradients of several passes. Those that each pass overwrites instead of accumulating are
+        # summed in other arrays.
+        self._num_micro = train.gradient_accumulation_steps
         self._manual_sums: list[tuple[NDArray, NDArray]] = []
         if self._num_micro > 1:
             is_overwriting = runs_nvidias_kernels(config)
@@ -129,14 +136,17 @@ class Trainer:
                     self._manual_sums.append((p.grad(), nd.zeros_like(p.grad())))
                 else:
                     p.grad_req = 'add'
-        is_float16 = config.train.precision == 'float16'
-        self.can_skip = is_float16 and config.train.loss_scale_policy == 'dynamic'
-        self.loss_scale = LossScale(config.train.loss_scale if is_float16 else 1.0)
+
+        # the update, after the accumulation, which has given the parameters other gradient arrays
+        is_float16 = train.precision == 'float16'
+        self.can_skip = is_float16 and train.loss_scale_policy == 'dynamic'
+        self.loss_scale = LossScale(train.loss_scale if is_float16 else 1.0)
         num_buckets = config.comm.num_buckets
         self.optimizer = Optimizer(trained, config.optimizer, num_buckets, self.can_skip)
         averaged = {t.name: t.exact for t in self.optimizer.tensors} | self.statistics
-        self.ema = MovingAverage(config.train.ema, {f'ema/{n}': a for n, a in averaged.items()})
-        self._positions = nd.arange(plan.local_batch_size, ctx=self.context)
+        self.ema = MovingAverage(train.ema, {f'ema/{n}': a for n, a in averaged.items()})
+
+        # times and counts of the steps
         self.timer = StepTimer(on_exchange, on_step)
         self._num_bytes = self._num_new_bytes = 0
         self._flag_arrays: dict[Flags, NDArray] = {}

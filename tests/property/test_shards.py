@@ -55,7 +55,7 @@ def test_epoch_covers_every_sample_once_in_equal_steps_per_rank(shard, epoch):
     for s, (step, micro) in product(group, passes_of(shard)):
         number = (step, micro) if micro else (step,)  # the first pass is the default
         places, valid = s.positions(*number), s.num_valid(*number)
-        np.testing.assert_array_equal(s.samples(order, *number), order[places])
+        np.testing.assert_array_equal(s.select(order, *number), order[places])
         assert len(places) == shard.local_batch_size
         assert [p < shard.num_counted for p in places] == [i < valid for i in range(len(places))]
     for step in range(shard.steps_per_epoch):

@@ -18,7 +18,7 @@ from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import Failure, note_failure, read_attempts
 
 HOSTS = ('h1', 'h2', 'h3')
-OPTIONS = launch_options('--config', 'c.yaml', '--no-doctor')
+OPTIONS = launch_options('--config', 'c.yaml', '--no-doctor', '--hosts', ','.join(HOSTS))
 
 # A start of the ranks: whether the run begins, steps gained, status in the log, exit code, whether
 # there is a stop request, and the hosts that are unreachable afterwards.
@@ -104,8 +104,7 @@ class Fake:
             say=self.messages.append,
             signals=self,
             options=replace(OPTIONS, **options),
-            place=Placement(self.folder, HOSTS, 1),
-            has_ssh=True,
+            placement=Placement(self.folder, HOSTS, 1),
             batch_job='batch',
             token='token',
         )

@@ -1,18 +1,21 @@
-"""Checks of GPUs with made-up facts: MXNet builds, cards, drivers, libraries and trial
+"""Checks of GPUs with made-up facts: MXNet builds, cards, drivers, libraries, environment and trial
 batches."""
 
 import pytest
 from rank_facts import assert_reads, rank_facts
 
 from mlperf_rn50.doctor.gpu_stack import (
+    check_environment,
     check_gpus,
     check_libraries,
     check_trial,
     cuda_libraries,
+    environment_facts,
     mxnet_facts,
     one_line,
 )
 from mlperf_rn50.doctor.result import Trial
+from mlperf_rn50.system.gpu_env import DEVICE_VARIABLE, SETTINGS, missing_settings, settings_of
 from mlperf_rn50.system.gpus import Gpu
 
 MAPS = """7f1-7f2 r-xp 00000000 08:01 1 /usr/lib/libcuda.so.535.129.03
@@ -208,3 +211,36 @@ def test_successful_trial_batches():
         (warned, 'warning: model.layout: NHWC'),
     ):
         assert_reads(check_trial([row(trial=trial()), second]), expected)
+
+
+CYCLE = 'HOROVOD_CYCLE_TIME'
+
+
+def check_of(*envs, nvidias=()):
+    """Return the check of ranks with these environments, and of further ones of NVIDIA's build."""
+    facts = [environment_facts(e, False) for e in envs]
+    facts += [environment_facts(e, True) for e in nvidias]
+    check = check_environment(
+        [rank_facts(i, f'h{i}', gpu_environment=f) for i, f in enumerate(facts)]
+    )
+    return check.status, check.found, check.fix
+
+
+def test_doctor_lists_settings_and_warns_of_missing_and_differing_ones():
+    env = {DEVICE_VARIABLE: 'gpu', CYCLE: '0.5'}
+    status, found, _ = check_of({**env, **missing_settings(env)})
+    assert status == 'ok' and found.endswith(f'; set by the user: {CYCLE}=0.5')
+    assert found.startswith('set by the program: CUDA_DEVICE_ORDER=PCI_BUS_ID, MXNET_EXEC_BULK')
+    assert check_of(SETTINGS, {k: v for k, v in SETTINGS.items() if k != CYCLE}) == (
+        'warning',
+        f'not set on h1: {CYCLE}',
+        f'export {CYCLE}=0.1, or NVIDIA_MXNET_VERSION',
+    )
+    unlike = check_of(SETTINGS, {**SETTINGS, CYCLE: '5'})
+    assert unlike[:2] == ('warning', f'{CYCLE}=5 on h1, but 0.1 on h0')
+    # h1: a rank started by hand
+    status, found, fix = check_of(nvidias=[settings_of(True), SETTINGS])
+    assert status == 'warning' and found.startswith('not set on h1: MXNET_ENABLE_CUDA_GRAPHS, ')
+    assert fix.endswith('=1 MXNET_CUDNN_WARN_ON_IGNORED_FLAGS=0, or NVIDIA_MXNET_VERSION')
+    # another build
+    assert check_of(SETTINGS, nvidias=[settings_of(True)])[0] == 'ok'

@@ -6,7 +6,7 @@ tests/parallel checks the values of the sums on real ranks.
 import signal
 import subprocess
 import sys
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import mxnet as mx
@@ -39,6 +39,9 @@ class Array:
     def copyto(self, other):
         assert other is not self
         other.is_zero = self.is_zero
+
+    def wait_to_read(self):
+        pass
 
 
 class Horovod:
@@ -130,6 +133,28 @@ def test_counts_and_texts_are_exchanged_on_the_cpu_by_names_for_each_length(open
         assert len(sums) == len(dict(sums)) == 3
         assert comm.gather_object('ü') == ['ü']
     assert [array.context for _, array in calls] == [mx.cpu(0)] * 6
+
+
+@pytest.mark.parametrize('name', ['broadcast', 'average'])
+def test_exchange_is_marked_until_its_sums_are_made(monkeypatch, open_with, name):
+    """A report of a stalled rank then names the ranks that it waits for."""
+    events = []
+
+    @contextmanager
+    def mark():
+        events.append('begin')
+        yield
+        events.append('end')
+
+    monkeypatch.setattr(Array, 'wait_to_read', lambda array: events.append(array))
+    comm = open_with(Horovod(0, 2), 2, exchange=mark)
+    events.clear()  # of the start
+    array = Array(mx.cpu())
+    if name == 'broadcast':
+        comm.broadcast({'a': array})
+    else:
+        comm.average([array])
+    assert events == ['begin', array, 'end']
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
-"""Environment variables: numbers from launchers, one-line errors, settings for GPUs, and values of
-other programs."""
+"""Environment variables: numbers from launchers, one-line errors, and values of other programs."""
 
-import json
 import os
 import platform
 import socket
@@ -11,19 +9,9 @@ from pathlib import Path
 
 import pytest
 from helpers import CLI, ROOT, argv, assert_one_line, run, under_ranks, variables
-from rank_facts import rank_facts
 
-from mlperf_rn50.doctor.gpu_stack import check_environment, environment_facts
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system import launcher_env
-from mlperf_rn50.system.gpu_env import (
-    DEVICE_VARIABLE,
-    NVIDIA_VARIABLE,
-    SET_VARIABLE,
-    SETTINGS,
-    missing_settings,
-    settings_of,
-)
 from mlperf_rn50.system.launcher_env import (
     COMMAND,
     launched_local,
@@ -171,97 +159,6 @@ def test_place_of_a_rank_by_launcher(monkeypatch, text, place):
     assert rank_name() == f'rank {found[0]} on {platform.node()}'
 
 
-# --- GPUs
-
-CYCLE = 'HOROVOD_CYCLE_TIME'
-
-
-def added(**given):
-    """Return the names of the variables that are added to those of a rank on a GPU."""
-    return missing_settings({DEVICE_VARIABLE: 'gpu', **given}).keys()
-
-
-def test_existing_settings_are_kept_and_cpu_runs_get_none():
-    assert missing_settings({DEVICE_VARIABLE: 'gpu', 'PATH': '/bin'}) == {
-        **SETTINGS,
-        SET_VARIABLE: ','.join(SETTINGS),
-    }
-    empty = 'MXNET_CUDNN_AUTOTUNE_DEFAULT'
-    assert SETTINGS.keys() - added(**{CYCLE: '1', empty: ''}) == {CYCLE, empty}
-    once = {DEVICE_VARIABLE: 'gpu', CYCLE: '1'}
-    once |= missing_settings(once)
-    # launch/bind.sh and the program both call it
-    assert missing_settings(once) == {SET_VARIABLE: once[SET_VARIABLE]}
-    kept = 'MXNET_CUDNN_NHWC_BN_HEURISTIC_FWD'
-    assert added(**{NVIDIA_VARIABLE: '24.06', kept: '0'}) == {*settings_of(True), SET_VARIABLE} - {
-        kept
-    }
-    assert settings_of(True).keys() - SETTINGS.keys() == {
-        kept,
-        'MXNET_CUDNN_NHWC_BN_HEURISTIC_BWD',
-        'MXNET_CUDNN_NHWC_BN_ADD_HEURISTIC_FWD',
-        'MXNET_CUDNN_NHWC_BN_ADD_HEURISTIC_BWD',
-        'MXNET_CUDNN_WARN_ON_IGNORED_FLAGS',
-        'MXNET_ENABLE_CUDA_GRAPHS',
-        'MXNET_ASYNC_GPU_ENGINE',
-        'HOROVOD_ENABLE_ASYNC_COMPLETION',
-    }
-    assert missing_settings({}) == missing_settings({DEVICE_VARIABLE: 'cpu'}) == {}
-
-
-def test_variables_are_forwarded_to_remote_ranks():
-    names = {*settings_of(True), NVIDIA_VARIABLE, DEVICE_VARIABLE, SET_VARIABLE}
-    names.add('CUDA_VISIBLE_DEVICES')
-    env = {'PATH': os.environ['PATH'], **dict.fromkeys(names, 'x')}
-    assert {*run([ROOT / 'launch/engines/variables.sh'], env=env).stdout.split()} == names
-
-
-@pytest.mark.parametrize(
-    'device, given',
-    [('gpu', {CYCLE: '2'}), ('gpu', {'OMPI_MCA_btl': 'tcp,self,vader'}), ('cpu', {})],
-)
-def test_settings_reach_a_rank(monkeypatch, device, given):
-    for name in list(os.environ):
-        if name in SETTINGS or name.startswith(('MLPERF_RN50_', 'OMPI_')):
-            monkeypatch.delenv(name)
-    show = 'import json, os; print(json.dumps(dict(os.environ)))'
-    words = under_ranks(1, [sys.executable, '-c', show])
-    seen = json.loads(run_with({**given, DEVICE_VARIABLE: device}, *words).stdout)
-    expected = {**SETTINGS, **given} if device == 'gpu' else {}
-    assert {name: seen[name] for name in SETTINGS if name in seen} == expected
-    assert seen.get(SET_VARIABLE, '') == ','.join(n for n in expected if n not in given)
-
-
-def check_of(*envs, nvidias=()):
-    """Return the check of ranks with these environments, and of further ones of NVIDIA's build."""
-    facts = [environment_facts(e, False) for e in envs]
-    facts += [environment_facts(e, True) for e in nvidias]
-    check = check_environment(
-        [rank_facts(i, f'h{i}', gpu_environment=f) for i, f in enumerate(facts)]
-    )
-    return check.status, check.found, check.fix
-
-
-def test_doctor_lists_settings_and_warns_of_missing_and_differing_ones():
-    env = {DEVICE_VARIABLE: 'gpu', CYCLE: '0.5'}
-    status, found, _ = check_of({**env, **missing_settings(env)})
-    assert status == 'ok' and found.endswith(f'; set by the user: {CYCLE}=0.5')
-    assert found.startswith('set by the program: CUDA_DEVICE_ORDER=PCI_BUS_ID, MXNET_EXEC_BULK')
-    assert check_of(SETTINGS, {k: v for k, v in SETTINGS.items() if k != CYCLE}) == (
-        'warning',
-        f'not set on h1: {CYCLE}',
-        f'export {CYCLE}=0.1, or NVIDIA_MXNET_VERSION',
-    )
-    unlike = check_of(SETTINGS, {**SETTINGS, CYCLE: '5'})
-    assert unlike[:2] == ('warning', f'{CYCLE}=5 on h1, but 0.1 on h0')
-    # h1: a rank started by hand
-    status, found, fix = check_of(nvidias=[settings_of(True), SETTINGS])
-    assert status == 'warning' and found.startswith('not set on h1: MXNET_ENABLE_CUDA_GRAPHS, ')
-    assert fix.endswith('=1 MXNET_CUDNN_WARN_ON_IGNORED_FLAGS=0, or NVIDIA_MXNET_VERSION')
-    # another build
-    assert check_of(SETTINGS, nvidias=[settings_of(True)])[0] == 'ok'
-
-
 # --- variables of MXNet, DALI, Horovod and OpenMP
 
 
@@ -298,7 +195,7 @@ def test_mxnet_gets_one_number_of_threads(text, threads):
         ('MXNET_CUDNN_AUTOTUNE_DEFAULT', '0|1|2', 'off'),
         ('MXNET_GPU_WORKER_NTHREADS', '2', 'two'),
         ('MXNET_ENGINE_TYPE', 'NaiveEngine|ThreadedEngine|ThreadedEnginePerDevice', 'naive'),
-        (CYCLE, '5|0.1|.5|5.', '5ms|nan|-1|1,5|100000'),
+        ('HOROVOD_CYCLE_TIME', '5|0.1|.5|5.', '5ms|nan|-1|1,5|100000'),
         ('HOROVOD_FUSION_THRESHOLD', '0|134217728', '64M|1e6'),
         ('HOROVOD_CACHE_CAPACITY', '0', 'none'),
         ('DALI_AFFINITY_MASK', '0|0,1, 2', 'abc|0-3|0,'),

@@ -62,6 +62,16 @@ def test_stop_within_an_epoch_saves_once_and_its_images_count(
     assert run.progress.images == 8 * expected[-1] and run.progress.train_s > 0
 
 
+def test_stop_after_the_last_step_keeps_the_result_because_no_step_is_left_to_resume(tmp_path):
+    def ask(event, run):
+        if isinstance(event, events.EvalStarted):
+            run.heartbeat.request_stop()
+
+    with tiny_run(tmp_path, CONFIG, ask) as (run, recorder):
+        assert run_to_end(run).status == 'aborted'
+    assert saved_by(run, recorder) == [10]
+
+
 @pytest.mark.parametrize('last_batch, images, filled', [('weight', 76, 0.5), ('wrap', 80, 1)])
 def test_complete_epoch_counts_each_image_and_reports_applied_rates(
     tmp_path, monkeypatch, last_batch, images, filled

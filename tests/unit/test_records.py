@@ -245,7 +245,7 @@ def test_edited_records_are_found_as_they_are_read(tmp_path):
         records.read(position)
     with open(tmp_path / 'train.rec', 'r+b') as f:
         for position in range(40):
-            f.seek(records.place(position)[1] + 12)
+            f.seek(records.location(position)[1] + 12)
             f.write(np.float32(1).tobytes())  # another label
     with pytest.raises(DataError, match=r'train.rec, record \d+: does not match its checksum'):
         for position in range(40):

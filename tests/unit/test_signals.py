@@ -185,6 +185,13 @@ def test_watched_rank_ends_with_its_watcher():
     assert end(process) == (130, '')
 
 
+def test_signal_to_a_watched_rank_itself_is_a_stop_request():
+    process = start(STOPS, HOROVOD_RANK='0', HOROVOD_SIZE='1')
+    [rank] = psutil.Process(process.pid).children()
+    rank.send_signal(TERM)
+    assert end(process) == (75, '')
+
+
 def test_stop_as_the_first_process_of_a_container():
     can_unshare = shutil.which('unshare') and not run(['unshare', '-pf', 'true']).returncode
     skip_for('' if can_unshare else 'a process namespace takes root')

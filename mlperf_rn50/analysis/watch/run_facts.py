@@ -3,7 +3,7 @@
 from operator import itemgetter
 
 from mlperf_rn50.analysis.watch.run_state import STARTING, WAITING, BandPoint, LiveRun, to_json
-from mlperf_rn50.answer import Answer, Cell, Table, number_cell, percent_cell
+from mlperf_rn50.answer import STATUS_LEVELS, Answer, Cell, Table, number_cell, percent_cell
 from mlperf_rn50.text import (
     data_name,
     duration,
@@ -19,12 +19,8 @@ from mlperf_rn50.text import (
 _SLOW = 0.10  # minimum rank skew that is shown as a warning
 _MAX_ROWS = 400  # evaluations in a table
 _MAX_NAMED = 6  # maximum nodes or run numbers listed in a fact
-STATUS_LEVELS = {
-    **dict.fromkeys(('converged', 'running'), 'good'),
-    'interrupted': 'warn',
-    **dict.fromkeys(('aborted', 'failed', 'unreadable'), 'bad'),
-    **dict.fromkeys((WAITING, STARTING), ''),
-}
+# A live run is well while it is running, and an aborted one has missed its target.
+LIVE_LEVELS = STATUS_LEVELS | {'running': 'good', 'aborted': 'bad', WAITING: '', STARTING: ''}
 
 
 def _known(form: str, value: float | str | None) -> str:
@@ -232,7 +228,7 @@ def facts_of(run: LiveRun, price: float | None = None) -> Table:
         'attempts': attempts,
         'other runs': _others(run),
     }
-    levels = {'status': STATUS_LEVELS[run.status]}
+    levels = {'status': LIVE_LEVELS[run.status]}
     if run.standing and run.is_behind:
         levels['reference'] = 'bad'
     if run.skew is not None and run.skew >= _SLOW:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from mlperf_rn50.analysis.sets.run_set import cost_of
 from mlperf_rn50.analysis.watch.run_facts import (
-    STATUS_LEVELS,
+    LIVE_LEVELS,
     epoch_text,
     facts_of,
     run_heading,
@@ -122,7 +122,7 @@ def _overview(runs: Sequence[LiveRun], width: int, price: float | None) -> Table
         step, cost = run.checkpoints.step, cost_of(run.node_hours(), price)
         cells: dict[str, RenderableType] = {
             'run': Text(path),
-            'status': Text(status_word(run), _STYLES[STATUS_LEVELS[run.status]]),
+            'status': Text(status_word(run), _STYLES[LIVE_LEVELS[run.status]]),
             'epoch': epoch_text(run),
             'Top-1': percent(run.evaluations[-1].accuracy) if run.evaluations else '-',
             'images/s': '-' if run.images_per_s is None else f'{run.images_per_s:,.0f}',

@@ -145,9 +145,9 @@ def _find_state(options: Namespace) -> str:
         files = sorted({*map(os.path.realpath, used)})
     elif root.is_dir() and options.source:
         files = [
-            os.path.join(place, name)
-            for place, _, names in walk(root, lambda _: None)
-            if PARTS not in place.removeprefix(str(root))
+            os.path.join(parent, name)
+            for parent, _, names in walk(root, lambda _: None)
+            if PARTS not in parent.removeprefix(str(root))
             for name in names
             if name not in OUTPUTS
         ]

@@ -96,10 +96,10 @@ def _entries(others: Counter[str]) -> list[str]:
     ]
 
 
-def unused(place: Path, others: Counter[str]) -> list[str]:
+def unused(path: Path, others: Counter[str]) -> list[str]:
     """Return a line on the entries of a folder or archive that are not used, or none if there are
     none."""
-    return [f'{place}: not used: {some(_entries(others), 20)}'] if others else []
+    return [f'{path}: not used: {some(_entries(others), 20)}'] if others else []
 
 
 def contents(folder: Path) -> str:
@@ -163,7 +163,7 @@ def _split(images: dict[str, list[Sample]], fraction: float) -> list[dict[str, l
     the other part, except from or to a part that would otherwise be empty.
     """
 
-    def place(image: Sample) -> float:
+    def share_of(image: Sample) -> float:
         name = os.fsencode('/'.join(image.name.split('/')[-2:]))
         return int.from_bytes(hashlib.sha256(name).digest()[:8], 'big') / 2**64
 
@@ -173,9 +173,9 @@ def _split(images: dict[str, list[Sample]], fraction: float) -> list[dict[str, l
             raise DataError(
                 f'--validation: got 1 image in {name}/, expected 2 or more in each class'
             )
-        num_below = sum(place(image) < fraction for image in of_class)
+        num_below = sum(share_of(image) < fraction for image in of_class)
         num_held = max(1, min(num_below, len(of_class) - 1))
-        held = {*sorted(of_class, key=place)[:num_held]}
+        held = {*sorted(of_class, key=share_of)[:num_held]}
         for part, is_held in zip(parts, (False, True)):
             part[name] = [image for image in of_class if (image in held) == is_held]
     return parts
@@ -214,9 +214,9 @@ def folder(source: Path, name: str, fraction: float | None = None) -> Dataset:
         (train_images, notes), (val_images, more) = read_classes(train), read_classes(val)
         notes += more
         if single := sorted({*train_images} ^ {*val_images}):
-            place = train if single[0] in train_images else val
+            only_in = train if single[0] in train_images else val
             raise DataError(
-                f'--source: class {apart(single)[0]} is only in {place}, expected it in both '
+                f'--source: class {apart(single)[0]} is only in {only_in}, expected it in both '
                 'splits; add, rename or remove it'
             )
     if train:
@@ -261,8 +261,8 @@ def _record_samples(rec: Path) -> tuple[list[Sample], list[str]]:
             where = f'{rec.name}, record {position}'
             record = parse_record(os.pread(f.fileno(), length, start), f'{rec.parent}/{where}')
             name = names.get(record.sample_id, where)
-            place = {'path': str(rec), 'offset': start, 'size': length}
-            samples.append(Sample(record.label, name, **place, is_record=True))
+            location = {'path': str(rec), 'offset': start, 'size': length}
+            samples.append(Sample(record.label, name, **location, is_record=True))
             found.add(record.sample_id)
     if lst.exists() and (unlisted := found - names.keys()):
         raise DataError(

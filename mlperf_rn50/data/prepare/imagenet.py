@@ -27,12 +27,12 @@ _MAX_TEXT_BYTES = 1 << 28
 
 
 def _members(
-    file: BinaryIO, place: str, part: tuple[int, int], endings: tuple[str, ...]
+    file: BinaryIO, where: str, part: tuple[int, int], endings: tuple[str, ...]
 ) -> tuple[list[Sample], Counter[str]]:
     """Return the files with these endings in a tar, in order of name, and numbers of other entries.
 
     Args:
-        place: path for messages.
+        where: path for messages.
         part: start and end of the tar in the file, in bytes.
     """
     samples, others = dict[str, Sample](), Counter[str]()
@@ -68,12 +68,12 @@ def _members(
             raise tarfile.TarError(f'it is cut or has a hole at byte {tar.offset - part[0]}')
     except TAR_ERRORS as e:
         raise DataError(
-            f'imagenet: {place}: not a readable, uncompressed tar ({" ".join(str(e).split())}); '
+            f'imagenet: {where}: not a readable, uncompressed tar ({" ".join(str(e).split())}); '
             'decompress it, pack it again or download it again'
         ) from e
     if not samples:
         raise DataError(
-            f'imagenet: {place}: got {some([*others], 5) or "nothing"}, expected files such as '
+            f'imagenet: {where}: got {some([*others], 5) or "nothing"}, expected files such as '
             f'{endings[0]} in it; pack it again or download it again'
         )
     return sorted(samples.values(), key=lambda s: s.name), others

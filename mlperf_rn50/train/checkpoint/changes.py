@@ -67,8 +67,8 @@ def recorded_changes(run: RunFolder) -> dict[str, Any]:
 def kept_changes(run: RunFolder, config: Config) -> list[str]:
     """Return the keys of recorded_changes that still have these values."""
     tree, changed = to_tree(config), recorded_changes(run)
-    places = {key: key.split('.') for key in KEYS if key in changed}
-    return [key for key, (section, name) in places.items() if tree[section][name] == changed[key]]
+    paths = {key: key.split('.') for key in KEYS if key in changed}
+    return [key for key, (section, name) in paths.items() if tree[section][name] == changed[key]]
 
 
 def check_changes(changes: Sequence[Change], allowed: Sequence[str], where: str) -> None:

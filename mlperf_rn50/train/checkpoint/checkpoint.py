@@ -89,7 +89,9 @@ def _unseal(text: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f'state.json holds a {type(content).__name__}, expected an object')
     content.pop('sha256', None)
-    is_whole, version = seal(content) == text, content.get('format')
+    is_whole = seal(content) == text
+    version = content.get('format')
+    # The format of a damaged file may be wrong itself.
     if version in _UNSEALED or is_whole and version != FORMAT:
         raise CheckpointError(
             f'got format {str(version)[:20]}, expected {FORMAT}; resume with the program version '
@@ -177,7 +179,8 @@ def _load(path: Path) -> tuple[Progress, TrainerState]:
         progress, trainer = parse_state(described['state'])
         if is_checkpoint_name(path.name) and progress.step != step_of(path):
             raise ValueError(f'step: got {progress.step}, expected {step_of(path)} as in its name')
-        data, expected = read_bytes(path / 'arrays.npz'), str(described['arrays_sha256'])
+        data = read_bytes(path / 'arrays.npz')
+        expected = str(described['arrays_sha256'])
         got = hashlib.sha256(data).hexdigest()
         if expected != got:
             raise ValueError(
@@ -196,14 +199,13 @@ def _load(path: Path) -> tuple[Progress, TrainerState]:
 
 def check_arrays(path: Path, arrays: Arrays, expected: dict[str, tuple[int, ...]]) -> None:
     """Raise CheckpointError unless the names and shapes of the arrays are as expected."""
-    for kind, names in (
-        ('missing', expected.keys() - arrays),
-        ('unexpected', arrays.keys() - expected),
-    ):
-        for name in sorted(names):
-            raise CheckpointError(
-                f'{path}: {name} is {kind}; this checkpoint is for a different model or optimizer'
-            )
+    missing, unexpected = expected.keys() - arrays, arrays.keys() - expected
+    if missing or unexpected:
+        name = min(missing or unexpected)
+        kind = 'missing' if missing else 'unexpected'
+        raise CheckpointError(
+            f'{path}: {name} is {kind}; this checkpoint is for a different model or optimizer'
+        )
     for name, shape in expected.items():
         if arrays[name].shape != shape:
             raise CheckpointError(

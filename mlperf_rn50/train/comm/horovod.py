@@ -116,6 +116,11 @@ def _copy(sources: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
             source.copyto(target)
 
 
+def _wait_for(arrays: Sequence[NDArray]) -> None:
+    for array in arrays:
+        array.wait_to_read()
+
+
 def _set_to_minus_0(arrays: Sequence[NDArray]) -> None:
     """Fill arrays with -0, because adding it changes no bit of any number."""
     for array in arrays:
@@ -175,9 +180,9 @@ class HorovodComm(Comm):
 
         check_controller(os.environ, hvd.mpi_built(), hvd.gloo_built())
         size = launched_size() or 1
-        requested = [
-            ranks for n in (size, *subset_sizes) if n <= size for ranks in find_sets(n, num_sharing)
-        ]
+        sizes = [n for n in (size, *subset_sizes) if n <= size]
+        requested = [ranks for n in sizes for ranks in find_sets(n, num_sharing)]
+        # Horovod itself has the set of all ranks.
         sets = {ranks: hvd.ProcessSet(list(ranks)) for ranks in requested if len(ranks) < size}
         before = set(thread_ids())
         with exchange():
@@ -187,7 +192,9 @@ class HorovodComm(Comm):
         for thread in sorted(self.threads, key=int)[:1]:
             threading.Thread(target=end_without, args=(thread,), daemon=True).start()
         self._exchange = exchange
-        self._hvd, self.compression, self._num_sharing = hvd, compression, num_sharing
+        self._hvd = hvd
+        self.compression = compression
+        self._num_sharing = num_sharing
         self._sets = {**sets, range(size): hvd.global_process_set}
         self._turns = cycle(range(_MAX_IN_BACKGROUND))
         self._host_cache: dict[str, list[NDArray]] = {}
@@ -206,6 +213,7 @@ class HorovodComm(Comm):
         name = f'broadcast/{min(arrays)}'
         with self._exchange():
             self._sum(ordered, name)
+            _wait_for(ordered)
         self._host_cache.pop(name, None)  # free host memory that is rarely needed
 
     def average_gradients(self, grads, bucket=0):
@@ -233,6 +241,7 @@ class HorovodComm(Comm):
     def average(self, arrays):
         with self._exchange():
             self._sum(arrays, 'average')
+            _wait_for(arrays)
         for array in arrays:
             array /= self.world_size
 

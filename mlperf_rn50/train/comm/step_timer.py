@@ -35,8 +35,8 @@ COLUMNS = (*PHASES, 'read', 'decode', 'hidden')
 # engine.
 _SAMPLING_STEPS = 16
 StampFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
-# Context::CPU(), kCPUPrioritized of MXNet's engine.h
-_CPU, _PRIORITIZED = (ctypes.c_int * 2)(1, 0), ctypes.c_int(3)
+_CPU = (ctypes.c_int * 2)(1, 0)  # Context::CPU()
+_PRIORITIZED = ctypes.c_int(3)  # kCPUPrioritized of MXNet's engine.h
 
 
 class Marks(NamedTuple):
@@ -143,6 +143,10 @@ def time_step(
     return spans, [*phases, share * marks.read_s, share * marks.decode_s, hidden_s]
 
 
+def _handles(arrays: Sequence[mx.nd.NDArray]) -> ctypes.Array:
+    return (ctypes.c_void_p * len(arrays))(*(a.handle for a in arrays))
+
+
 class StepTimer:
     """Timer of a rank's steps; with gradient accumulation, waiting for data of later passes counts
     as computing."""
@@ -182,7 +186,7 @@ class StepTimer:
     def stamp(self, written: mx.nd.NDArray) -> int:
         """Let MXNet's engine read the clock when an array has been written; return the number of
         the stamp."""
-        return self.push_stamp([written], [])
+        return self._push_stamp(read=[written])
 
     def separate(self, arrays: Sequence[mx.nd.NDArray]) -> int:
         """Let MXNet's engine read the clock when arrays have been written, and only then start
@@ -191,17 +195,27 @@ class StepTimer:
         No thread waits. So the updates of a single rank follow its backward pass, and their time is
         known.
         """
-        return self.push_stamp([], arrays)
+        return self._push_stamp(written=arrays)
 
-    def push_stamp(self, read: Sequence[mx.nd.NDArray], written: Sequence[mx.nd.NDArray]) -> int:
+    def _push_stamp(
+        self, read: Sequence[mx.nd.NDArray] = (), written: Sequence[mx.nd.NDArray] = ()
+    ) -> int:
+        """Push the stamp as an operation that reads or writes arrays, which orders it among the
+        others."""
         self._num_stamps += 1
-        number, push = ctypes.c_void_p(self._num_stamps), mx.base._LIB.MXEnginePushSyncND
-        arrays: list[Any] = []
-        for each in (read, written):
-            handles = (ctypes.c_void_p * len(each))(*(a.handle for a in each))
-            arrays += [handles, len(each)]
-        place, priority = ctypes.byref(_CPU), ctypes.byref(_PRIORITIZED)
-        code = push(self.thread.function, number, None, place, *arrays, priority, 0, b'stamp')
+        code = mx.base._LIB.MXEnginePushSyncND(
+            self.thread.function,
+            ctypes.c_void_p(self._num_stamps),  # its second argument
+            None,  # nothing to delete afterwards
+            ctypes.byref(_CPU),
+            _handles(read),
+            len(read),
+            _handles(written),
+            len(written),
+            ctypes.byref(_PRIORITIZED),
+            0,  # priority among operations of this kind
+            b'stamp',
+        )
         mx.base.check_call(code)
         return self._num_stamps
 

@@ -17,7 +17,19 @@ from mlperf_rn50.system.launcher_env import launched_rank
 
 T = TypeVar('T')
 _NUM_STEPS = 64  # last steps whose times are kept
-_NUMBERS = 'beats phase step reading calling calls computed exchanging stop_requested stopped_ms'
+# Numbers that a rank and its watcher share.
+_NUMBERS = (
+    'beats',  # signs of life
+    'phase',  # index in PHASES
+    'step',  # completed steps
+    'reading',  # 1 while the rank waits for a batch
+    'calling',  # 1 while the loop waits for all ranks
+    'calls',  # such waits so far
+    'computed',  # steps computed up to their gradient exchange
+    'exchanging',  # 1 during a gradient exchange
+    'stop_requested',
+    'stopped_ms',  # time for which the rank was stopped (SIGSTOP)
+)
 WAITING = 'waiting'
 # Phases of a rank, each with the key in section comm that limits the time without a sign of life.
 PHASES = {
@@ -43,10 +55,10 @@ class RankState:
 
 
 class _Shared(ctypes.Structure):
-    """Numbers shared by a rank and its watcher; each is written by a single thread."""
+    """Memory shared by a rank and its watcher; each number is written by a single thread."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in _NUMBERS.split()),
+        *((name, ctypes.c_int64) for name in _NUMBERS),
         ('spans', ctypes.c_double * 7 * _NUM_STEPS),
     ]
 

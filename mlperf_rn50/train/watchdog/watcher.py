@@ -97,30 +97,31 @@ def assess(health: Health, now: float) -> tuple[Action, str]:
     return Action.END_AND_EXPLAIN, f'no progress for {silent_s:.0f} s (comm.{PHASES[health.phase]})'
 
 
+@dataclass
 class Watcher:
-    """Watcher of one rank; see run_watched. stacks: pipe from which to read the stacks of the
-    rank."""
+    """Watcher of one rank; see run_watched.
 
-    def __init__(
-        self,
-        pid: int,
-        heartbeat: Heartbeat,
-        limits_s: Mapping[str, float],
-        folder: Path | None,
-        can_stop: bool,
-        stacks: int,
-        parent: int,
-    ):
-        self._pid, self._heartbeat, self._limits_s = pid, heartbeat, limits_s
-        self._can_stop, self._folder, self._stacks = can_stop, folder, stacks
-        self._parent = parent  # getppid() may have changed since
-        self._start_s, self._refreshed_at = time.time(), time.monotonic()
-        phase = heartbeat.phase
-        self.health = Health(launched_rank(), phase, limits_s[phase], self._refreshed_at)
+    stacks: pipe from which to read the stacks of the rank. parent: process of the engine, because
+    getppid() may have changed since.
+    """
+
+    pid: int
+    heartbeat: Heartbeat
+    limits_s: Mapping[str, float]
+    folder: Path | None
+    can_stop: bool
+    stacks: int
+    parent: int
+
+    def __post_init__(self) -> None:
+        self._start_s = time.time()
+        self._refreshed_at = time.monotonic()
+        phase = self.heartbeat.phase
+        self.health = Health(launched_rank(), phase, self.limits_s[phase], self._refreshed_at)
         self._stop_requests = StopRequests()
         self._is_ended = self._has_lost_engine = False
         self._cgroup = cgroup.memory_cgroup()
-        self._memory = out_of_memory.take_sample(pid, self._cgroup)
+        self._memory = out_of_memory.take_sample(self.pid, self._cgroup)
         self._kills = deque([self._memory.num_kills], _NUM_KILL_SAMPLES)
 
     def wait(self) -> int:
@@ -129,7 +130,7 @@ class Watcher:
         while True:
             signal.sigtimedwait([signal.SIGCHLD], _POLL_S)
             self._check_engine()  # first, because Open MPI ends a rank whose daemon has ended
-            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 return self.exit_code(status)
             self.refresh()
@@ -143,7 +144,7 @@ class Watcher:
                 return EXIT_FAILED
 
     def refresh(self) -> None:
-        now, heartbeat, health = time.monotonic(), self._heartbeat, self.health
+        now, heartbeat, health = time.monotonic(), self.heartbeat, self.health
         if health.is_stopped:  # SIGCHLD wakes this process when the rank is stopped or continues
             heartbeat.add_stopped_s(now - self._refreshed_at)
         self._refreshed_at = now
@@ -153,12 +154,12 @@ class Watcher:
         self.health = replace(
             health,
             phase=heartbeat.phase,
-            limit_s=self._limits_s[heartbeat.phase],
-            is_stopped=stall_report.is_stopped(self._pid),
+            limit_s=self.limits_s[heartbeat.phase],
+            is_stopped=stall_report.is_stopped(self.pid),
         )
 
     def _check_engine(self) -> None:
-        if os.getppid() == self._parent or self.health.orphaned_at is not None:
+        if os.getppid() == self.parent or self.health.orphaned_at is not None:
             return
         # After a stop request, the launcher has ended the ranks.
         if self._has_lost_engine or not self._stop_requests.is_requested:
@@ -166,27 +167,27 @@ class Watcher:
                 'the engine (mpirun, horovodrun or srun) on this host has ended', is_outside=True
             )
         self.health = replace(self.health, orphaned_at=time.monotonic())
-        self._heartbeat.request_stop()  # the rank takes a checkpoint if the other ranks are alive
+        self.heartbeat.request_stop()  # the rank takes a checkpoint if the other ranks are alive
 
     def _sample_memory(self) -> None:
-        sample = out_of_memory.take_sample(self._pid, self._cgroup, self._memory)
+        sample = out_of_memory.take_sample(self.pid, self._cgroup, self._memory)
         self._kills.append(sample.num_kills)
         self._memory = replace(sample, num_kills=self._kills[0])
 
     def _on_signal(self, number: int, _: object) -> None:
         # If the engine dies, the launcher's guard stops the ranks, often before the watcher looks
         # at the engine again.
-        if not self._stop_requests.is_requested and os.getppid() != self._parent:
+        if not self._stop_requests.is_requested and os.getppid() != self.parent:
             self._has_lost_engine = True
-        self._heartbeat.request_stop()
+        self.heartbeat.request_stop()
         self._stop_requests.add(number, time.monotonic())
-        if self._stop_requests.is_forced or not self._can_stop:
+        if self._stop_requests.is_forced or not self.can_stop:
             self._is_ended = True
             self._kill()
 
     def _kill(self) -> None:
         with suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
+            os.kill(self.pid, signal.SIGKILL)
 
     def exit_code(self, status: int) -> int:
         if self._is_ended:
@@ -207,7 +208,7 @@ class Watcher:
 
     def _causes(self, number: int) -> list[str]:
         """Return the known causes of the death of the rank by a signal."""
-        after = out_of_memory.take_sample(self._pid, self._cgroup, self._memory)
+        after = out_of_memory.take_sample(self.pid, self._cgroup, self._memory)
         memory = out_of_memory.explain_death(number, self._memory, after, launched_local()[1])
         causes = [memory] if memory else []
         if number == signal.SIGBUS:
@@ -216,10 +217,10 @@ class Watcher:
         return causes
 
     def _record(self) -> str:
-        if self._folder is None or self.health.is_stopped:
+        if self.folder is None or self.health.is_stopped:
             return ''
-        state, steps = self._heartbeat.state(), self._heartbeat.last_steps()
-        work = partial(stall_report.record, self._folder, state, self._pid, self._stacks, steps)
+        state, steps = self.heartbeat.state(), self.heartbeat.last_steps()
+        work = partial(stall_report.record, self.folder, state, self.pid, self.stacks, steps)
         return stall_report.run_limited(_RECORD_LIMIT_S, work)
 
     def _describe_stall(self) -> str:
@@ -229,34 +230,34 @@ class Watcher:
         text = ', waiting for another rank or for its data'
         if stacks and (found := stall_report.run_limited(_READ_LIMIT_S, self._explain)):
             text = f': {found}'
-        if not self._heartbeat.has_started:
+        if not self.heartbeat.has_started:
             full = stall_report.run_limited(_READ_LIMIT_S, stall_report.full_folders)
             text += f'; {full}' if full else ''
         return f'{text}; stacks: {stacks}' if stacks else text
 
     def _explain(self) -> str:
-        assert self._folder
-        own = self._heartbeat.state()
-        states = stall_report.read_states(self._folder, self._start_s)
+        assert self.folder
+        own = self.heartbeat.state()
+        states = stall_report.read_states(self.folder, self._start_s)
         others = [s for s in states if s.rank != own.rank]
         return stall_report.explain(own, others, launched_size() or 1)
 
     def _end(self, reason: str) -> None:
-        where = str(self._heartbeat)
+        where = str(self.heartbeat)
         self._kill()
         self._report(reason, where, self.health.is_stopped)
         end = time.monotonic() + _GRACE_S  # a rank that waits for storage may never end
-        while not os.waitpid(self._pid, os.WNOHANG)[0] and time.monotonic() < end:
+        while not os.waitpid(self.pid, os.WNOHANG)[0] and time.monotonic() < end:
             time.sleep(0.05)
 
     def _report(self, reason: str, where: str | None = None, is_outside: bool = False) -> None:
         if self.health.orphaned_at is None:
             cause = reason.partition(';')[0]
             silent_s = time.monotonic() - self.health.beat_at
-            note = partial(stall_report.note_failed, self._folder, cause, is_outside, silent_s)
+            note = partial(stall_report.note_failed, self.folder, cause, is_outside, silent_s)
             stall_report.run_limited(_READ_LIMIT_S, note)
         with suppress(OSError):  # the terminal may be gone
-            print_stderr(f'mlperf-rn50: {rank_name()}, {where or self._heartbeat}: {reason}')
+            print_stderr(f'mlperf-rn50: {rank_name()}, {where or self.heartbeat}: {reason}')
 
 
 def run_rank(program: Callable[[Heartbeat], int], heartbeat: Heartbeat, can_stop: bool) -> int:
@@ -282,8 +283,9 @@ def run_watched(
 ) -> int:
     """Run a rank in a forked process and watch it; return its exit code in both processes.
 
-    The watcher turns STOP_SIGNALS into a stop request of the heartbeat, which the rank reads; they
-    are blocked in the rank. A forced stop request (see StopRequests) ends the rank at once.
+    The watcher turns STOP_SIGNALS into a stop request of the heartbeat, which the rank reads. Those
+    that reach the rank itself wait until run_rank handles them in the same way; without can_stop,
+    they stay blocked. A forced stop request (see StopRequests) ends the rank at once.
 
     Args:
         limits_s: time without a sign of life before a rank is ended, by phase; 0 disables the
@@ -294,13 +296,23 @@ def run_watched(
     heartbeat, parent = Heartbeat(), os.getppid()
     stacks_reader, stacks_writer = os.pipe()
     reader, writer = os.pipe()
-    # Those that arrive now wait for the watcher's handlers, and SIGCHLD for its loop.
+    # Those that arrive now wait for the handlers of watcher and rank, and SIGCHLD for the watcher's
+    # loop.
     signal.pthread_sigmask(signal.SIG_BLOCK, [*STOP_SIGNALS, signal.SIGCHLD])
     pid = os.fork()
     if pid:
         os.close(reader)  # the writer stays open until this process ends
         os.close(stacks_writer)
-        return Watcher(pid, heartbeat, limits_s, folder, can_stop, stacks_reader, parent).wait()
+        watcher = Watcher(
+            pid,
+            heartbeat,
+            limits_s,
+            folder=folder,
+            can_stop=can_stop,
+            stacks=stacks_reader,
+            parent=parent,
+        )
+        return watcher.wait()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
     os.close(writer)
     os.close(stacks_reader)
@@ -335,7 +347,8 @@ def _prepare_rank(heartbeat: Heartbeat, reader: int, stacks: int, folder: Path |
 def _end_with_watcher(heartbeat: Heartbeat, reader: int, folder: Path | None) -> None:
     """Wait in a thread for the end of the watcher, report it, and end the rank."""
     os.read(reader, 1)
-    # After a stop request or signal, the launcher has reported the reason.
+    # After a stop request, or a signal that is blocked in this rank, the launcher has reported the
+    # reason.
     if not heartbeat.is_stop_requested and not signal.sigpending() & set(STOP_SIGNALS):
         text = 'the watcher was killed (SIGKILL, or out of memory); the rank ends with it'
         with suppress(OSError):  # the terminal may be gone
