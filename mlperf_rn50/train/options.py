@@ -146,14 +146,14 @@ class CheckpointConfig:
         period_epochs: epochs between two checkpoints; 0 disables them. A stop request always writes
             one.
         period_steps: steps between two additional checkpoints; 0 disables them.
-        period_s: write an additional checkpoint if none was written for this long; 0 disables
-            these.
+        period_s: seconds without a checkpoint after which an additional one is written; 0 disables
+            these, and auto chooses them from the cost of a checkpoint and the faults so far.
         keep: number of newest checkpoints to keep.
     """
 
     period_epochs: int = free_option(1, FROM_0, 'epochs')
     period_steps: int = free_option(0, FROM_0, 'steps')
-    period_s: float = free_option(600.0, FROM_0, 's')
+    period_s: float | Literal['auto'] = free_option(600.0, FROM_0, 's')
     keep: int = free_option(2, ABOVE_0, 'checkpoints')
 
 

@@ -111,6 +111,9 @@ def test_stop_request_during_start_up_stops_after_first_steps_and_resumes(
     assert '"run_stop"' in log and '"aborted"' in log
     assert_aborted(call('train', '--resume', tmp_path))
     assert_same_end(tmp_path, ended, 10)
+    parts = read_goodput(read_run(tmp_path / 'result_0.txt')).parts
+    assert parts['paused'] > 0 and parts['start_up'] > 0
+    assert parts['waiting'] == parts['stalled'] == parts['steps_repeated'] == 0
 
 
 @pytest.mark.parametrize(
