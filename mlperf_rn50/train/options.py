@@ -123,10 +123,11 @@ class CommConfig:
         compression: none, or fp16 (exchange gradients in 16 bits).
         num_buckets: parts in which gradients are exchanged, at least one per dtype, each as soon as
             it is computed.
-        stall_limit_s: end a run if a rank gives no sign of life for this long in training; 0
-            disables the limit.
+        stall_limit_s: end a run if a rank gives no sign of life for this long in training, or for a
+            shorter limit learned from the run; 0 disables it.
         start_limit_s: stall limit while the ranks connect and before the first step; 0 disables it.
-        eval_limit_s: stall limit in an evaluation; 0 disables it.
+        eval_limit_s: stall limit in an evaluation, or a shorter one learned from the run; 0
+            disables it.
         checkpoint_limit_s: stall limit in a checkpoint and the first step after it; 0 disables it.
     """
 
