@@ -218,9 +218,6 @@ def report_resumption(run: TrainingRun, loaded: LoadedCheckpoint) -> None:
     if progress.data_sha256 and not before.data_sha256:
         text = 'the images were not compared, because the checkpoint has no digest of them'
         run.emit(events.Noted(text))
-    for resume in clock.resumes[-1:]:
-        stall = PartRecord('stall', resume.stopped_s, resume.stalled_s)
-        run.emit(events.PartEnded(stall))
     run.emit(
         events.Resumed(
             run.plan,
@@ -235,3 +232,6 @@ def report_resumption(run: TrainingRun, loaded: LoadedCheckpoint) -> None:
             changes=find_changes(before.config, run.plan.config),
         )
     )
+    for resume in clock.resumes[-1:]:
+        stall = PartRecord('stall', resume.stopped_s, resume.stalled_s)
+        run.emit(events.PartEnded(stall))

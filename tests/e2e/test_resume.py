@@ -53,8 +53,8 @@ def assert_same_end(run_dir, whole_dir, step=20):
     assert got == expected
 
 
-# of a run without a failure that names its time, or an evaluation after its last checkpoint
-NOT_OF_A_KILL = 'paused', 'stalled', 'evaluation_repeated'
+# none of these if a run is killed right after a checkpoint
+NOT_OF_A_KILL = 'paused', 'stalled', 'evaluation_repeated', 'steps_repeated'
 
 
 def assert_parts_add_up(run_dir):
