@@ -25,6 +25,7 @@ from helpers import call, run
 from mlperf_rn50.analysis.run_data import load_run
 from mlperf_rn50.analysis.watch.follower import Follower
 from mlperf_rn50.files import LineFile
+from mlperf_rn50.mllog.elapsed import SKEW_S
 from mlperf_rn50.mllog.goodput import PARTS, read_goodput
 from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.runfolder.jsonl import read_lines
@@ -62,9 +63,9 @@ def assert_parts_add_up(run_dir):
     same parts of it."""
     log = read_run(run_dir / 'result_0.txt')
     (*_, (_, end)) = read_lines(run_dir / 'metrics.jsonl', EndRecord)
-    assert log.time_to_train_s == pytest.approx(end.time_to_train_s, abs=0.5)
+    assert log.time_to_train_s == pytest.approx(end.time_to_train_s, abs=SKEW_S)
     assert sum(end.elapsed_parts.values()) == pytest.approx(end.time_to_train_s, abs=0.01)
-    assert log.elapsed == pytest.approx(list(end.elapsed_parts.values()), abs=0.5)
+    assert log.elapsed == pytest.approx(list(end.elapsed_parts.values()), abs=SKEW_S)
     assert log.elapsed.fault_to_resume_s > 0 and log.elapsed.paused_s == 0
     goodput = read_goodput(log)
     begun_s = goodput.parts['start_up'] + goodput.parts['waiting'] - log.elapsed.fault_to_resume_s
