@@ -217,7 +217,7 @@ def _check_key(name: str, key: Field, value: Any) -> None:
             isinstance(part, int) and abs(part) >= _MAX_WHOLE,
             f'{name}: got a number with {len(str(part))} digits, expected at most 18',
         )
-        if bounds and part is not None:
+        if bounds and part is not None and not isinstance(part, str):
             refuse(
                 not (math.isfinite(part) and bounds.holds(part)),
                 f'{name}: got {part}, expected {bounds.text}',

@@ -33,10 +33,11 @@ def type_text(type_: Any) -> str:
     if get_origin(type_) is tuple:
         parts = get_args(type_)
         return f'list of {"" if ... in parts else f"{len(parts)} "}{type_text(parts[0])}s'
-    args = [a for a in get_args(type_) if a is not type(None)]
-    if args:
-        return f'{type_text(args[0]).replace(" or ", ", ")} or null'
-    return {bool: 'true or false', int: 'whole number', float: 'number', str: 'text'}[type_]
+    if args := get_args(type_):
+        *first, last = (type_text(a).replace(' or ', ', ') for a in args)
+        return f'{", ".join(first)} or {last}'
+    names = {bool: 'true or false', int: 'whole number', float: 'number', str: 'text'}
+    return names.get(type_, 'null')
 
 
 def takes_text(key: dataclasses.Field) -> str:

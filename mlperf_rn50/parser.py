@@ -5,6 +5,7 @@ import re
 import textwrap
 from argparse import Action, ArgumentParser, ArgumentTypeError, HelpFormatter
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
@@ -41,6 +42,34 @@ def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+DRILLS = ('kill', 'stop', 'hang', 'full-disk')
+DRILL_FORM = 'KIND:rank<R>@step<S>'
+
+
+@dataclass(frozen=True)
+class Drill:
+    """A fault that a user requests, to test a site before a long job: of a rank, after a step
+    (counted from 1)."""
+
+    kind: str
+    rank: int
+    step: int
+
+    def __str__(self) -> str:
+        return f'{self.kind}:rank{self.rank}@step{self.step}'
+
+
+def parse_drill(text: str) -> Drill:
+    """Return the fault of --drill, such as kill:rank3@step200; raise ConfigError."""
+    m = re.fullmatch(f'({"|".join(DRILLS)}):rank([0-9]{{1,6}})@step([1-9][0-9]{{0,11}})', text)
+    if not m:
+        raise ConfigError(
+            f'--drill: got {text}, expected {DRILL_FORM}, such as kill:rank3@step200, where KIND '
+            f'is {", ".join(DRILLS[:-1])} or {DRILLS[-1]}'
+        )
+    return Drill(m[1], rank=int(m[2]), step=int(m[3]))
 
 
 class _HelpFormatter(HelpFormatter):

@@ -22,6 +22,7 @@ from mlperf_rn50 import config as cfg
 from mlperf_rn50.cli.parsers import add_run_options, config_parser
 from mlperf_rn50.cli.terminal import width_of
 from mlperf_rn50.errors import EXIT_CODES, EXIT_OK, ConfigError
+from mlperf_rn50.parser import DRILL_FORM, parse_drill
 
 if TYPE_CHECKING:
     from jsonargparse import Namespace
@@ -53,6 +54,13 @@ def add_options(parser: Any) -> None:
         help='print the value of a key, such as run.dir, and exit',
     )
     add('--ranks', type=int, metavar='N', help='number of ranks for --dry-run')
+    add(
+        '--drill',
+        metavar=DRILL_FORM,
+        type=str,
+        help='cause a fault of a rank (kill, stop, hang, full-disk) after a step, to test a site '
+        'before a long job',
+    )
 
 
 def parse_command(argv: Sequence[str]) -> tuple[Namespace, cfg.Config, Any, Sequence[str]]:
@@ -68,6 +76,8 @@ def parse_command(argv: Sequence[str]) -> tuple[Namespace, cfg.Config, Any, Sequ
         raise ConfigError(
             '--resume, --config: got both, expected one; a resumed run has its own configuration'
         )
+    if options.drill:
+        options.drill = parse_drill(options.drill)
     allowed = parse_allowed(options.allow_changed)
     config, resume = load_config(options, argv, parser)
     kept = kept_changes(resume[0], config) if resume else []
@@ -95,7 +105,7 @@ def run(argv: Sequence[str]) -> int:
     if not resume and not launched_rank() and (text := describe_unfinished(Path(config.run.dir))):
         print_stderr(f'mlperf-rn50: {text}')
     return in_rank(
-        lambda heartbeat: _train(config, resume, options.elastic, allowed, heartbeat),
+        lambda heartbeat: _train(config, resume, options, allowed, heartbeat),
         config,
         can_stop=True,
         run_dir=resume[0].dir if resume else None,
@@ -153,7 +163,11 @@ def _value_of(config: cfg.Config, key: str) -> Any:
 
 
 def _train(
-    config: cfg.Config, resume: Any, is_elastic: bool, allowed: Sequence[str], heartbeat: Heartbeat
+    config: cfg.Config,
+    resume: Any,
+    options: Namespace,
+    allowed: Sequence[str],
+    heartbeat: Heartbeat,
 ) -> int:
     from mlperf_rn50.analysis.recipe.differences import find_deviations
     from mlperf_rn50.cli.ranks import open_ranks
@@ -167,9 +181,10 @@ def _train(
         comm,
         heartbeat,
         resume=resume,
-        is_elastic=is_elastic,
+        is_elastic=options.elastic,
         allowed=allowed,
         warnings=warnings,
+        drill=options.drill,
     )
     end, folder = train(job)
     if comm.rank == 0:

@@ -15,7 +15,7 @@ from typing import TextIO
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.launch.hosts import Host, load_hostfile, parse_host, parse_hosts
-from mlperf_rn50.parser import Parser, whole_number
+from mlperf_rn50.parser import DRILL_FORM, Drill, Parser, parse_drill, whole_number
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.system.gpu_env import DEVICE_VARIABLE
 from mlperf_rn50.system.launcher_env import COMMAND, print_stderr
@@ -45,6 +45,7 @@ class Options:
     restarts: int
     elastic: bool
     resume: bool | str
+    drill: Drill | None
     doctor: bool
     hosts: Sequence[Host]
     image: str | None
@@ -137,6 +138,12 @@ def launch_parser(name: str, description: str, has_hosts: bool, image_option: st
         nargs='?',
         const=True,
         default=False,
+    )
+    add(
+        f'--drill {DRILL_FORM}',
+        'cause a fault in the first start of the ranks, such as kill:rank3@step200 (also stop, '
+        'hang, full-disk), and report what it cost',
+        type=parse_drill,
     )
     add('--no-doctor', 'do not check the nodes first', dest='doctor', action='store_false')
     if has_hosts:

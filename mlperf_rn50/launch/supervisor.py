@@ -4,14 +4,24 @@ import platform
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_FAILED, EXIT_RESUMABLE, EXIT_USAGE, ConfigError
+from mlperf_rn50.errors import (
+    EXIT_AT_ONCE,
+    EXIT_FAILED,
+    EXIT_RESUMABLE,
+    EXIT_USAGE,
+    ConfigError,
+    UserError,
+)
 from mlperf_rn50.launch import attempts
 from mlperf_rn50.launch.engines import Options
 from mlperf_rn50.launch.placement import Placement
+from mlperf_rn50.mllog.goodput import read_goodput
+from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.runfolder.names import RunFolder, list_runs, newest_run, newest_step
 from mlperf_rn50.runfolder.records import (
     Attempt,
@@ -62,9 +72,19 @@ class Supervisor:
         for is_resumed in plan_runs(self.placement.run_dir, self.options):
             code = self.run_to_end(is_resumed)
             worst = max(worst, code)
+            self._report_drill()
             if self.signals.is_requested or code == EXIT_USAGE:
                 break
         return EXIT_AT_ONCE if self.signals.is_forced and worst else worst
+
+    def _report_drill(self) -> None:
+        """Report the time of a run in which a fault was caused; nothing if it is unknown."""
+        run = newest_run(self.placement.run_dir)
+        if not self.options.drill or run is None:
+            return
+        with suppress(UserError):
+            if goodput := read_goodput(read_run(run.result)):
+                self.say(f'drill {self.options.drill}: goodput {goodput.text}')
 
     def run_to_end(self, is_resumed: bool) -> int:
         """Make one run with its restarts; return 0 if converged, 1 if not, 2 for a usage error, 75
@@ -191,6 +211,8 @@ class Supervisor:
             '--run.ranks_per_device': self.options.ranks_per_device,
         }
         layout = [word for name, number in values.items() for word in (name, str(number))]
+        if self.options.drill and self._num_jobs == 1 and words[0] == 'train':
+            layout += ['--drill', str(self.options.drill)]
         return self.start(self.placement, job, [*words, *self.options.train, *layout], status)
 
     def _run_doctor(self, job: str, train_options: Sequence[str]) -> int:

@@ -24,6 +24,7 @@ class Resume(NamedTuple):
     checkpoint_s: float | None  # when the checkpoint was taken
     clock_s: float | None  # training preserved before the checkpoint
     is_pause: bool  # whether a stop was requested; otherwise a fault ended the attempt
+    stalled_s: float = 0.0  # without progress before stopped_s; known only to the run itself
 
 
 class ElapsedParts(NamedTuple):

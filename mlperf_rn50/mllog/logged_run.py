@@ -114,13 +114,17 @@ class Run:
         return None if is_cut and source and source.basis == 'implied' else getattr(self, name)
 
     @property
+    def seen_s(self) -> float | None:
+        """Time to train or, without an end, the time from run_start to the last line."""
+        if self.time_to_train_s is not None or self.start_s is None or self.last_s is None:
+            return self.time_to_train_s
+        return self.last_s - self.start_s
+
+    @property
     def elapsed(self) -> ElapsedParts | None:
         """Parts of the time to train of a resumed run or, without an end, of the time to its last
         line."""
-        seen_s = None if self.start_s is None or self.last_s is None else self.last_s - self.start_s
-        return elapsed_parts(
-            self.resumes, seen_s if self.time_to_train_s is None else self.time_to_train_s
-        )
+        return elapsed_parts(self.resumes, self.seen_s)
 
     @property
     def num_warnings(self) -> int:

@@ -209,6 +209,17 @@ class ClockStepRecord(Struct, tag_field='event', tag='clock_step'):
     step_s: float
 
 
+class PartRecord(Struct, tag_field='event', tag='part'):
+    """Part of the elapsed time that is not training; mllog/goodput.py has their meaning.
+
+    name: start_up, reading, evaluation, checkpoint or stall. time_s: its end.
+    """
+
+    name: Name
+    time_s: Number
+    seconds: Number
+
+
 class EndRecord(Struct, tag_field='event', tag='end', omit_defaults=True):
     """End of the run; only the status of a failed run is known. checkpoint_s: as in RanksRecord."""
 
@@ -234,6 +245,7 @@ MetricsRecord: TypeAlias = (
     | ReferenceRecord
     | CourseRecord
     | ClockStepRecord
+    | PartRecord
     | EndRecord
 )
 
@@ -273,6 +285,8 @@ class Failure:
     # whether the cause is outside the program, such as a lost host or a kill
     is_outside: bool = False
     time_s: float = 0.0  # since 1970; 0 in records of earlier versions
+    # since the rank's last sign of life; None for a host and in records of earlier versions
+    silent_s: Number | None = None
 
 
 RECORDS = 'attempts.jsonl', 'failures.jsonl'  # of the launchers of a folder

@@ -2,24 +2,31 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
 import mxnet as mx
 
 from mlperf_rn50.config import Config, for_evaluation, image_shape, with_size
-from mlperf_rn50.data.batches import eval_batches, synthetic_batches, train_batches
+from mlperf_rn50.data.batches import Batch, eval_batches, synthetic_batches, train_batches
 from mlperf_rn50.data.recordio import class_names
 from mlperf_rn50.model.fused import fusion_text
 from mlperf_rn50.model.weights import load_weights, set_weights
 from mlperf_rn50.model.zoo import count_flops, count_parameters
-from mlperf_rn50.runfolder.records import LossScaleRecord, NetworkRecord
+from mlperf_rn50.runfolder.records import (
+    LossScaleRecord,
+    NetworkRecord,
+    PartRecord,
+    read_records,
+)
 from mlperf_rn50.system.environment import git_commit
 from mlperf_rn50.system.processor import find_processor, leave_openmp_to_engine
 from mlperf_rn50.text import plural
 from mlperf_rn50.train import run_events as events
 from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter, BestWeights
+from mlperf_rn50.train.checkpoint.period import AutoPeriod
 from mlperf_rn50.train.comm.device import device_id_of, measure_peak
 from mlperf_rn50.train.comm.rank_checks import boot_clock
 from mlperf_rn50.train.comm.rank_times import RankTimes
@@ -148,12 +155,35 @@ def start_clock(run: BuiltRun) -> TrainingRun:
         clock = continued_clock(run, clock)
     run.progress.boot, now_s = boot_clock()
     run.progress.start_s = now_s - clock.now_s()
-    started = TrainingRun(**vars(run), clock=clock)
+    started = TrainingRun(**vars(run), clock=clock, auto_period=_make_auto_period(run, clock))
     if run.resumption:
         report_resumption(started, run.resumption)
     else:
         run.emit(events.RunStarted(run.plan, len(run.nodes)))
-    return started
+    started.report_part('start_up', run.heartbeat.age_s)
+    started.report_period()
+    return replace(started, train_data=_report_reading(started))
+
+
+def _make_auto_period(run: BuiltRun, clock: RunClock) -> AutoPeriod | None:
+    if run.comm.rank or run.plan.config.checkpoint.period_s != 'auto':
+        return None
+    parts = (part for _, part in read_records(run.folder.metrics, PartRecord))
+    return AutoPeriod(
+        run.comm.world_size,
+        num_faults=sum(not r.is_pause for r in clock.resumes),
+        down_s=sum(r.resumed_s - r.stopped_s for r in clock.resumes),
+        costs_s=[part.seconds for part in parts if part.name == 'checkpoint'],
+    )
+
+
+def _report_reading(run: TrainingRun) -> Iterator[Batch]:
+    """Yield the batches of a run; report how long its clock ran before the first one."""
+    start = time.monotonic()
+    for number, batch in enumerate(run.train_data):
+        if not number:
+            run.report_part('reading', time.monotonic() - start)
+        yield batch
 
 
 def _measure(run: OpenRun, trainer: Trainer, flops: int) -> NetworkRecord:

@@ -19,11 +19,13 @@ from mlperf_rn50.runfolder.records import (
     ClockStepRecord,
     EpochRecord,
     LossScaleRecord,
+    PartRecord,
     TrainRecord,
 )
 from mlperf_rn50.train import run_events as events
 from mlperf_rn50.train.checkpoint import checkpoint
 from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter, BestWeights
+from mlperf_rn50.train.checkpoint.period import AutoPeriod
 from mlperf_rn50.train.checkpoint.progress import Progress
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.comm.rank_checks import WallClock, check_agreement, check_finite
@@ -116,18 +118,31 @@ class RunClock:
 
 @dataclass(frozen=True)
 class TrainingRun(BuiltRun):
-    """A run whose clock runs."""
+    """A run whose clock runs. auto_period: on rank 0, if checkpoint.period_s is auto."""
 
     clock: RunClock
+    auto_period: AutoPeriod | None = None
 
     def requests(self) -> Flags:
         """Return what this rank requests now; the clocks of ranks may differ."""
         period_s = self.plan.config.checkpoint.period_s
+        if period_s == 'auto':
+            auto = self.auto_period
+            period_s = auto.period_s(self.clock.now_s()) if auto else math.inf
         return Flags(
             stop=self.heartbeat.is_stop_requested,
             checkpoint=0 < period_s <= self.clock.trained_s() - self.progress.clock_s,
             trace=self.times.request,
         )
+
+    def report_part(self, name: str, seconds: float) -> None:
+        """Report a part of the elapsed time that ends now."""
+        self.emit(events.PartEnded(PartRecord(name, self.clock.now_s(), seconds)))
+
+    def report_period(self) -> None:
+        """Report the chosen period of checkpoints, if it is new."""
+        if self.auto_period and (text := self.auto_period.news(self.clock.now_s())):
+            self.emit(events.Noted(text))
 
 
 def run_to_end(run: TrainingRun) -> events.Ended:
@@ -279,6 +294,7 @@ def evaluate_epoch(run: TrainingRun, epoch: int, first_epoch: int) -> events.Eva
     progress.best_top1 = max(progress.best_top1, result.top1)
     times = run.times.report(epoch, evaluated.time_s, eval_s=time.monotonic() - start)
     run.emit(events.RanksTimed(times))
+    run.report_part('evaluation', time.monotonic() - start)
     return evaluated
 
 
@@ -312,7 +328,12 @@ def save_checkpoint(run: TrainingRun) -> None:
         # evaluation.
         write = partial(checkpoint.save, run.folder.checkpoints, progress, state, keep)
         run.writer.submit(check, run.best_weights.write_best, write)
-    run.times.checkpoint_s += time.monotonic() - start
+    seconds = time.monotonic() - start
+    run.times.checkpoint_s += seconds
+    run.report_part('checkpoint', seconds)
+    if run.auto_period:
+        run.auto_period.costs_s.append(seconds)
+        run.report_period()
 
 
 def end(

@@ -123,10 +123,11 @@ class CommConfig:
         compression: none, or fp16 (exchange gradients in 16 bits).
         num_buckets: parts in which gradients are exchanged, at least one per dtype, each as soon as
             it is computed.
-        stall_limit_s: end a run if a rank gives no sign of life for this long in training; 0
-            disables the limit.
+        stall_limit_s: end a run if a rank gives no sign of life for this long in training, or for a
+            shorter limit learned from the run; 0 disables it.
         start_limit_s: stall limit while the ranks connect and before the first step; 0 disables it.
-        eval_limit_s: stall limit in an evaluation; 0 disables it.
+        eval_limit_s: stall limit in an evaluation, or a shorter one learned from the run; 0
+            disables it.
         checkpoint_limit_s: stall limit in a checkpoint and the first step after it; 0 disables it.
     """
 
@@ -146,14 +147,14 @@ class CheckpointConfig:
         period_epochs: epochs between two checkpoints; 0 disables them. A stop request always writes
             one.
         period_steps: steps between two additional checkpoints; 0 disables them.
-        period_s: write an additional checkpoint if none was written for this long; 0 disables
-            these.
+        period_s: seconds without a checkpoint after which an additional one is written; 0 disables
+            these, and auto chooses them from the cost of a checkpoint and the faults so far.
         keep: number of newest checkpoints to keep.
     """
 
     period_epochs: int = free_option(1, FROM_0, 'epochs')
     period_steps: int = free_option(0, FROM_0, 'steps')
-    period_s: float = free_option(600.0, FROM_0, 's')
+    period_s: float | Literal['auto'] = free_option(600.0, FROM_0, 's')
     keep: int = free_option(2, ABOVE_0, 'checkpoints')
 
 

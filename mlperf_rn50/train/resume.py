@@ -11,7 +11,14 @@ from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.elapsed import SKEW_S, Resume, elapsed_parts, make_resume
 from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.runfolder.names import RunFolder
-from mlperf_rn50.runfolder.records import NetworkRecord, TrainRecord, read_failures, read_records
+from mlperf_rn50.runfolder.records import (
+    Failure,
+    NetworkRecord,
+    PartRecord,
+    TrainRecord,
+    read_failures,
+    read_records,
+)
 from mlperf_rn50.text import plural
 from mlperf_rn50.train import run_events as events
 from mlperf_rn50.train.checkpoint import checkpoint
@@ -161,8 +168,11 @@ def find_resumes(
         raise CheckpointError(
             f'{folder.result}: got no run_start, expected the log of the run to resume'
         )
-    seen_s = (log.last_s or log.start_s) - log.start_s
-    stopped_s = max(seen_s, last_sign_s(folder, seen_s, log.start_s))
+    seen_s, failure = last_signs(folder, (log.last_s or log.start_s) - log.start_s, log.start_s)
+    stopped_s = failure.time_s - log.start_s if failure else seen_s
+    stalled_s = stopped_s - seen_s
+    if failure and failure.silent_s is not None:
+        stalled_s = min(stalled_s, failure.silent_s)
     boot, boot_s = boot_clock
     is_same_boot = boot and boot == progress.boot
     resumed_s = boot_s - progress.start_s if is_same_boot else max(now_s - log.start_s, stopped_s)
@@ -179,24 +189,23 @@ def find_resumes(
         stopped_s=stopped_s,
         is_pause=is_pause,
     )
-    return [*log.resumes, now]
+    return [*log.resumes, now._replace(stalled_s=stalled_s)]
 
 
-def last_sign_s(folder: RunFolder, seen_s: float, start_s: float) -> float:
-    """Return the time of the last record of a run's metrics, or of the failure after it that ended
-    the attempt.
+def last_signs(folder: RunFolder, seen_s: float, start_s: float) -> tuple[float, Failure | None]:
+    """Return the time of the last record of a run, and the failure after it that ended the attempt.
 
     Args:
-        seen_s: time of the last line of the log. All times but start_s are in seconds since
-            run_start.
+        seen_s: time of the last line of the log, in seconds since run_start, as the result.
         start_s: run_start, in seconds since 1970.
     """
     for _, step in read_records(folder.metrics, TrainRecord):
         seen_s = max(seen_s, step.time_s or 0.0)
     jobs = [network.job for _, network in read_records(folder.metrics, NetworkRecord)]
     before = jobs[:-1]  # the last one is of this attempt
-    ends = [f.time_s - start_s for f in read_failures(folder.dir) if f.time_s and f.job in before]
-    return min((end_s for end_s in ends if end_s > seen_s), default=seen_s)
+    failures = (f for f in read_failures(folder.dir) if f.job in before)
+    later = [f for f in failures if f.time_s > start_s + seen_s]
+    return seen_s, min(later, key=lambda f: f.time_s, default=None)
 
 
 def report_resumption(run: TrainingRun, loaded: LoadedCheckpoint) -> None:
@@ -223,3 +232,6 @@ def report_resumption(run: TrainingRun, loaded: LoadedCheckpoint) -> None:
             changes=find_changes(before.config, run.plan.config),
         )
     )
+    for resume in clock.resumes[-1:]:
+        stall = PartRecord('stall', resume.stopped_s, resume.stalled_s)
+        run.emit(events.PartEnded(stall))

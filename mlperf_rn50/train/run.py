@@ -19,10 +19,11 @@ import mxnet as mx
 
 from mlperf_rn50.config import Config, check_values, to_tree
 from mlperf_rn50.data.recordio import data_digest, find_split
-from mlperf_rn50.errors import DataError, RankLost, UserError
+from mlperf_rn50.errors import ConfigError, DataError, RankLost, UserError
 from mlperf_rn50.files import make_folder, writing
 from mlperf_rn50.mllog.writer import RunLog
 from mlperf_rn50.model.fused import layout_warnings, with_layout
+from mlperf_rn50.parser import Drill
 from mlperf_rn50.runfolder.locks import FileLock
 from mlperf_rn50.runfolder.names import RunFolder, new_run
 from mlperf_rn50.system.cgroup import render_cpu_list
@@ -37,7 +38,7 @@ from mlperf_rn50.train.compare import find_reference, open_comparison
 from mlperf_rn50.train.loop import OpenRun, RankPlace, run_to_end
 from mlperf_rn50.train.plan import Plan, make_plan
 from mlperf_rn50.train.resume import load_resumption, plan_resumed
-from mlperf_rn50.train.sinks.every_rank import Sampled, TraceFile, Watched
+from mlperf_rn50.train.sinks.every_rank import Drilled, Sampled, TraceFile, Watched
 from mlperf_rn50.train.sinks.metrics_file import Metrics
 from mlperf_rn50.train.sinks.mlperf_log import MlperfLog
 from mlperf_rn50.train.sinks.progress_lines import ProgressLines
@@ -62,6 +63,7 @@ class Job:
         allowed: configuration keys that may change on resume, in addition to those declared with
             free_option.
         warnings: warnings about the configuration, which the run reports.
+        drill: a fault to cause.
     """
 
     config: Config
@@ -71,6 +73,7 @@ class Job:
     is_elastic: bool = False
     allowed: Sequence[str] = ()
     warnings: Sequence[str] = ()
+    drill: Drill | None = None
 
 
 def train(job: Job) -> tuple[events.Ended, RunFolder]:
@@ -80,9 +83,14 @@ def train(job: Job) -> tuple[events.Ended, RunFolder]:
     Return the end of the run (converged, aborted or interrupted) and its files.
     """
     check_values(job.config)
+    drill, world_size = job.drill, job.comm.world_size
+    if drill and drill.rank >= world_size:
+        raise ConfigError(f'--drill: got rank {drill.rank}, expected one below {world_size}')
     job.heartbeat.beat('start-up')
     with open_run(job) as opened:
         try:
+            if drill and drill.rank == job.comm.rank:
+                opened.sinks.append(Drilled(drill, opened.folder.metrics))
             for text in [*job.warnings, *layout_warnings(opened.plan.config)]:
                 opened.emit(events.Warned(text))
             run = start_clock(build(opened))

@@ -7,14 +7,14 @@ Outline of a run, with the events of each line in order. Warned and Noted may oc
     build network and data, warm up          build.py  Opened, LossScaleChanged, Built (new runs)
     measure the device                                 NetworkMeasured
     report the reference runs                          ReferenceFound, InitStopped (new runs)
-    start the clock                                    RunStarted or Resumed
+    start the clock                                    RunStarted or Resumed, PartEnded
     for each epoch:                          loop.py   EpochStarted
         for each step:                                 LossScaleChanged, StepDone, StepsTraced
-            save if due, end if asked to stop          Saving
+            save if due, end if asked to stop          Saving, PartEnded
         end the epoch                                  EpochDone, RecordsRead
         evaluate if due                                ClockStepped, EvalStarted, Evaluated,
-            end at the target or if behind             Compared, RanksTimed
-        save if due, end if asked to stop              Saving
+            end at the target or if behind             Compared, RanksTimed, PartEnded
+        save if due, end if asked to stop              Saving, PartEnded
     end the run                                        StepsTraced, ClockStepped, Ended
 """
 
@@ -172,6 +172,10 @@ class ClockStepped(Recorded, frozen=True):
     """The wall clock of a host jumped against its monotonic clock."""
 
     record: records.ClockStepRecord
+
+
+class PartEnded(Recorded, frozen=True):
+    record: records.PartRecord
 
 
 class Saving(Event, frozen=True):

@@ -25,6 +25,8 @@ from helpers import call, run
 from mlperf_rn50.analysis.run_data import load_run
 from mlperf_rn50.analysis.watch.follower import Follower
 from mlperf_rn50.files import LineFile
+from mlperf_rn50.mllog.elapsed import SKEW_S
+from mlperf_rn50.mllog.goodput import PARTS, read_goodput
 from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import list_checkpoints, run_at
@@ -52,15 +54,23 @@ def assert_same_end(run_dir, whole_dir, step=20):
     assert got == expected
 
 
+# none of these if a run is killed right after a checkpoint
+NOT_OF_A_KILL = 'paused', 'stalled', 'evaluation_repeated', 'steps_repeated'
+
+
 def assert_parts_add_up(run_dir):
     """Assert that the log and the metrics of a killed run have the time since run_start, and the
     same parts of it."""
     log = read_run(run_dir / 'result_0.txt')
     (*_, (_, end)) = read_lines(run_dir / 'metrics.jsonl', EndRecord)
-    assert log.time_to_train_s == pytest.approx(end.time_to_train_s, abs=0.5)
+    assert log.time_to_train_s == pytest.approx(end.time_to_train_s, abs=SKEW_S)
     assert sum(end.elapsed_parts.values()) == pytest.approx(end.time_to_train_s, abs=0.01)
-    assert log.elapsed == pytest.approx(list(end.elapsed_parts.values()), abs=0.5)
+    assert log.elapsed == pytest.approx(list(end.elapsed_parts.values()), abs=SKEW_S)
     assert log.elapsed.fault_to_resume_s > 0 and log.elapsed.paused_s == 0
+    goodput = read_goodput(log)
+    begun_s = goodput.parts['start_up'] + goodput.parts['waiting'] - log.elapsed.fault_to_resume_s
+    assert goodput.elapsed_s == pytest.approx(log.time_to_train_s + begun_s, abs=0.5)
+    assert all(goodput.parts[name] > 0 for name in PARTS if name not in NOT_OF_A_KILL)
 
 
 def test_run_killed_between_checkpoints_resumes_exactly(whole_run, tiny, tmp_path):
@@ -102,6 +112,9 @@ def test_stop_request_during_start_up_stops_after_first_steps_and_resumes(
     assert '"run_stop"' in log and '"aborted"' in log
     assert_aborted(call('train', '--resume', tmp_path))
     assert_same_end(tmp_path, ended, 10)
+    parts = read_goodput(read_run(tmp_path / 'result_0.txt')).parts
+    assert parts['paused'] > 0 and parts['start_up'] > 0
+    assert parts['waiting'] == parts['stalled'] == parts['steps_repeated'] == 0
 
 
 @pytest.mark.parametrize(

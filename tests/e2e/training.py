@@ -64,7 +64,7 @@ def metrics(run_dir, event=None, name='metrics.jsonl') -> list[dict]:
     return [
         {k: v for k, v in m.items() if k not in _VOLATILE}
         for _, m in read_lines(Path(run_dir) / name, dict)
-        if (m['event'] == event if event else m['event'] != 'ranks')
+        if (m['event'] == event if event else m['event'] not in ('ranks', 'part'))
     ]
 
 

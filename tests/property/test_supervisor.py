@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USAGE
 from mlperf_rn50.launch import supervisor
 from mlperf_rn50.launch.supervisor import Placement, Supervisor
+from mlperf_rn50.parser import Drill
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import Failure, note_failure, read_attempts
 
@@ -300,3 +301,9 @@ def test_stop_request_before_start_starts_nothing(tmp_path):
     world.is_requested = True
     assert world.run(doctor=True) == EXIT_FAILED
     assert not world.calls and not world.folder.exists()
+
+
+def test_fault_of_a_drill_is_caused_in_the_first_start_only():
+    _, world = fake_run([GAINS], restarts=1, drill=Drill('kill', rank=1, step=5))
+    first, second = (words for _, words in world.calls)
+    assert first[-2:] == ['--drill', 'kill:rank1@step5'] and '--drill' not in second

@@ -171,3 +171,11 @@ def test_bytes_are_reported_for_each_host(tmp_path):
     (read,) = recorder.of(events.RecordsRead)
     num_bytes, num_new_bytes = {'h0': 7, 'h1': 10}, {'h0': 5, 'h1': 10}
     assert read.record == EpochRecord(4, num_bytes, num_new_bytes)
+
+
+def test_automatic_period_is_reported_when_a_checkpoint_has_shown_its_cost(tmp_path):
+    with tiny_run(tmp_path, CONFIG, period_s='auto', period_steps=4) as (run, recorder):
+        run_to_end(run)
+    noted, *_ = recorder.of(events.Noted)
+    assert noted.text.startswith('checkpoint every') and 'no fault so far' in noted.text
+    assert len(run.auto_period.costs_s) == len(saved_by(run, recorder)) == 2

@@ -17,8 +17,9 @@ from helpers import HANG_LIMIT_S, table, untimed, values
 from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.records import Failure, StepSpans, read_failures
 from mlperf_rn50.system import cgroup
+from mlperf_rn50.train.watchdog import heartbeat as heartbeats
 from mlperf_rn50.train.watchdog import stall_report
-from mlperf_rn50.train.watchdog.heartbeat import PHASES, Heartbeat, RankState
+from mlperf_rn50.train.watchdog.heartbeat import PHASES, Heartbeat, Pauses, RankState
 from mlperf_rn50.train.watchdog.stall_report import (
     explain,
     full_folders,
@@ -120,6 +121,54 @@ def test_heartbeat_restarts_clock_with_limit_of_phase():
     after = watcher.health
     assert after.beat_at > before.beat_at
     assert (after.phase, after.limit_s, after.stacks) == ('evaluation', 9, None)
+
+
+@pytest.mark.parametrize(
+    'fixed_s, pauses, expected',
+    table("""
+300 | 19 x 0.5        | 300
+300 | 20 x 0.5        | 20
+300 | 30 x 10         | 50
+300 | 90 x 10, 10 x 1 | 50
+300 | 1 x 10, 199 x 1 | 20
+300 | 1 x 30, 199 x 1 | 60
+300 | 30 x 100        | 300
+5   | 30 x 0.5        | 5
+0   | 30 x 0.5        | 0
+"""),
+)
+def test_limit_is_learned_from_the_pauses_of_a_phase(fixed_s, pauses, expected):
+    """Five times the 99th percentile or twice the longest pause, from 20 s to the fixed limit."""
+    counts = Pauses()
+    for number, seconds in (group.split(' x ') for group in pauses.split(', ')):
+        for _ in range(int(number)):
+            counts.add(float(seconds))
+    # pauses are counted in classes
+    assert float(expected) <= counts.limit_s(float(fixed_s)) <= 1.2 * float(expected)
+
+
+def test_watcher_learns_the_limits_of_training_and_evaluation_only(monkeypatch):
+    now = iter(range(1000))
+    monkeypatch.setattr(heartbeats, 'time', SimpleNamespace(monotonic=lambda: float(next(now))))
+    heartbeat = Heartbeat()
+    watcher = watcher_of(heartbeat, **dict.fromkeys(PHASES, 300))
+    found = {}
+    for phase in PHASES:
+        heartbeat.beat(phase)
+        watcher.refresh()
+        assert (watcher.health.limit_s, watcher.health.is_learned) == (300, False)
+        for _ in range(20):
+            heartbeat.beat()
+        watcher.refresh()
+        found[phase] = watcher.health.limit_s, watcher.health.is_learned
+    learned = ['training', 'evaluation']
+    assert found == {phase: (20, True) if phase in learned else (300, False) for phase in PHASES}
+
+
+def test_learned_limit_is_named_in_the_reason():
+    health = Health(3, 'training', limit_s=20.0, beat_at=0.0, is_learned=True, stacks='x')
+    _, reason = assess(health, 40.0)
+    assert 'no progress for 40 s' in reason and 'learned' in reason and 'stall_limit_s' in reason
 
 
 def test_oom_kill_counted_during_exit_is_attributed_to_rank(tmp_path, monkeypatch, capsys):

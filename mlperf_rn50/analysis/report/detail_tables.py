@@ -26,6 +26,7 @@ from mlperf_rn50.answer import (
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.events import RUN_RESUMED
 from mlperf_rn50.mllog.findings import Finding, make_finding
+from mlperf_rn50.mllog.goodput import PARTS, read_goodput
 from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.rulesets import ROUND_OF
 from mlperf_rn50.mllog.sidecar.energy import KINDS, NO_COUNTERS, NO_TELEMETRY
@@ -120,6 +121,28 @@ def resumes_table(study: Study) -> Table:
         rows,
         'The parts add up to the time to train, or to the time so far. A resumed run has no '
         'MLPerf score.',
+    )
+
+
+def goodput_table(study: Study) -> Table:
+    """Return the table of the elapsed time of runs that recorded its parts."""
+    runs = [(s, r) for s in study.run_sets if not s.is_published for r in s.runs][:_MAX_RUNS]
+    known = [(s, r, goodput) for s, r in runs if (goodput := read_goodput(r))]
+    rows = tuple(
+        (
+            Cell(s.name),
+            Cell(r.path.name),
+            number_cell(goodput.elapsed_s, ',.1f'),
+            percent_cell(goodput.share, '.1f'),
+            *(number_cell(seconds, ',.1f') for seconds in goodput.parts.values()),
+        )
+        for s, r, goodput in known
+    )
+    return Table(
+        'Goodput, and seconds from the start of the program to run_stop',
+        ('system', 'log', 'elapsed', 'goodput, %', *PARTS.values()),
+        rows,
+        'Goodput is the share of training and evaluation that the result is made of.',
     )
 
 

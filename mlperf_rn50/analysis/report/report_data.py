@@ -12,12 +12,20 @@ from mlperf_rn50.analysis.sets.time_parts import Parts
 from mlperf_rn50.analysis.show.data import render_csv
 from mlperf_rn50.mllog.elapsed import render_parts
 from mlperf_rn50.mllog.findings import Finding
+from mlperf_rn50.mllog.goodput import read_goodput, render_goodput
 from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.rulesets import ROUND_OF
 
 FORMAT = 'mlperf-rn50 report 1'
 # Keys whose value is an object or null.
-_TABLES = ('time_parts_s', 'elapsed_parts_s', 'rcp', 'energy_not_measured', 'energy_of_nodes')
+_TABLES = (
+    'time_parts_s',
+    'elapsed_parts_s',
+    'goodput_parts_s',
+    'rcp',
+    'energy_not_measured',
+    'energy_of_nodes',
+)
 # Attributes of RunSet that are also keys of the JSON report.
 _FACTS = (
     'platform',
@@ -84,6 +92,7 @@ def _run_object(run_set: RunSet, run: Run) -> dict[str, Any]:
         'file': str(run.path),
         **_values(run, _RUN_FACTS),
         'elapsed_parts_s': render_parts(run.elapsed) or None,
+        **render_goodput(read_goodput(run)),
         'findings': list(map(_finding_object, run.findings)),
         'evaluations': [_values(e, _EVALUATION) for e in run.evaluations],
         'energy_s': energy.seconds if energy and energy.measured else None,

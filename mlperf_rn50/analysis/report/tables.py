@@ -375,6 +375,7 @@ def tables_of(study: Study) -> list[Table]:
         details.rcp_table,
         details.runs_table,
         details.resumes_table,
+        details.goodput_table,
     )
     return [
         *(series_table(study, x) for x in study.series),

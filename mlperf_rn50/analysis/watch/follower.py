@@ -31,6 +31,7 @@ from mlperf_rn50.analysis.why.time_answer import bottleneck_sentence
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import regular_file
 from mlperf_rn50.mllog import keys
+from mlperf_rn50.mllog.goodput import goodput_of
 from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.read.reader import OtherBenchmark, read_run
 from mlperf_rn50.mllog.read.resolve import QUIET_S, age_s
@@ -259,6 +260,7 @@ def _live_run(
         has_end=keys.RUN_STOP in run.lines,
         num_resumes=max(run.num_resumes, len(history.resumes)),
         elapsed_parts=run.elapsed,
+        goodput=goodput_of(run, history.parts, seen_s),
         dataset=None if run.is_imagenet else text(run.dataset or '') or 'an unnamed data set',
         target=run.target_accuracy,
         num_nodes=resumed.number_of_nodes or run.num_nodes,

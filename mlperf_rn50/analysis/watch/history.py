@@ -31,6 +31,7 @@ class MetricsHistory:
     band: dict[int, BandPoint] = field(default_factory=dict)
     standings: dict[int, records.CourseRecord] = field(default_factory=dict)
     resumes: list[records.ResumedRecord] = field(default_factory=list)
+    parts: list[records.PartRecord] = field(default_factory=list)
 
     def add(self, record: records.MetricsRecord) -> None:
         match record:
@@ -58,6 +59,8 @@ class MetricsHistory:
                 self.stragglers = tuple(filter(None, map(text, record.stragglers[:MAX_ITEMS])))
             case records.ResumedRecord():
                 self._resume(record)
+            case records.PartRecord() if len(self.parts) < _MAX_POINTS:
+                self.parts.append(record)
             case records.ReferenceRecord():
                 self.reference = record
                 self.band = {

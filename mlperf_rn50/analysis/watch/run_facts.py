@@ -211,6 +211,7 @@ def _progress(run: LiveRun, price: float | None) -> dict[str, str]:
         'checkpoints': _checkpoints(run),
         'node-hours': _hours(run, price),
         'energy': _energy(run),
+        'goodput': run.goodput.text if run.goodput else '',
     }
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from mlperf_rn50.analysis.sets.run_set import cost_of, node_hours
 from mlperf_rn50.mllog.elapsed import ElapsedParts, render_parts
+from mlperf_rn50.mllog.goodput import Goodput, render_goodput
 
 _JSON_KEYS = {'standing': 'verdict', 'standing_epoch': 'verdict_epoch'}
 # no log, or no readable log; mllog.run.RunStatus has the other statuses
@@ -109,6 +110,7 @@ class LiveRun:
     note: str = ''  # reason for WAITING or STARTING
     num_resumes: int = 0
     elapsed_parts: ElapsedParts | None = None  # of a resumed run, up to the last line of its log
+    goodput: Goodput | None = None
     warnings: tuple[str, ...] = ()
     violations: tuple[str, ...] = ()  # why the log, or the set of its folder, is refused
 
@@ -172,6 +174,7 @@ def to_json(run: LiveRun, price: float | None = None) -> dict[str, Any]:
     return {
         **content,
         'elapsed_parts': render_parts(run.elapsed_parts) or None,
+        **render_goodput(run.goodput),
         'skew': run.skew,
         'is_over': run.is_over,
         'node_hours': hours,

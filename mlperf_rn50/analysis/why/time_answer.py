@@ -17,6 +17,8 @@ from mlperf_rn50.analysis.why.bottleneck import (
 )
 from mlperf_rn50.answer import Answer, Cell, Table
 from mlperf_rn50.errors import UserError
+from mlperf_rn50.mllog.goodput import goodput_of, render_goodput
+from mlperf_rn50.runfolder.records import PartRecord
 from mlperf_rn50.text import percent, plural, printable, significant
 
 _NO_CORES = (
@@ -134,13 +136,18 @@ def explain_time(run: RunData) -> Answer:
         )
         if value
     ]
+    goodput = goodput_of(run.log, run.all(PartRecord)) if run.log else None
     also = ', '.join([f'rank that waits least {last.rank} on {last.host}', *facts])
     return make_explanation(
         _sentence(times, found),
         ('part', 'share', 'ms per step', 'median', '99th percentile'),
         rows,
         next_step=_text(found, 'next'),
-        notes=[f'Also: {also}.', *([_NO_CORES] if times.is_cpu and not last.wall_s else [])],
+        notes=[
+            f'Also: {also}.',
+            *([f'Goodput: {goodput.text}.'] if goodput else []),
+            *([_NO_CORES] if times.is_cpu and not last.wall_s else []),
+        ],
         verdict=found.name,
         part=found.part,
         share=found.share,
@@ -152,6 +159,7 @@ def explain_time(run: RunData) -> Answer:
         bandwidth_bytes_per_s=times.bandwidth,
         peak_share=times.peak_share,
         parts_s=times.parts,
+        **render_goodput(goodput),
     )
 
 

@@ -2,12 +2,15 @@
 watcher."""
 
 import ctypes
+import math
 import mmap
 import platform
 import time
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TypeVar
 
 import msgspec
@@ -38,6 +41,10 @@ PHASES = {
     'evaluation': 'eval_limit_s',
     'writing a checkpoint': 'checkpoint_limit_s',
 }
+# The others wait for storage or happen once, so that earlier pauses predict no later one.
+LEARNED = 'training', 'evaluation'
+_SHORTEST_S, _NUM_CLASSES = 1e-3, 80  # up to 888 s
+_LEAST_PAUSES, _LEAST_LIMIT_S = 20, 20.0
 
 
 @dataclass(frozen=True)
@@ -54,12 +61,37 @@ class RankState:
     time_s: float
 
 
+class Pauses(ctypes.Structure):
+    """Numbers of pauses between two signs of life in a phase, in classes of about equal length.
+
+    Class k counts pauses up to _SHORTEST_S * 2 ** (k / 4).
+    """
+
+    _fields_ = [('counts', ctypes.c_int64 * _NUM_CLASSES)]
+
+    def add(self, seconds: float) -> None:
+        number = math.ceil(4 * math.log2(max(seconds, _SHORTEST_S) / _SHORTEST_S))
+        self.counts[min(number, _NUM_CLASSES - 1)] += 1
+
+    def limit_s(self, fixed_s: float) -> float:
+        """Return the time limit of a pause: at most fixed_s, which applies until _LEAST_PAUSES are
+        known."""
+        ends = list(accumulate(self.counts))
+        if ends[-1] < _LEAST_PAUSES:
+            return fixed_s
+        usual, longest = (bisect_left(ends, share * ends[-1]) for share in (0.99, 1.0))
+        usual_s, longest_s = (_SHORTEST_S * 2 ** (k / 4) for k in (usual, longest))
+        # some long pauses, such as those between epochs, are rarer than one of a hundred
+        return min(fixed_s, max(_LEAST_LIMIT_S, 5 * usual_s, 2 * longest_s))
+
+
 class _Shared(ctypes.Structure):
     """Memory shared by a rank and its watcher; each number is written by a single thread."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in _NUMBERS),
         ('spans', ctypes.c_double * 7 * _NUM_STEPS),
+        ('pauses', Pauses * len(PHASES)),
     ]
 
 
@@ -67,9 +99,13 @@ class Heartbeat:
     def __init__(self) -> None:
         self._shared = _Shared.from_buffer(mmap.mmap(-1, ctypes.sizeof(_Shared)))
         self._taken_ms = 0
+        self._start = self._beat_at = time.monotonic()
 
     def beat(self, phase: str | None = None, step: int | None = None) -> None:
         """Give a sign of life; set the phase and the number of completed steps, unless None."""
+        now = time.monotonic()
+        self._shared.pauses[self._shared.phase].add(now - self._beat_at)
+        self._beat_at = now
         if phase is not None:
             self._shared.phase = list(PHASES).index(phase)
         if step is not None:
@@ -132,8 +168,20 @@ class Heartbeat:
         return bool(self._shared.stop_requested)
 
     @property
+    def age_s(self) -> float:
+        """Time since the start of the program, which is the watcher if there is one."""
+        return time.monotonic() - self._start
+
+    @property
     def has_started(self) -> bool:
         return self._shared.phase > 0
+
+    def limit_s(self, fixed_s: float) -> float:
+        """Return the time limit without a sign of life in the present phase, learned from this run
+        in phases that repeat; at most fixed_s."""
+        if self.phase not in LEARNED:
+            return fixed_s
+        return self._shared.pauses[self._shared.phase].limit_s(fixed_s)
 
     @property
     def num_beats(self) -> int:

@@ -60,7 +60,9 @@ def run_limited(limit_s: float, work: Callable[[], str]) -> str:
     return text.decode() if is_done and not status else ''
 
 
-def note_failed(folder: Path | None, reason: str, is_outside: bool) -> str:
+def note_failed(
+    folder: Path | None, reason: str, is_outside: bool, silent_s: float | None = None
+) -> str:
     """Add this rank and its host to the failures of the run, which a launcher counts to choose
     hosts; return ''."""
     if folder:
@@ -70,6 +72,7 @@ def note_failed(folder: Path | None, reason: str, is_outside: bool) -> str:
             cause=reason,
             rank=launched_rank(),
             is_outside=is_outside,
+            silent_s=silent_s,
         )
         note_failure(folder.parent.parent, failure)
     return ''

@@ -59,7 +59,7 @@ class Health:
 
     beat_at: last sign of life. limit_s: time allowed without one, 0 for no limit. orphaned_at: end
     of the launcher. stacks: path of the stacks recorded in this stall, '' if there are none, None
-    before they are recorded.
+    before they are recorded. is_learned: whether limit_s is below the configured one.
     """
 
     rank: int
@@ -70,6 +70,7 @@ class Health:
     orphaned_at: float | None = None
     is_stopped: bool = False
     stacks: str | None = None
+    is_learned: bool = False
 
 
 class Action(Enum):
@@ -94,7 +95,10 @@ def assess(health: Health, now: float) -> tuple[Action, str]:
     # rank reports first.
     if silent_s < health.limit_s + REPORTS_S + min(health.rank, 10):
         return Action.WAIT, ''
-    return Action.END_AND_EXPLAIN, f'no progress for {silent_s:.0f} s (comm.{PHASES[health.phase]})'
+    limit = f'comm.{PHASES[health.phase]}'
+    if health.is_learned:
+        limit = f'limit of {health.limit_s:.0f} s, learned from this run, at most {limit}'
+    return Action.END_AND_EXPLAIN, f'no progress for {silent_s:.0f} s ({limit})'
 
 
 @dataclass
@@ -151,10 +155,13 @@ class Watcher:
         self._sample_memory()
         if heartbeat.num_beats != health.num_beats:
             health = replace(health, num_beats=heartbeat.num_beats, beat_at=now, stacks=None)
+        fixed_s = self.limits_s[heartbeat.phase]
+        limit_s = heartbeat.limit_s(fixed_s)
         self.health = replace(
             health,
             phase=heartbeat.phase,
-            limit_s=self.limits_s[heartbeat.phase],
+            limit_s=limit_s,
+            is_learned=limit_s < fixed_s,
             is_stopped=stall_report.is_stopped(self.pid),
         )
 
@@ -253,7 +260,8 @@ class Watcher:
     def _report(self, reason: str, where: str | None = None, is_outside: bool = False) -> None:
         if self.health.orphaned_at is None:
             cause = reason.partition(';')[0]
-            note = partial(stall_report.note_failed, self.folder, cause, is_outside)
+            silent_s = time.monotonic() - self.health.beat_at
+            note = partial(stall_report.note_failed, self.folder, cause, is_outside, silent_s)
             stall_report.run_limited(_READ_LIMIT_S, note)
         with suppress(OSError):  # the terminal may be gone
             print_stderr(f'mlperf-rn50: {rank_name()}, {where or self.heartbeat}: {reason}')
