@@ -1,14 +1,14 @@
-"""Compare mlperf-rn50 with PyTorch in alternating runs on 2 threads; print medians and ratios. Also
-has shared helpers.
+"""Compare mlperf-rn50 with PyTorch in alternating runs, on 2 threads or a GPU; print medians and
+ratios. Also has shared helpers.
 
-`step` also measures TensorFlow with oneDNN, compiled by tf.function. All programs have the same
-network and batch, and PyTorch has the same schedule, augmentation and momentum rule. In `target`,
-both evaluate after every epoch. The time of PyTorch excludes loading the arrays, creating the
+Both programs have the same network and batch; in `rate` and `target` also the same schedule,
+augmentation and momentum rule. `step` trains with momentum on synthetic images. In `target`, both
+evaluate after every epoch. The time of PyTorch excludes loading the arrays, creating the
 network, and compiling it in a trial step and evaluation. The time of mlperf-rn50 is from run_start
 to run_stop.
 
 Usage: .venv/bin/python benchmarks/compare.py WHAT [CONFIG] [OPTIONS]
-    step              images/s: ResNet-50, 224x224, batch 32
+    step              images/s and the share of the fastest matrix product: ResNet-50, 224x224
     rate CONFIG       images/s of 12 training steps per round
     target CONFIG     complete runs: epochs, Top-1, seconds
 CONFIG: launch/configs/cifar10_cpu.yaml (takes hours) or launch/configs/digits_cpu.yaml. OPTIONS:
@@ -25,17 +25,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PYTHON, TORCH_PYTHON = ROOT / '.venv/bin/python', ROOT / 'benchmarks/.venv/bin/python'
+PYTHON = ROOT / '.venv/bin/python'
 HUGE_PAGES = {'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1'}  # the launchers also set this
 BOUND = {**HUGE_PAGES, 'OMP_PROC_BIND': 'close'}
-# of ResNet-50: channels, units and first stride
-STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
-STEP_BATCH = 32
-NAME, TENSORFLOW = 'mlperf-rn50', 'tensorflow, huge pages'
+NAME = 'mlperf-rn50'
 # Options and environment variables of each torch variant. BOUND is the fastest setting without
 # additional libraries.
 SIDES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
@@ -43,6 +41,30 @@ SIDES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     'torch compiled': (('--compile',), {}),
     'torch eager, huge pages, bound': ((), BOUND),
     'torch compiled, huge pages, bound': (('--compile',), BOUND),
+}
+
+
+@dataclass(frozen=True)
+class Device:
+    """What `step` measures on a kind of device, unless options say otherwise."""
+
+    precision: str
+    batch_sizes: list[int]
+    sides: list[str]
+    steps: tuple[object, ...]
+    words: tuple[object, ...] = ()
+
+
+GPU_RECIPE = ROOT / 'tests/gpu/resnet50.yaml'  # of published runs, but with LARS
+DEVICES = {
+    'cpu': Device('float32', [32], [*SIDES], ('--warmup-steps', 2, '--steps', 5)),
+    'gpu': Device(
+        'float16',
+        [64, 208, 408],
+        ['torch eager', 'torch compiled'],
+        ('--warmup-steps', 20, '--steps', 60),
+        ('--config', GPU_RECIPE, '--optimizer.name', 'sgd'),
+    ),
 }
 
 
@@ -78,10 +100,9 @@ def torch_sides(run: Callable[..., dict], *arguments: object) -> dict[str, Calla
     }
 
 
-def peer(*words: object, program: str = 'torch_peer.py', **variables: str) -> dict:
-    """Run a program of benchmarks/.venv, by default torch_peer.py, with these arguments; return its
-    output."""
-    return run_json([TORCH_PYTHON, ROOT / 'benchmarks' / program, *words], **variables)
+def peer(python: Path, *words: object, **variables: str) -> dict:
+    """Run torch_peer.py with these arguments; return its output."""
+    return run_json([python, ROOT / 'benchmarks/torch_peer.py', *words], **variables)
 
 
 def local_command(config: object, run_dir: object, *options: object) -> list[str]:
@@ -147,7 +168,7 @@ def load_recipe(config: Path) -> dict:
 
 
 def train_torch(
-    config: Path, precision: str, *options: object, seed: int = 0, **variables: str
+    python: Path, config: Path, precision: str, *options: object, seed: int = 0, **variables: str
 ) -> dict:
     """Train a configuration with torch; with --steps among the options, time only that many
     steps."""
@@ -158,34 +179,39 @@ def train_torch(
     if not labels.exists() or labels.stat().st_mtime < (data / 'manifest.json').stat().st_mtime:
         dump_arrays(data, arrays)
     words = ['train', '--precision', precision, '--recipe', json.dumps(recipe)]
-    return peer(*words, '--folder', arrays, '--seed', seed, *options, **variables)
+    return peer(python, *words, '--folder', arrays, '--seed', seed, *options, **variables)
 
 
 def compare(title: str, sides: dict[str, Callable[[], dict]], rounds: int) -> None:
-    """Measure all sides in turn, `rounds` times; print medians and the ratio of the first side to
-    the fastest other."""
-    rates: dict[str, list[float]] = {name: [] for name in sides}
+    """Measure all sides in turn, `rounds` times; print medians, and the ratio of the first side,
+    which is mlperf-rn50, to the fastest other."""
+    measured: dict[str, list[dict]] = {name: [] for name in sides}
     for number in range(rounds):
         for name, measure in sides.items():
-            rates[name].append(measure()['images_per_s'])
-            print(f'round {number + 1}  {name:34s} {rates[name][-1]:10.2f}', file=sys.stderr)
+            measured[name].append(measure())
+            rate = measured[name][-1]['images_per_s']
+            print(f'round {number + 1}  {name:34s} {rate:10.2f}', file=sys.stderr)
+    own = measured[NAME][0]
+    gflop = own['gflop_per_step'] / own['local_batch_size']
+    peak = max(m.get('peak_gflops', 0) for of_side in measured.values() for m in of_side)
+    rates = {name: [m['images_per_s'] for m in of_side] for name, of_side in measured.items()}
     medians = {name: statistics.median(values) for name, values in rates.items()}
     first, *others = medians.values()
     for name, median in medians.items():
         print(
             f'{name:34s} median {median:10.2f}  of {" ".join(f"{v:.2f}" for v in rates[name])}  '
-            f'{first / median:.3f}'
+            f'{first / median:.3f}  {median * gflop / peak:.1%} of peak'
         )
     print(f'{title}, images/s: ratio {first / max(others):.3f}')
 
 
 def compare_targets(
-    config: Path, precision: str, seeds: Sequence[int], names: Sequence[str]
+    config: Path, precision: str, seeds: Sequence[int], names: Sequence[str], python: Path
 ) -> None:
     """Train each named side to the target with each seed; print the medians."""
     sides = {
         NAME: partial(train_program, config, precision),
-        **torch_sides(train_torch, config, precision),
+        **torch_sides(train_torch, python, config, precision),
     }
     results: dict[str, list[dict]] = {name: [] for name in names}
     for seed in seeds:
@@ -217,53 +243,66 @@ def main() -> None:
     )
     parser.add_argument('what', choices=['step', 'rate', 'target'])
     parser.add_argument('config', nargs='?', type=lambda p: Path(p).resolve())
-    parser.add_argument('--precision', choices=['float32', 'bfloat16'], default='float32')
-    parser.add_argument(
+    add = parser.add_argument
+    add('--device', choices=DEVICES, default='cpu', help='of step (default cpu)')
+    add('--batch-sizes', type=int, nargs='+', help='of step (default 32, or 64 208 408 on a GPU)')
+    add(
+        '--torch-python',
+        type=lambda p: Path(p).absolute(),
+        default=ROOT / 'benchmarks/.venv/bin/python',
+        help='Python with PyTorch and NumPy (default: that of benchmarks/setup.sh)',
+    )
+    add(
+        '--precision',
+        choices=['float32', 'bfloat16', 'float16'],
+        help='default float32, or float16 on a GPU',
+    )
+    add(
         '--rounds', type=int, default=3, help='measurements per side, for step and rate (default 3)'
     )
-    parser.add_argument(
+    add(
         '--seeds',
         type=int,
         nargs='+',
         default=[0, 1, 2],
         help='of runs, for target (default 0 1 2)',
     )
-    parser.add_argument(
+    add(
         '--sides',
         nargs='+',
-        choices=[NAME, *SIDES, TENSORFLOW],
+        choices=[NAME, *SIDES],
         default=[],
-        help='mlperf-rn50 first (default: all, but for target only the torch sides with huge '
-        'pages)',
+        help='mlperf-rn50 first (default: all, but on a GPU and for target only two torch sides)',
     )
     options = parser.parse_args()
-    config, precision = options.config, options.precision
+    config, python, device = options.config, options.torch_python, DEVICES[options.device]
+    precision = options.precision or device.precision
     if (options.what == 'step') != (config is None):
         parser.error('CONFIG: required for rate and target, not allowed for step')
     if options.what == 'target':
-        compare_targets(config, precision, options.seeds, options.sides or [NAME, *list(SIDES)[2:]])
+        names = options.sides or [NAME, *list(SIDES)[2:]]
+        compare_targets(config, precision, options.seeds, names, python)
         return
-    if options.what == 'step':
-        steps = ('--warmup-steps', 2, '--steps', 5)
-        bench_options: tuple[object, ...] = ('--batch-sizes', STEP_BATCH, *steps)
-        sides = {
-            **torch_sides(peer, 'step', '--precision', precision, *steps),
-            TENSORFLOW: partial(
-                peer, '--precision', precision, *steps, program='tensorflow_peer.py', **BOUND
-            ),
-        }
-    else:
+
+    def compare_case(title: str, words: Sequence[object], torch: dict) -> None:
+        own = partial(bench, 'train', *words, '--precisions', precision)
+        sides = {NAME: own, **torch}
+        names = options.sides or [NAME, *device.sides]
+        compare(f'{title}, {precision}', {name: sides[name] for name in names}, options.rounds)
+
+    if options.what == 'rate':
         steps = ('--warmup-steps', 3, '--steps', 12)
         size = load_recipe(config)['train']['global_batch_size']
-        bench_options = ('--config', config, '--inputs', 'real', '--batch-sizes', size, *steps)
-        sides = torch_sides(train_torch, config, precision, *steps)
-    words = (*bench_options, '--precisions', precision)
-    sides = {NAME: partial(bench, 'train', *words), **sides}
-    compare(
-        f'{config.stem if config else "training step"}, {precision}',
-        {name: sides[name] for name in options.sides or sides},
-        options.rounds,
-    )
+        words = ('--config', config, '--inputs', 'real', '--batch-sizes', size, *steps)
+        compare_case(
+            config.stem, words, torch_sides(train_torch, python, config, precision, *steps)
+        )
+        return
+    for size in options.batch_sizes or device.batch_sizes:
+        words = (*device.words, '--train.device', options.device, '--batch-sizes', size)
+        case = ('--device', options.device, '--precision', precision, '--batch-size', size)
+        torch = torch_sides(peer, python, 'step', *case, *device.steps)
+        compare_case(f'training step, batch {size}', (*words, *device.steps), torch)
 
 
 if __name__ == '__main__':

@@ -58,16 +58,19 @@ def test_archive_has_results_of_parts_without_mxnet_if_it_cannot_use_the_card(
     monkeypatch.setenv('SECRET_TOKEN', 'hidden')
     monkeypatch.setenv('MXNET_SHOWN', '1')
     parts = [
-        python('synthetic, 408', f'print({json.dumps(ROWS)!r})', needs_kernels=False),
+        python('synthetic, 408', f'print({json.dumps(ROWS)!r})', needs=()),
         python('training', 'raise SystemExit(1)'),
-        python('broken', 'raise SystemExit("why")', needs_kernels=False),
+        python('broken', 'raise SystemExit("why")', needs=()),
     ]
     with own_signals():
-        assert run_all(parts, 'NVIDIA H100 80GB HBM3', 'no code for it', 12, tmp_path) == 1
+        assert (
+            run_all(parts, 'NVIDIA H100 80GB HBM3', {'kernels': 'no code for it'}, 12, tmp_path)
+            == 1
+        )
     files, results = contents(tmp_path)
     assert [(r['part'], r['status'], r['reason']) for r in results] == [
         ('synthetic, 408', 'passed', ''),
-        ('training', 'not run', 'no code for it'),
+        ('training', 'left out', 'no code for it'),
         ('broken', 'failed', 'why'),
     ]
     facts = {
@@ -89,7 +92,7 @@ def test_interrupted_run_stops_its_part_and_writes_the_archive(tmp_path):
     sleeping = "Part('second', ['sh', '-c', 'echo $$ > pid; sleep 900'])"
     parts = f"[Part('first', ['true']), {sleeping}, Part('third', ['true'])]"
     program = (
-        f"from gpu.run_parts import *; sys.exit(run_all({parts}, 'card', '', 60, "
+        f"from gpu.run_parts import *; sys.exit(run_all({parts}, 'card', {{}}, 60, "
         f'Path({str(tmp_path)!r})))'
     )
     process = subprocess.Popen([sys.executable, '-c', program], cwd=ROOT / 'tests')
