@@ -115,23 +115,23 @@ def top1_of_epochs(lines: Sequence[dict]) -> list[float]:
     return [m['num_top1'] / m['num_images'] for m in lines if m['event'] == 'eval']
 
 
-def train(config: object, *options: object) -> list[dict]:
-    """Train with launch/local.sh; return the records of metrics.jsonl."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = local_command(config, folder, *options)
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        path = Path(folder, 'metrics.jsonl')
-        text = path.read_text() if path.exists() else '{}'
-    lines = [json.loads(line) for line in text.splitlines()]
-    if lines[-1].get('status') not in ('converged', 'aborted'):
-        sys.exit(done.stderr)
-    return lines
+def ended_runs(folder: Path) -> list[list[dict]]:
+    """Return the records of metrics.jsonl of each complete run in a folder."""
+    texts = [path.read_text() for path in sorted(folder.glob('metrics*.jsonl'))]
+    runs = [[json.loads(line) for line in text.splitlines()] for text in texts]
+    return [lines for lines in runs if lines and lines[-1]['event'] == 'end']
 
 
 def train_program(config: Path, precision: str, seed: int) -> dict:
     """Train with mlperf-rn50; return time, epochs and the Top-1 of every epoch."""
-    lines = train(config, '--run.seed', seed, '--train.precision', precision)
-    end, top1 = lines[-1], top1_of_epochs(lines)
+    with tempfile.TemporaryDirectory() as folder:
+        words = ('--run.seed', seed, '--train.precision', precision)
+        command = local_command(config, folder, *words)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        runs = ended_runs(Path(folder))
+    if not runs:
+        sys.exit(done.stderr)
+    end, top1 = runs[0][-1], top1_of_epochs(runs[0])
     return {
         'time_to_train_s': end['time_to_train_s'],
         'epochs': len(top1),

@@ -5,37 +5,22 @@ As in `train`, each run is compared with other systems of the same or a similar 
 spreads are from other rounds only. Faults start after a third of the schedule: the accuracy stops
 changing, or is 3 or 2 points too low.
 
-Usage: python benchmarks/replay.py [FOLDER]
-
-FOLDER is a tree of published logs to compare with the packaged table of published systems; without
-FOLDER, the runs in the table are compared with each other.
+Usage: python benchmarks/replay.py
 """
 
-import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from mlperf_rn50.analysis.recipe.band import Band, Curve, band, is_behind
 from mlperf_rn50.analysis.recipe.choose import STEP_SCHEDULE_EPOCHS
 from mlperf_rn50.analysis.recipe.reference import Reference, find_published, typical_spreads
-from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.mllog.logged_run import Run
 
 FAULT_AT = 1 / 3  # fraction of the schedule
 FAULTS = ('stuck', '3 points low', '2 points low')
-
-
-def with_recipe(known: RunSet) -> RunSet:
-    """Return a set with the recipe of the published set of the same name, because v0.5 logs lack
-    parts of it."""
-    own = next(
-        (s for s in load_published() if s.name == known.name and s.round == known.round), known
-    )
-    return replace(known, unlogged=vars(own.recipe))
 
 
 def length_of(known: RunSet) -> float:
@@ -125,21 +110,18 @@ NAMES = {
 }
 
 
-def main() -> int:
-    sets: Sequence[RunSet] = load_published()
-    if len(sys.argv) > 1:
-        systems = load_run_sets([Path(p) for p in sys.argv[1:]])
-        sets = [with_recipe(s) for s in systems if s.has_recipe and s.is_imagenet]
+def main() -> None:
     print(
         '| compared with | sets | runs | false alarms | stuck found | 3 points low | 2 points low '
         '| latest, of the schedule |\n|---|---|---|---|---|---|---|---|'
     )
-    for how, t in sorted(replay(sets).items(), key=lambda pair: list(NAMES).index(pair[0])):
+    for how, t in sorted(
+        replay(load_published()).items(), key=lambda pair: list(NAMES).index(pair[0])
+    ):
         shares = [f'{t.flagged[f]} ({t.flagged[f] / t.runs:.0%})' for f in ('good', *FAULTS)]
         latest = ', '.join(f'{t.latest[f]:.2f}' for f in FAULTS)
         print(f'| {NAMES[how]} | {len(t.systems)} | {t.runs} | {" | ".join(shares)} | {latest} |')
-    return 0
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    main()

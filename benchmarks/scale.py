@@ -2,13 +2,14 @@
 decoded.
 
 Measures the thread that feeds DALI, per step and at the start of an epoch (order, random numbers,
-requests to the reading threads), the main thread in a training step and for the bytes read in an
-epoch by each host, and the time to open the data. Uses synthetic indexes for empty files of the
-right size. The time of operators and of Horovod's exchange does not count in a step: its arrays
-have 4 channels and an image of 32 pixels, and Horovod's library returns at once. Then times what a
-rank computes for all 10,000: nodes, GPUs and sets of ranks once, the values of all ranks at
-evaluations, only on rank 0, and with shuffle=node the order of every epoch. Usage: .venv/bin/python
-benchmarks/scale.py [ROUNDS [EPOCHS]]
+requests to the reading threads), the main thread in a training step, and the time to open the data.
+Uses synthetic indexes for empty files of the right size. The time of operators and of Horovod's
+exchange does not count in a step: its arrays have 4 channels and an image of 32 pixels, and
+Horovod's library returns at once. Then times what a rank computes for all 10,000: nodes, GPUs and
+sets of ranks once, the values of all ranks at evaluations, only on rank 0, and with shuffle=node
+the order of every epoch.
+
+Usage: .venv/bin/python benchmarks/scale.py [ROUNDS [EPOCHS]]
 """
 
 import json
@@ -16,8 +17,10 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -42,9 +45,9 @@ from mlperf_rn50.train.comm import horovod as comm_module
 from mlperf_rn50.train.comm.horovod import open_comm
 from mlperf_rn50.train.comm.rank_checks import describe_divergence, find_stragglers
 from mlperf_rn50.train.comm.rank_times import sum_times
-from mlperf_rn50.train.comm.sharing import check_places, find_sets
+from mlperf_rn50.train.comm.sharing import find_sets
 from mlperf_rn50.train.comm.step_timer import COLUMNS
-from mlperf_rn50.train.loop import RankPlace, report_reads
+from mlperf_rn50.train.loop import RankPlace
 from mlperf_rn50.train.optimizer import group_size
 from mlperf_rn50.train.options import OptimizerConfig, TrainConfig
 from mlperf_rn50.train.plan import make_plan
@@ -100,6 +103,12 @@ def shard_of(num_ranks: int) -> Shard:
     )
 
 
+def measure_ms(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    begin = clock()
+    work()
+    return 1e3 * (clock() - begin)
+
+
 def feeding_ms(records: RecordFile, shard: Shard, seed: int) -> tuple[list[float], list[float]]:
     """Return ms in the thread that feeds DALI for steps within epochs, and for the first steps of
     later epochs."""
@@ -111,11 +120,8 @@ def feeding_ms(records: RecordFile, shard: Shard, seed: int) -> tuple[list[float
     ahead = DATA.prefetch_depth + DATA.read_threads + 1
     for step in range(ahead, ahead + EPOCHS * shard.steps_per_epoch):
         time.sleep(STEP_S)
-        begin = time.perf_counter()
-        next(source)
-        (steps if step % shard.steps_per_epoch else starts).append(
-            1e3 * (time.perf_counter() - begin)
-        )
+        cost_ms = measure_ms(lambda: next(source))
+        (steps if step % shard.steps_per_epoch else starts).append(cost_ms)
     source.close()
     return steps, starts
 
@@ -155,39 +161,15 @@ def step_ms(num_ranks: int) -> list[float]:
         batches = synthetic_batches(config, plan.train_shard(comm.rank), None)
         for step in range(3 + ROUNDS * 30):
             trainer.settle()
-            begin = time.thread_time()
-            trainer.step(batches, step % plan.steps_per_epoch, plan.learning_rate(step))
-            times.append(1e3 * (time.thread_time() - begin))
+            number, rate = step % plan.steps_per_epoch, plan.learning_rate(step)
+            work = partial(trainer.step, batches, number, rate)
+            times.append(measure_ms(work, time.thread_time))
     return times[3:]
 
 
-def report_ms(num_ranks: int) -> list[float]:
-    """Return ms of the main thread to report the bytes that each host read in an epoch, without the
-    exchange."""
-    plan, times = make_plan(Config(train=TrainConfig(local_batch_size=1)), num_ranks), []
-    with made_up_ranks(num_ranks):
-        run = SimpleNamespace(
-            plan=plan,
-            comm=open_comm('none'),
-            trainer=SimpleNamespace(take_bytes=lambda: (1, 1)),
-            hosts=[
-                RankPlace(f'n{r // RANKS_PER_NODE}', 0, RANKS_PER_NODE, '')
-                for r in range(num_ranks)
-            ],
-            emit=lambda event: None,
-        )
-        for epoch in range(10):
-            begin = time.thread_time()
-            report_reads(run, epoch)
-            times.append(1e3 * (time.thread_time() - begin))
-    return times
-
-
-def opening_s(folder: Path) -> float:
-    begin = time.perf_counter()
-    for split in ('train', 'validation'):
-        find_split(replace(DATA, dir=str(folder)), split)()
-    return time.perf_counter() - begin
+def opening_ms(folder: Path) -> float:
+    data = replace(DATA, dir=str(folder))
+    return measure_ms(lambda: [find_split(data, split)() for split in ('train', 'validation')])
 
 
 def many_ranks_ms() -> list[tuple[str, float]]:
@@ -198,8 +180,7 @@ def many_ranks_ms() -> list[tuple[str, float]]:
         View(f'n{node}', tuple(f'GPU-{node}-{i}' for i in range(RANKS_PER_NODE)))
         for node in node_of
     ]
-    places = [(f'n{node}', rank % RANKS_PER_NODE) for rank, node in enumerate(node_of)]
-    names = ','.join(dict.fromkeys(name for name, _ in places))
+    names = ','.join(dict.fromkeys(h.name for h in hosts))
     times = sum_times(np.random.default_rng(0).random((156, len(COLUMNS))), np.zeros(156))
     ranks = [
         {'rank': rank, 'host': h.name, 'cores': '0-15', **times} for rank, h in enumerate(hosts)
@@ -207,23 +188,17 @@ def many_ranks_ms() -> list[tuple[str, float]]:
     texts = json.dumps(ranks)  # as HorovodComm.gather_object parses them
     digests = [{f'array{i}': i + (rank == i) for i in range(150)} for rank in range(MANY_RANKS)]
     shard = replace(shard_of(MANY_RANKS), rotation_epochs=10)
-    rows = []
-    for name, work in (
+    works = (
         ('hosts of the launcher', lambda: parse_hosts(names)),
         ('nodes', lambda: nodes_of(hosts)),
         ('GPUs', lambda: choose_gpus(views, 1)),
         ('sets of ranks', lambda: find_sets(MANY_RANKS, 1)),
-        ('sets for shared GPUs', lambda: find_sets(MANY_RANKS, 2)),
-        ('places of shared GPUs', lambda: check_places(places, 2)),
         ('parsed step times', lambda: json.loads(texts)),
         ('stragglers', lambda: find_stragglers(ranks)),
         ('ranks that differ', lambda: describe_divergence(digests, 0)),
         ('order of an epoch', lambda: epoch_order(shard, 0, 0)),
-    ):
-        begin = time.perf_counter()
-        work()
-        rows.append((name, 1e3 * (time.perf_counter() - begin)))
-    return rows
+    )
+    return [(name, measure_ms(work)) for name, work in works]
 
 
 def print_row(name: str, values: list[float], limit: float) -> None:
@@ -238,7 +213,7 @@ def main() -> None:
     print('medians (worst)')
     with tempfile.TemporaryDirectory() as name:
         make_folder(Path(name))
-        print_row('opening the data, s', [opening_s(Path(name)) for _ in range(ROUNDS)], 0.2)
+        print_row('opening the data, ms', [opening_ms(Path(name)) for _ in range(ROUNDS)], 200)
         records = NoImages(Path(name) / 'train.rec')
         for num_ranks in IMAGES_PER_RANK:
             shard, steps, starts = shard_of(num_ranks), [], []
@@ -248,7 +223,6 @@ def main() -> None:
             print(f'rank {shard.rank:,} of {num_ranks:,}, batch {shard.global_batch_size:,}')
             print_row('feeding, step, ms', steps, 1)
             print_row('feeding, epoch start, ms', starts, 20)
-            print_row('bytes read by host, ms', report_ms(num_ranks), 20)
             print_row('training step, Python, ms', step_ms(num_ranks), 5)
     print(f'{MANY_RANKS:,} ranks on {MANY_RANKS // RANKS_PER_NODE:,} nodes   limit 2,000')
     for row, value_ms in many_ranks_ms():

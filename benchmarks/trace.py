@@ -10,9 +10,10 @@ its reverse, which removes linear drift. Direct: CPU time of the timer's own wor
 step as if all of it delayed the step. It is measured on the main thread (around each call, in the
 rounds), on the timer's thread (in the rounds), and on the threads of MXNet's engine (the operations
 that the timer pushes, alone, after the caches were filled with other data). The report at an
-evaluation is not part of these. A line below the table has its time, with a barrier of the ranks.
+evaluation is not part of these.
 
 Usage: .venv/bin/python benchmarks/trace.py [--seconds 600] [--cases digits,resnet50]
+The case digits requires data/digits: mlperf-rn50 prepare digits --out data/digits
 """
 
 import argparse
@@ -137,7 +138,7 @@ class Measurement:
             pending.append(trainer.step(self.batches, number_in_epoch, self.plan.learning_rate(0)))
             for _ in range(len(pending) - 2):
                 trainer.read(pending.pop(0))
-            times.trace()
+            times.take_trace()
         for step in pending:
             trainer.read(step)
         self.wait()
@@ -182,17 +183,6 @@ class Measurement:
             cpu_s += time.process_time() - time.thread_time() - thread_cpu_s(timer) - before
         return cpu_s / SAMPLING_STEPS
 
-    def report_s(self):
-        """Return the seconds of a report at an evaluation."""
-        self.run('always on', 2)
-        times = self.times['always on']
-        times._timer = self.timers['always on']
-        self.comm.barrier()
-        start = time.perf_counter()
-        times.report(0, 0.0, 0.0)
-        self.comm.barrier()
-        return time.perf_counter() - start
-
 
 def thread_cpu_s(timer):
     """Return the CPU seconds of a timer's thread."""
@@ -209,7 +199,7 @@ def measure(case, seconds):
     for variant in VARIANTS:
         measurement.run(variant, 2)
     end, rank = time.monotonic() + seconds, measurement.comm.rank
-    found = {'engine': measurement.engine(), 'report_s': measurement.report_s()}
+    found = {'engine': measurement.engine()}
     while True:
         if rank == 0:
             print('line', json.dumps(found), flush=True)
@@ -273,17 +263,12 @@ def main():
     options = parser.parse_args()
     if options.measure:
         return measure(options.measure, options.seconds)
-    if not (ROOT / 'data/digits').exists():
-        command = [sys.executable, *'-m mlperf_rn50 prepare digits --out data/digits'.split()]
-        subprocess.run(command, check=True, cwd=ROOT)
-    rows, notes = [], []
+    rows = []
     for case in options.cases.split(','):
-        lines = collect(case, options.seconds)
-        rows += make_rows(case, lines)
-        notes.append(f'{case}: report {1000 * lines[0]["report_s"]:.1f} ms per evaluation')
-    head = ['case', 'timer', 'rounds', 'ms/step', 'overhead (95 %)']
-    head += ['direct, us: main + thread + engine', 'direct', 'target']
-    print(tabulate(rows, head, disable_numparse=True), *notes, sep='\n')
+        rows += make_rows(case, collect(case, options.seconds))
+    direct = 'direct, us: main + thread + engine'
+    head = ['case', 'timer', 'rounds', 'ms/step', 'overhead (95 %)', direct, 'direct', 'target']
+    print(tabulate(rows, head, disable_numparse=True))
 
 
 if __name__ == '__main__':

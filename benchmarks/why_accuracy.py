@@ -6,7 +6,7 @@ code. The healthy runs differ in seed, batch, schedule, augmentation, ranks and 
 mistake in the code is a function of this file that changes the program in the training process, but
 not in that of `why`. Each run names the first healthy run of its data set as run.reference.
 
-Usage: .venv/bin/python benchmarks/why_accuracy.py [--work FOLDER] [--only-train | --only-why] [NAME
+Usage: .venv/bin/python benchmarks/why_accuracy.py [--work FOLDER] [--only-why] [NAME
 ...] Each run is in FOLDER/runs/NAME and is trained only once. NAME: mistakes and healthy runs of
 the table (default: all)
 """
@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from compare import PYTHON, ROOT, read_metrics
+from compare import PYTHON, ROOT, ended_runs, top1_of_epochs
+from PIL import Image
 from tabulate import tabulate
 
 from mlperf_rn50.cli import main as run_command
@@ -57,11 +58,14 @@ class Case:
     change: Callable[[Dataset], Dataset] | None = None
     patch: Callable[[], None] | None = None
     ranks: int = 1
-    is_better: bool = False  # whether the mistake raises the accuracy
 
     @property
     def slug(self) -> str:
         return ''.join(c if c.isalnum() else '_' for c in self.name)
+
+    @property
+    def lowers_accuracy(self) -> bool:
+        return self.causes not in ('', 'leak')
 
 
 # Mistakes in data and labels
@@ -79,7 +83,6 @@ def relabel(split: str, rule: Callable[[int, np.random.Generator], int]) -> Any:
 
 def redraw(split: str, rule: Callable[[np.ndarray], np.ndarray]) -> Any:
     """Return a change that applies a rule to the pixels of a split."""
-    from PIL import Image
 
     def change(d: Dataset) -> Dataset:
         samples = getattr(d, split)
@@ -95,8 +98,6 @@ def exchange(classes: dict[int, int]) -> Any:
 
 def blur(pixels: np.ndarray) -> np.ndarray:
     """Reduce an image to a quarter of its side, and enlarge it."""
-    from PIL import Image
-
     image = Image.fromarray(pixels)
     return np.asarray(image.resize((image.width // 4, image.height // 4)).resize(image.size))
 
@@ -162,146 +163,138 @@ def normalise_training() -> None:
     pipeline.build_pipeline = changed
 
 
-def on_digits(name: str, causes: str, options: str = '', **keys: Any) -> Case:
-    return Case(name, 'digits', causes, options, **keys)
+def cells_of(text: str) -> list[list[str]]:
+    """Return the cells of each line of a table."""
+    return [[cell.strip() for cell in line.split('|')] for line in text.strip().splitlines()]
 
 
-def on_cifar10(name: str, causes: str, options: str = '', **keys: Any) -> Case:
-    return Case(name, 'cifar10', causes, options, **keys)
-
-
-ANY = relabel('validation', lambda _, random: random.integers(10))
 PERMUTED = dict(enumerate(np.random.default_rng(7).permutation(10)))
-MISTAKES = [
-    on_digits(
-        'validation labels off by one',
-        'labels_shifted',
-        change=relabel('validation', lambda label, _: (label + 1) % 10),
-    ),
-    on_digits(
-        'two classes swapped in training',
-        'labels_swapped',
-        change=relabel('train', exchange({3: 8, 8: 3})),
-    ),
-    on_digits(
-        'half of the classes missing in training',
-        'classes_missing',
-        change=lambda d: replace(d, train=[s for s in d.train if s.label < 5]),
-    ),
-    on_digits(
-        'validation pixels 0 to 16, not 0 to 255',
-        'value_range normalisation',
-        change=redraw('validation', lambda p: np.rint(p * (16 / 255)).astype(np.uint8)),
-    ),
-    on_digits('learning rate a tenth', 'learning_rate', 'schedule.base_lr=0.002'),
-    on_digits('stopped after 2 of 6 epochs', 'epochs', 'train.max_epochs=2'),
-    on_digits(
-        'decay ends after 1 of 6 epochs',
-        'decay',
-        'schedule.warmup_epochs=0.5 schedule.decay_epochs=1',
-    ),
-    on_digits(
-        'mirrored digits, crops from 5 %',
-        'augmentation crop',
-        'data.crop=random_resized data.min_area=0.05 data.max_area=0.3 data.mirror_probability=0.5',
-    ),
-    on_digits('statistics of BatchNorm not updated', 'batch_norm', 'model.bn_momentum=0.999'),
-    on_digits(
-        'sorted records, not shuffled',
-        'shuffle',
-        change=lambda d: replace(d, train=sorted(d.train, key=lambda s: s.label)),
-        patch=leave_unshuffled,
-    ),
-    on_cifar10(
-        '40 % random labels',
-        'label_noise',
-        change=relabel('train', lambda label, r: r.integers(10) if r.random() < 0.4 else label),
-    ),
-    on_cifar10(
-        'validation stored as BGR',
-        'channel_order',
-        change=redraw('validation', lambda p: np.ascontiguousarray(p[..., ::-1])),
-    ),
-    on_cifar10('validation images in training', 'leak', change=leak, is_better=True),
-    on_cifar10(
-        'learning rate times 30, no warm-up',
-        'learning_rate warmup',
-        'schedule.base_lr=3 schedule.warmup_epochs=0',
-    ),
-    on_cifar10('weight decay times 200', 'weight_decay', 'optimizer.weight_decay=0.1'),
-    on_cifar10('evaluation on the centre quarter', 'crop', 'data.resize_shorter=32'),
-    on_cifar10(
-        'training normalised for 0 to 1', 'normalisation value_range', patch=normalise_training
-    ),
-    on_cifar10('all ranks read one shard', 'equal_shards', patch=give_all_ranks_one_shard, ranks=2),
-    on_cifar10('only the last layer trained', 'frozen', patch=train_last_layer),
-    on_cifar10(
-        'three classes in a cycle',
-        'labels_swapped',
-        change=relabel('train', exchange({3: 4, 4: 5, 5: 3})),
-    ),
-    on_cifar10(
-        'validation classes permuted',
-        'labels_swapped',
-        change=relabel('validation', exchange(PERMUTED)),
-    ),
-    on_cifar10('random validation labels', 'label_noise', change=ANY),
-    on_cifar10('blurred training images', 'blur_or_noise', change=redraw('train', blur)),
-    on_digits('blurred validation images', 'blur_or_noise', change=redraw('validation', blur)),
-    on_cifar10(
-        'gradients summed over the batch', 'gradient_scale learning_rate', patch=sum_gradients
-    ),
-]
-COSINE, STEPS = 'schedule.decay=cosine', 'schedule.decay=step schedule.step_epochs=[4,5]'
-# options of healthy runs by number, as often as given, and their ranks
-HEALTHY = {
-    'digits': [
-        *[('', 1)] * 3,
-        *[('train.global_batch_size=32 schedule.base_lr=0.01', 1)] * 2,
-        ('train.global_batch_size=128 schedule.base_lr=0.03', 1),
-        *[(COSINE, 1)] * 2,
-        *[(STEPS, 1)] * 2,
-        *[('data.crop=padded data.crop_padding=1', 1)] * 2,
-        ('schedule.poly_power=1', 1),
-        ('train.label_smoothing=0.1', 1),
-        ('optimizer.nesterov=true', 1),
-        ('schedule.warmup_epochs=0.5', 1),
-        ('schedule.base_lr=0.03', 1),
-        ('data.last_batch=wrap', 1),
-        ('', 2),
-        (COSINE, 2),
-        (STEPS, 2),
-        ('', 1),
-        (COSINE, 1),
-    ],
-    'cifar10': [
-        *[('', 1)] * 2,
-        (COSINE, 1),
-        ('train.label_smoothing=0', 1),
-        ('data.crop=none', 1),
-        ('', 2),
-        ('', 1),
-    ],
+# name, data set and causes of each mistake, any of which is right
+MISTAKES = """
+validation labels off by one             | digits  | labels_shifted
+two classes swapped in training          | digits  | labels_swapped
+half of the classes missing in training  | digits  | classes_missing
+validation pixels 0 to 16, not 0 to 255  | digits  | value_range normalisation
+learning rate a tenth                    | digits  | learning_rate
+stopped after 2 of 6 epochs              | digits  | epochs
+decay ends after 1 of 6 epochs           | digits  | decay
+mirrored digits, crops from 5 %          | digits  | augmentation crop
+statistics of BatchNorm not updated      | digits  | batch_norm
+sorted records, not shuffled             | digits  | shuffle
+40 % random labels                       | cifar10 | label_noise
+validation stored as BGR                 | cifar10 | channel_order
+validation images in training            | cifar10 | leak
+learning rate times 30, no warm-up       | cifar10 | learning_rate warmup
+weight decay times 200                   | cifar10 | weight_decay
+evaluation on the centre quarter         | cifar10 | crop
+training normalised for 0 to 1           | cifar10 | normalisation value_range
+all ranks read one shard                 | cifar10 | equal_shards
+only the last layer trained              | cifar10 | frozen
+three classes in a cycle                 | cifar10 | labels_swapped
+validation classes permuted              | cifar10 | labels_swapped
+random validation labels                 | cifar10 | label_noise
+blurred training images                  | cifar10 | blur_or_noise
+blurred validation images                | digits  | blur_or_noise
+gradients summed over the batch          | cifar10 | gradient_scale learning_rate
+"""
+# of the mistakes in the recipe
+OPTIONS = {
+    'learning rate a tenth': 'schedule.base_lr=0.002',
+    'stopped after 2 of 6 epochs': 'train.max_epochs=2',
+    'decay ends after 1 of 6 epochs': 'schedule.warmup_epochs=0.5 schedule.decay_epochs=1',
+    'mirrored digits, crops from 5 %': 'data.crop=random_resized data.min_area=0.05 '
+    'data.max_area=0.3 data.mirror_probability=0.5',
+    'statistics of BatchNorm not updated': 'model.bn_momentum=0.999',
+    'learning rate times 30, no warm-up': 'schedule.base_lr=3 schedule.warmup_epochs=0',
+    'weight decay times 200': 'optimizer.weight_decay=0.1',
+    'evaluation on the centre quarter': 'data.resize_shorter=32',
 }
-# parts of the training images, for some of the healthy runs
-PARTS = {
-    ('digits', 21): slice(1100),
-    ('digits', 22): slice(300, None),
-    ('cifar10', 6): slice(100, None),
+# of the mistakes in data and labels
+CHANGES = {
+    'validation labels off by one': relabel('validation', lambda label, _: (label + 1) % 10),
+    'two classes swapped in training': relabel('train', exchange({3: 8, 8: 3})),
+    'half of the classes missing in training': lambda d: replace(
+        d, train=[s for s in d.train if s.label < 5]
+    ),
+    'validation pixels 0 to 16, not 0 to 255': redraw(
+        'validation', lambda p: np.rint(p * (16 / 255)).astype(np.uint8)
+    ),
+    'sorted records, not shuffled': lambda d: replace(
+        d, train=sorted(d.train, key=lambda s: s.label)
+    ),
+    '40 % random labels': relabel(
+        'train', lambda label, r: r.integers(10) if r.random() < 0.4 else label
+    ),
+    'validation stored as BGR': redraw('validation', lambda p: np.ascontiguousarray(p[..., ::-1])),
+    'validation images in training': leak,
+    'three classes in a cycle': relabel('train', exchange({3: 4, 4: 5, 5: 3})),
+    'validation classes permuted': relabel('validation', exchange(PERMUTED)),
+    'random validation labels': relabel('validation', lambda _, random: random.integers(10)),
+    'blurred training images': redraw('train', blur),
+    'blurred validation images': redraw('validation', blur),
 }
+# of the mistakes in the code
+PATCHES = {
+    'sorted records, not shuffled': leave_unshuffled,
+    'training normalised for 0 to 1': normalise_training,
+    'all ranks read one shard': give_all_ranks_one_shard,
+    'only the last layer trained': train_last_layer,
+    'gradients summed over the batch': sum_gradients,
+}
+# data set, ranks, options and, if it is a part, the training images of each healthy run
+HEALTHY = """
+digits  | 1 |
+digits  | 1 |
+digits  | 1 |
+digits  | 1 | train.global_batch_size=32 schedule.base_lr=0.01
+digits  | 1 | train.global_batch_size=32 schedule.base_lr=0.01
+digits  | 1 | train.global_batch_size=128 schedule.base_lr=0.03
+digits  | 1 | schedule.decay=cosine
+digits  | 1 | schedule.decay=cosine
+digits  | 1 | schedule.decay=step schedule.step_epochs=[4,5]
+digits  | 1 | schedule.decay=step schedule.step_epochs=[4,5]
+digits  | 1 | data.crop=padded data.crop_padding=1
+digits  | 1 | data.crop=padded data.crop_padding=1
+digits  | 1 | schedule.poly_power=1
+digits  | 1 | train.label_smoothing=0.1
+digits  | 1 | optimizer.nesterov=true
+digits  | 1 | schedule.warmup_epochs=0.5
+digits  | 1 | schedule.base_lr=0.03
+digits  | 1 | data.last_batch=wrap
+digits  | 2 |
+digits  | 2 | schedule.decay=cosine
+digits  | 2 | schedule.decay=step schedule.step_epochs=[4,5]
+digits  | 1 |  | 0:1100
+digits  | 1 | schedule.decay=cosine | 300:1437
+cifar10 | 1 |
+cifar10 | 1 |
+cifar10 | 1 | schedule.decay=cosine
+cifar10 | 1 | train.label_smoothing=0
+cifar10 | 1 | data.crop=none
+cifar10 | 2 |
+cifar10 | 1 |  | 100:2500
+"""
 
 
-def healthy(dataset: str, number: int) -> Case:
-    options, ranks = HEALTHY[dataset][number]
-    change, part = None, PARTS.get((dataset, number))
-    if part:
-        change = lambda d: replace(d, train=d.train[part])  # noqa: E731
+def mistake(name: str, dataset: str, causes: str) -> Case:
+    options, change, patch = (table.get(name) for table in (OPTIONS, CHANGES, PATCHES))
+    ranks = 2 if causes == 'equal_shards' else 1
+    return Case(name, dataset, causes, options or '', change, patch, ranks)
+
+
+def healthy(number: int, dataset: str, ranks: str, options: str, images: str = '') -> Case:
+    part = slice(*map(int, images.split(':'))) if images else slice(None)
+    change = (lambda d: replace(d, train=d.train[part])) if images else None
     options = f'run.seed={number} {options}'
-    return Case(f'healthy {dataset} {number}', dataset, '', options, change, ranks=ranks)
+    return Case(f'healthy {dataset} {number}', dataset, '', options, change, ranks=int(ranks))
 
 
-GOOD = [healthy(dataset, k) for dataset, runs in HEALTHY.items() for k in range(len(runs))]
-CASES = {case.name: case for case in (*GOOD, *MISTAKES)}
+GOOD = [
+    healthy(number, *cells)
+    for dataset in TARGETS
+    for number, cells in enumerate(c for c in cells_of(HEALTHY) if c[0] == dataset)
+]
+CASES = {case.name: case for case in (*GOOD, *(mistake(*cells) for cells in cells_of(MISTAKES)))}
 
 
 @cache
@@ -325,9 +318,7 @@ def prepare(case: Case, work: Path) -> str:
 
 def accuracy(run: Path) -> float | None:
     """Return the best Top-1 of a complete run, or None."""
-    lines = read_metrics(run)
-    top1 = [m['num_top1'] / m['num_images'] for m in lines if m.get('event') == 'eval']
-    return max(top1, default=0.0) if lines[-1].get('event') == 'end' else None
+    return max(map(max, map(top1_of_epochs, ended_runs(run))), default=None)
 
 
 def train(case: Case, run: Path, work: Path) -> None:
@@ -342,12 +333,8 @@ def train(case: Case, run: Path, work: Path) -> None:
     )
     config = ROOT / f'launch/configs/{case.dataset}_cpu.yaml'
     words = ['train', '--config', config, *(f'--{option}' for option in options.split())]
-    if case.patch or case.ranks > 1:
-        start = ['launch/ranks.sh', case.ranks] if case.ranks > 1 else []
-        command = [*start, PYTHON, __file__, '--run', case.name, *words]
-        subprocess.run([str(w) for w in command], cwd=ROOT)
-    else:  # in this process, to import MXNet only once
-        run_command([str(w) for w in words])
+    command = ['launch/ranks.sh', case.ranks, PYTHON, __file__, '--run', case.name, *words]
+    subprocess.run([str(w) for w in command], cwd=ROOT)
 
 
 def named_causes(run: Path) -> list[str]:
@@ -359,20 +346,18 @@ def named_causes(run: Path) -> list[str]:
     return [c['cause'] for c in json.loads(done.stdout)['accuracy']['causes']]
 
 
-def judge(case: Case, reached: float | None, named: list[str] | None) -> str:
-    """Return the result of a run; named: causes, or None if `why` was not run."""
+def judge(case: Case, reached: float | None, named: list[str]) -> str:
+    """Return the result of a run, given its accuracy and the causes that `why` named."""
     if reached is None:
         return 'not trained'
-    if (reached < TARGETS[case.dataset]) != bool(case.causes and not case.is_better):
+    if (reached < TARGETS[case.dataset]) != case.lowers_accuracy:
         return 'unfit'
-    if named is None:
-        return 'trained'
     is_named = bool(set(named) & set(case.causes.split())) and len(named) <= MOST_NAMED
     return 'ok' if (is_named if case.causes else not named) else 'wrong'
 
 
 def main() -> None:
-    if sys.argv[1:2] == ['--run']:  # the training process of a mistake in the code
+    if sys.argv[1:2] == ['--run']:  # a training process
         if patch := CASES[sys.argv[2]].patch:
             patch()
         sys.exit(run_command(sys.argv[3:]))
@@ -382,7 +367,6 @@ def main() -> None:
     )
     parser.add_argument('names', nargs='*', help='runs (default: all)')
     parser.add_argument('--work', type=Path, default=ROOT / 'logs/why_accuracy')
-    parser.add_argument('--only-train', action='store_true', help='do not run `why`')
     parser.add_argument('--only-why', action='store_true', help='use only runs that exist')
     options = parser.parse_args()
     work, rows = options.work.resolve(), []
@@ -392,7 +376,7 @@ def main() -> None:
         if not options.only_why:
             train(case, run, work)
         reached = accuracy(run)
-        named = None if options.only_train or reached is None else named_causes(run)
+        named = named_causes(run) if reached is not None else []
         result = judge(case, reached, named)
         results[bool(case.causes)].append(result)
         rows.append(
@@ -402,19 +386,18 @@ def main() -> None:
                 case.causes.replace(' ', ' or ') or 'none',
                 f'{100 * (reached or 0):.1f}',
                 f'{100 * TARGETS[case.dataset]:.0f}',
-                ', '.join(named or ()) or 'none',
+                ', '.join(named) or 'none',
                 result,
             ]
         )
-        print('  '.join(rows[-1]), file=sys.stderr, flush=True)
+        print('  '.join(rows[-1]), file=sys.stderr)
     print(tabulate(rows, ('run', 'data', 'expected', 'Top-1', 'target', 'named', 'result')))
-    if not options.only_train:
-        planted, good = ([r for r in results[kind] if r != 'not trained'] for kind in (True, False))
-        print(
-            f'named: {planted.count("ok")} of {len(planted)} mistakes; accused: '
-            f'{good.count("wrong")} of {len(good)} healthy runs; without effect or not healthy: '
-            f'{(planted + good).count("unfit")}'
-        )
+    planted, good = ([r for r in results[kind] if r != 'not trained'] for kind in (True, False))
+    print(
+        f'named: {planted.count("ok")} of {len(planted)} mistakes; accused: '
+        f'{good.count("wrong")} of {len(good)} healthy runs; without effect or not healthy: '
+        f'{(planted + good).count("unfit")}'
+    )
 
 
 if __name__ == '__main__':

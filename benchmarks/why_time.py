@@ -343,7 +343,7 @@ def main() -> int:
             kinds = options.kinds.split(',') if number < options.rounds else []
             for kind in [*['healthy'] * (number < options.healthy), *kinds]:
                 rows.append(make_row(kind, train(cluster, kind)))
-                print(*rows[-1], file=sys.stderr, flush=True)
+                print(*rows[-1], file=sys.stderr)
     print(fit_columns(('fault', 'run s', 'planted %', 'verdict', 'named %', 'ok'), rows))
     return int(any(row[-1] == 'no' for row in rows))
 
