@@ -45,6 +45,7 @@ CLOCKS = (
 VARIABLES = (
     '(CUDA|CUDNN|DALI|HOROVOD|KMP|MLPERF_RN50|MXNET|NCCL|NVIDIA|OMP|OMPI|UCX)_|LD_LIBRARY_PATH|PATH'
 )
+TORCH_PYTHONS = str(ROOT / 'benchmarks/.venv/bin/python'), '/usr/bin/python3'
 # what a part may need
 KERNELS, NVJPEG, HOROVOD = 'kernels', 'nvJPEG', 'Horovod'
 SHARING, DIGITS, TORCH = 'MPS', 'digits', 'PyTorch'
@@ -163,7 +164,8 @@ def make_parts(is_nvidias: bool, num_gpus: int, work: Path, torch_python: str = 
         tests('streams', 'pipeline', 'overwritten'),
         tests('layers', 'layers'),
         tests('steps', 'step', 'not resnet50' if IS_DRY else '', limit_s=1200),
-        tests('exchange', 'exchange', needs=RANKS),
+        tests('exchange', 'exchange', 'all_ranks[1]', needs=(KERNELS, HOROVOD)),
+        tests('exchange, two ranks per GPU', 'exchange', 'all_ranks[2]', needs=RANKS),
         bench('input cpu', medium, *warm, kind='data'),
         *(of_several if num_gpus > 1 else []),
         bench(
@@ -193,13 +195,7 @@ def has_torch(python: str) -> bool:
     return 'torch here' in output_of(python, '-c', 'import numpy, torch; print("torch here")')
 
 
-def find_torch_python() -> str:
-    """Return the first Python with PyTorch, '' if there is none."""
-    known = str(ROOT / 'benchmarks/.venv/bin/python'), '/usr/bin/python3', '/usr/local/bin/python3'
-    return next(filter(has_torch, known), '')
-
-
-def find_missing(torch_python: str) -> dict[str, str]:
+def find_missing(has_torch: bool) -> dict[str, str]:
     """Return why parts that need something are left out, by need; a dry run lacks only nvJPEG."""
     build = output_of('horovodrun', '--check-build')
     backend = 'MPI' if IS_DRY else 'NCCL'
@@ -208,7 +204,7 @@ def find_missing(torch_python: str) -> dict[str, str]:
         SHARING: IS_DRY or shutil.which('nvidia-cuda-mps-control'),
         NVJPEG: not IS_DRY,
         DIGITS: importlib.util.find_spec('sklearn'),
-        TORCH: torch_python and has_torch(torch_python),
+        TORCH: has_torch,
     }
     reasons = {
         HOROVOD: f'no Horovod with MXNet and {backend}',
@@ -388,6 +384,7 @@ def run_all(
             file.write(json.dumps(result) + '\n')
         with suppress(OSError):  # the terminal is closed
             print(f'{result["seconds"]:7.1f} s  {part.name}: {result["status"]}', flush=True)
+    output_of('launch/mps.sh', 'stop')  # which the parts with several ranks per GPU started
     if clocks:
         stop(clocks)
     write_facts(out / 'end')
@@ -419,7 +416,8 @@ def main() -> int:
     parser.add_argument(
         '--torch-python',
         metavar='PYTHON',
-        default=find_torch_python(),
+        nargs=1,
+        default=TORCH_PYTHONS,
         help='Python with PyTorch and NumPy (default: that of benchmarks/setup.sh or the system)',
     )
     options = parser.parse_args()
@@ -428,13 +426,14 @@ def main() -> int:
     found = re.match(r'(.+), (\d+)\.', asked)
     num_gpus = 2 if IS_DRY else len(asked.splitlines())
     card = found[1] if found else 'CPU'
-    missing = find_missing(options.torch_python)
+    torch_python = next(filter(has_torch, options.torch_python), '')
+    missing = find_missing(bool(torch_python))
     if found and variant.startswith('cu') and int(found[2]) >= 9:
         reason = f"the MXNet of {variant} has no code for it, only that of NVIDIA's container"
         missing = {KERNELS: reason, **missing}
     base = Path(os.environ.get('MLPERF_RN50_GPU_RESULT') or ROOT / 'logs')
     with tempfile.TemporaryDirectory() as work:
-        parts = make_parts(variant == 'ngc', num_gpus, Path(work), options.torch_python)
+        parts = make_parts(variant == 'ngc', num_gpus, Path(work), torch_python)
         return run_all(parts, card, missing, options.minutes, base)
 
 
