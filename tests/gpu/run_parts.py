@@ -179,10 +179,10 @@ def make_parts(is_nvidias: bool, num_gpus: int, work: Path, torch_python: str = 
     ]
 
 
-def output_of(*command: str) -> str:
+def output_of(*command: str, limit_s: int = 20) -> str:
     """Return the output of a program, or why it has none; a faulty card can block nvidia-smi."""
     return subprocess.run(
-        ['timeout', '--kill-after=5', '20', *command],
+        ['timeout', '--kill-after=5', str(limit_s), *command],
         stdout=subprocess.PIPE,
         cwd=ROOT,
         text=True,
@@ -192,12 +192,13 @@ def output_of(*command: str) -> str:
 
 
 def has_torch(python: str) -> bool:
-    return 'torch here' in output_of(python, '-c', 'import numpy, torch; print("torch here")')
+    words = '-c', 'import numpy, torch; print("torch here")'
+    return 'torch here' in output_of(python, *words, limit_s=120)
 
 
 def find_missing(has_torch: bool) -> dict[str, str]:
     """Return why parts that need something are left out, by need; a dry run lacks only nvJPEG."""
-    build = output_of('horovodrun', '--check-build')
+    build = output_of('horovodrun', '--check-build', limit_s=120)
     backend = 'MPI' if IS_DRY else 'NCCL'
     is_there = {
         HOROVOD: re.search(r'\[X\] MXNet', build) and re.search(rf'\[X\] {backend}', build),
@@ -323,7 +324,11 @@ def summarize(
     )
     others = [f'{why}: {", ".join(r["part"] for r in of)}' for why, of in incomplete.items()]
     ratios = [f'{r["ratio"]} with {r["part"].split(", ")[1]}' for r in results if 'ratio' in r]
-    loads = [f'{speed:,.0f} with {n}' for n, speed in speeds.items() if n.startswith('hw_')]
+    loads = [
+        f'{speed:,.0f} with {name.split(", ")[0]}'
+        for name, speed in speeds.items()
+        if name.startswith('hw_decoder_load')
+    ]
     measured = []
     for kind in ('synthetic', 'real'):
         of_kind = [n for n in speeds if n.startswith(f'{kind},')]

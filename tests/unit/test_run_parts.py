@@ -9,7 +9,16 @@ import tarfile
 from contextlib import suppress
 
 import pytest
-from gpu.run_parts import Part, expected_line, make_parts, run_all, run_part, summarize
+from gpu import run_parts
+from gpu.run_parts import (
+    Part,
+    expected_line,
+    find_missing,
+    make_parts,
+    run_all,
+    run_part,
+    summarize,
+)
 from helpers import HANG_LIMIT_S, ROOT, own_signals, wait_for
 
 ROWS = {'tables': [{'rows': [{'images_per_s': 2000.0}]}]}
@@ -50,6 +59,36 @@ def contents(folder):
 def test_status_of_a_part(text, limit_s, left_s, expected, tmp_path):
     result = run_part(python('a part', text, limit_s=limit_s), tmp_path, left_s)
     assert (result['status'], result['reason']) == expected
+
+
+def test_result_of_a_part_has_the_ratio_to_pytorch(tmp_path):
+    line = 'training step, batch 208, float16, images/s: ratio 0.931'
+    assert run_part(python('a part', f'print({line!r})'), tmp_path, 600)['ratio'] == '0.931'
+
+
+def test_summary_has_ratio_decoding_and_reasons_for_parts_left_out():
+    passed, out = {'status': 'passed', 'reason': ''}, {'status': 'left out', 'reason': 'no MPS'}
+    results = [
+        {'part': 'PyTorch, 208', **passed, 'ratio': '0.931'},
+        {'part': 'PyTorch, 64', **passed, 'ratio': '0.870'},
+        {'part': 'hw_decoder_load 0.65, 204', **passed, 'rows': [{'images_per_s': 8000.4}]},
+        {'part': 'exchange', **out},
+        {'part': 'a kill', **out},
+        {'part': 'steps', 'status': 'cut', 'reason': ''},
+    ]
+    lines = summarize('title', 'card', [], results)
+    assert 'ratio of images/s to the faster PyTorch: 0.931 with 208, 0.870 with 64' in lines
+    assert 'images/s of decoding: 8,000 with hw_decoder_load 0.65' in lines
+    assert lines[-1] == 'not complete: no MPS: exchange, a kill; cut: steps'
+
+
+@pytest.mark.parametrize('has_nccl', [True, False])
+def test_ranks_need_horovod_with_nccl(has_nccl, monkeypatch):
+    build = f'[X] MXNet\n[X] MPI\n[{"X" if has_nccl else " "}] NCCL'
+    monkeypatch.setattr(run_parts, 'output_of', lambda *words, **keys: build)
+    missing = find_missing(has_torch=True)
+    assert ('Horovod' not in missing) == has_nccl and 'PyTorch' not in missing
+    assert 'PyTorch' in find_missing(has_torch=False)
 
 
 def test_archive_has_results_of_parts_without_mxnet_if_it_cannot_use_the_card(
