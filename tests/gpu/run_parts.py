@@ -88,8 +88,9 @@ def tests(name: str, file: str, chosen: str = '', **keys: Any) -> Part:
 def torch_step(batch: int, python: str) -> Part:
     """Return a part that compares training steps with PyTorch; its last line has the ratio."""
     device = 'cpu' if IS_DRY else 'gpu'
-    words = f'step --rounds 1 --device {device} --batch-sizes {batch} --torch-python'.split()
-    command = [sys.executable, ROOT / 'benchmarks/compare.py', *words, python]
+    words = f'step --rounds 1 --device {device} --batch-sizes {batch} --sides mlperf-rn50'.split()
+    sides = 'torch eager', 'torch compiled', '--torch-python', python
+    command = [sys.executable, ROOT / 'benchmarks/compare.py', *words, *sides]
     return Part(f'PyTorch, {batch}', command, 240, needs=(KERNELS, TORCH))
 
 

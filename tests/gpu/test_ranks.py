@@ -32,7 +32,7 @@ from mlperf_rn50.train.trainer import Trainer
 GLOBAL_BATCH, NUM_STEPS = 16, 3
 # Largest relative distance of the velocities after NUM_STEPS from those of one rank. Sums over
 # images are rounded in another order.
-TOLERANCE = {'float32': 1e-4, 'float16': 5e-2}
+TOLERANCE = {'float32': 1e-3, 'float16': 5e-2}
 PRECISIONS = ['float32'] if IS_DRY else ['float32', 'float16']
 CASES = [(p, policy) for p in PRECISIONS for policy in ('static', 'dynamic')]
 
