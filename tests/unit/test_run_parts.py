@@ -10,15 +10,7 @@ from contextlib import suppress
 
 import pytest
 from gpu import run_parts
-from gpu.run_parts import (
-    Part,
-    expected_line,
-    find_missing,
-    make_parts,
-    run_all,
-    run_part,
-    summarize,
-)
+from gpu.run_parts import Part, expected_line, make_parts, run_all, run_part, summarize
 from helpers import HANG_LIMIT_S, ROOT, own_signals, wait_for
 
 ROWS = {'tables': [{'rows': [{'images_per_s': 2000.0}]}]}
@@ -86,9 +78,9 @@ def test_summary_has_ratio_decoding_and_reasons_for_parts_left_out():
 def test_ranks_need_horovod_with_nccl(has_nccl, monkeypatch):
     build = f'[X] MXNet\n[X] MPI\n[{"X" if has_nccl else " "}] NCCL'
     monkeypatch.setattr(run_parts, 'output_of', lambda *words, **keys: build)
-    missing = find_missing(has_torch=True)
+    missing = run_parts.find_missing(has_torch=True)
     assert ('Horovod' not in missing) == has_nccl and 'PyTorch' not in missing
-    assert 'PyTorch' in find_missing(has_torch=False)
+    assert 'PyTorch' in run_parts.find_missing(has_torch=False)
 
 
 def test_archive_has_results_of_parts_without_mxnet_if_it_cannot_use_the_card(
