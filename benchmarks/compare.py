@@ -1,14 +1,14 @@
-"""Compare mlperf-rn50 with PyTorch in alternating runs on 2 threads; print medians and ratios. Also
-has shared helpers.
+"""Compare mlperf-rn50 with PyTorch in alternating runs, on 2 threads or a GPU; print medians and
+ratios. Also has shared helpers.
 
-Both programs have the same network, batch, schedule, augmentation and momentum rule. In `target`,
-both evaluate after every epoch. The time of PyTorch excludes loading the arrays, creating the
+Both programs have the same network and batch; in `target` also the same schedule, augmentation and
+momentum rule. `step` trains with momentum on synthetic images. In `target`, both
+evaluate after every epoch. The time of PyTorch excludes loading the arrays, creating the
 network, and compiling it in a trial step and evaluation. The time of mlperf-rn50 is from run_start
 to run_stop.
 
 Usage: .venv/bin/python benchmarks/compare.py WHAT [CONFIG] [OPTIONS]
-    step              images/s: ResNet-50, 224x224, batch 32
-    rate CONFIG       images/s of 12 training steps per round
+    step              images/s and the share of the fastest matrix product: ResNet-50, 224x224
     target CONFIG     complete runs: epochs, Top-1, seconds
 CONFIG: launch/configs/cifar10_cpu.yaml (takes hours) or launch/configs/digits_cpu.yaml. OPTIONS:
 see --help
@@ -28,18 +28,16 @@ from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PYTHON, TORCH_PYTHON = ROOT / '.venv/bin/python', ROOT / 'benchmarks/.venv/bin/python'
 HUGE_PAGES = {'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1'}  # the launchers also set this
 BOUND = {**HUGE_PAGES, 'OMP_PROC_BIND': 'close'}
-STEP_BATCH = 32
 NAME = 'mlperf-rn50'
-# Options and environment variables of each torch variant. BOUND is the fastest setting without
-# additional libraries.
-SIDES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
-    'torch eager': ((), {}),
-    'torch compiled': (('--compile',), {}),
-    'torch eager, huge pages, bound': ((), BOUND),
-    'torch compiled, huge pages, bound': (('--compile',), BOUND),
+# Of each torch variant: whether it is compiled, and its environment. BOUND is the fastest setting
+# without additional libraries.
+SIDES: dict[str, tuple[bool, dict[str, str]]] = {
+    'torch eager': (False, {}),
+    'torch compiled': (True, {}),
+    'torch eager, huge pages, bound': (False, BOUND),
+    'torch compiled, huge pages, bound': (True, BOUND),
 }
 
 
@@ -61,23 +59,24 @@ def run_json(command: Sequence[object], **variables: str) -> dict:
 
 def bench(*arguments: object) -> dict:
     """Return the first row of the first table of `mlperf-rn50 bench`."""
-    program = [ROOT / 'launch/bind.sh', PYTHON, '-m', 'mlperf_rn50', 'bench']
+    program = [ROOT / 'launch/bind.sh', sys.executable, '-m', 'mlperf_rn50', 'bench']
     done = run_json([*program, *arguments, '--format=json'], **HUGE_PAGES)
     return done['tables'][0]['rows'][0]
 
 
-def torch_sides(run: Callable[..., dict], *arguments: object) -> dict[str, Callable[..., dict]]:
+def torch_sides(run: Callable[..., dict], **options: object) -> dict[str, Callable[..., dict]]:
     """Return, for each torch variant, a function that calls run with the options and variables of
     this variant."""
     return {
-        name: partial(run, *arguments, *options, **variables)
-        for name, (options, variables) in SIDES.items()
+        name: partial(run, variables, compile=is_compiled, **options)
+        for name, (is_compiled, variables) in SIDES.items()
     }
 
 
-def peer(*words: object, **variables: str) -> dict:
-    """Run torch_peer.py with these arguments; return its output."""
-    return run_json([TORCH_PYTHON, ROOT / 'benchmarks/torch_peer.py', *words], **variables)
+def peer(variables: dict[str, str], python: Path, **options: object) -> dict:
+    """Run torch_peer.py with these options; return its output."""
+    path = ROOT / 'benchmarks/torch_peer.py'
+    return run_json([python, path, json.dumps(options)], **variables)
 
 
 def local_command(config: object, run_dir: object, *options: object) -> list[str]:
@@ -134,54 +133,48 @@ def dump_arrays(folder: Path, out: Path) -> None:
         np.save(out / f'{split}_labels.npy', np.array([r.label for r in read]))
 
 
-def load_recipe(config: Path) -> dict:
+def train_torch(variables: dict[str, str], config: Path, **options: object) -> dict:
+    """Train a configuration with torch."""
     from mlperf_rn50.cli.parsers import config_parser
     from mlperf_rn50.config import to_tree
     from mlperf_rn50.config_file import resolve_config
 
-    return to_tree(resolve_config(config, [], config_parser()))
-
-
-def train_torch(
-    config: Path, precision: str, *options: object, seed: int = 0, **variables: str
-) -> dict:
-    """Train a configuration with torch; with --steps among the options, time only that many
-    steps."""
-    recipe = load_recipe(config)
+    recipe = to_tree(resolve_config(config, [], config_parser()))
     data = ROOT / recipe['data']['dir']
     arrays = data.with_name(f'{data.name}_arrays')
     labels = arrays / 'validation_labels.npy'
     if not labels.exists() or labels.stat().st_mtime < (data / 'manifest.json').stat().st_mtime:
         dump_arrays(data, arrays)
-    words = ['train', '--precision', precision, '--recipe', json.dumps(recipe)]
-    return peer(*words, '--folder', arrays, '--seed', seed, *options, **variables)
+    return peer(variables, what='train', recipe=recipe, folder=str(arrays), **options)
 
 
 def compare(title: str, sides: dict[str, Callable[[], dict]], rounds: int) -> None:
-    """Measure all sides in turn, `rounds` times; print medians and the ratio of the first side to
-    the fastest other."""
+    """Measure all sides in turn, `rounds` times; print medians, shares of MXNet's fastest matrix
+    product, and the ratio of mlperf-rn50, the first side, to the fastest other."""
     rates: dict[str, list[float]] = {name: [] for name in sides}
-    for number in range(rounds):
+    for _ in range(rounds):
         for name, measure in sides.items():
-            rates[name].append(measure()['images_per_s'])
-            print(f'round {number + 1}  {name:34s} {rates[name][-1]:10.2f}', file=sys.stderr)
+            row = measure()
+            rates[name].append(row['images_per_s'])
+            if name == NAME:
+                share_per_image = row['share_of_peak'] / row['images_per_s']
     medians = {name: statistics.median(values) for name, values in rates.items()}
     first, *others = medians.values()
     for name, median in medians.items():
         print(
             f'{name:34s} median {median:10.2f}  of {" ".join(f"{v:.2f}" for v in rates[name])}  '
-            f'{first / median:.3f}'
+            f'{first / median:.3f}  {median * share_per_image:.1%} of peak'
         )
-    print(f'{title}, images/s: ratio {first / max(others):.3f}')
+    print(f'training step, {title}, images/s: ratio {first / max(others):.3f}')
 
 
 def compare_targets(
-    config: Path, precision: str, seeds: Sequence[int], names: Sequence[str]
+    config: Path, precision: str, seeds: Sequence[int], names: Sequence[str], python: Path
 ) -> None:
     """Train each named side to the target with each seed; print the medians."""
     sides = {
         NAME: partial(train_program, config, precision),
-        **torch_sides(train_torch, config, precision),
+        **torch_sides(train_torch, python=python, config=config, precision=precision),
     }
     results: dict[str, list[dict]] = {name: [] for name in names}
     for seed in seeds:
@@ -203,58 +196,74 @@ def compare_targets(
         epochs = ', '.join(
             str(r['epochs']) if r['is_converged'] else 'not reached' for r in results[name]
         )
-        ratio = f'; ratio of {NAME} {medians[NAME] / seconds:.3f}' if NAME in medians else ''
-        print(f'{name:34s} median {seconds:7.1f} s; epochs {epochs}{ratio}')
+        ratio = f'ratio of {names[0]} {medians[names[0]] / seconds:.3f}'
+        print(f'{name:34s} median {seconds:7.1f} s; epochs {epochs}; {ratio}')
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument('what', choices=['step', 'rate', 'target'])
-    parser.add_argument('config', nargs='?', type=lambda p: Path(p).resolve())
-    parser.add_argument('--precision', choices=['float32', 'bfloat16'], default='float32')
-    parser.add_argument(
-        '--rounds', type=int, default=3, help='measurements per side, for step and rate (default 3)'
+    add = parser.add_argument
+    add('what', choices=['step', 'target'])
+    add('config', nargs='?', type=lambda p: Path(p).resolve())
+    add('--device', choices=['cpu', 'gpu'], default='cpu', help='of step (default cpu)')
+    add('--batch-sizes', type=int, nargs='+', help='of step (default 32, or 64 208 408 on a GPU)')
+    add(
+        '--torch-python',
+        type=os.path.abspath,
+        default=ROOT / 'benchmarks/.venv/bin/python',
+        help='Python with PyTorch and NumPy (default: that of benchmarks/setup.sh)',
     )
-    parser.add_argument(
+    add(
+        '--precision',
+        choices=['float32', 'bfloat16', 'float16'],
+        help='default float32, or float16 on a GPU',
+    )
+    add('--rounds', type=int, default=3, help='of step (default 3)')
+    add(
         '--seeds',
         type=int,
         nargs='+',
         default=[0, 1, 2],
         help='of runs, for target (default 0 1 2)',
     )
-    parser.add_argument(
+    add(
         '--sides',
         nargs='+',
         choices=[NAME, *SIDES],
         default=[],
-        help='mlperf-rn50 first (default: all, but for target only the torch sides with huge '
-        'pages)',
+        help='mlperf-rn50 first (default: all, but on a GPU and for target only two torch sides)',
     )
     options = parser.parse_args()
-    config, precision = options.config, options.precision
+    config, python, is_gpu = options.config, options.torch_python, options.device == 'gpu'
+    precision = options.precision or ('float16' if is_gpu else 'float32')
     if (options.what == 'step') != (config is None):
-        parser.error('CONFIG: required for rate and target, not allowed for step')
+        parser.error('CONFIG: required for target, not allowed for step')
     if options.what == 'target':
-        compare_targets(config, precision, options.seeds, options.sides or [NAME, *list(SIDES)[2:]])
+        names = options.sides or [NAME, *list(SIDES)[2:]]
+        compare_targets(config, precision, options.seeds, names, python)
         return
-    if options.what == 'step':
-        steps = ('--warmup-steps', 2, '--steps', 5)
-        bench_options: tuple[object, ...] = ('--batch-sizes', STEP_BATCH, *steps)
-        sides = torch_sides(peer, 'step', '--precision', precision, *steps)
-    else:
-        steps = ('--warmup-steps', 3, '--steps', 12)
-        size = load_recipe(config)['train']['global_batch_size']
-        bench_options = ('--config', config, '--inputs', 'real', '--batch-sizes', size, *steps)
-        sides = torch_sides(train_torch, config, precision, *steps)
-    words = (*bench_options, '--precisions', precision)
-    sides = {NAME: partial(bench, 'train', *words), **sides}
-    compare(
-        f'{config.stem if config else "training step"}, {precision}',
-        {name: sides[name] for name in options.sides or sides},
-        options.rounds,
-    )
+    # the GPU recipe of published runs, which train with LARS
+    recipe = '--config tests/gpu/resnet50.yaml --optimizer.name sgd'.split() if is_gpu else []
+    num_warmup, num = (20, 60) if is_gpu else (2, 6)
+    for size in options.batch_sizes or ([64, 208, 408] if is_gpu else [32]):
+        case = ('--batch-sizes', size, '--precisions', precision)
+        steps = ('--warmup-steps', num_warmup, '--steps', num)
+        own = partial(bench, 'train', *recipe, *case, *steps)
+        torch = torch_sides(
+            peer,
+            python=python,
+            what='step',
+            device=options.device,
+            precision=precision,
+            batch_size=size,
+            num_warmup=num_warmup,
+            num=num,
+        )
+        sides = {NAME: own, **torch}
+        names = options.sides or list(sides)[: 3 if is_gpu else None]
+        compare(f'batch {size}, {precision}', {n: sides[n] for n in names}, options.rounds)
 
 
 if __name__ == '__main__':

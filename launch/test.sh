@@ -2,7 +2,7 @@
 # Sets up the environment and runs linters, type checks and tests. Each call of pytest reports the tests it left out.
 # The last line of the output states time and memory.
 # Usage: launch/test.sh [--all | --ngc] [PYTEST OPTIONS...]
-#        launch/test.sh --gpu [--minutes N]
+#        launch/test.sh --gpu [--minutes N] [--torch-python PYTHON]
 #   without an option: quick tests; they need only launch/setup.sh, and no root
 #   --all: additionally slow tests, real hosts, Slurm, containers and a browser (root; tests/install.sh installs them),
 #          the quick tests again as on the other kind of processor and as another user with one core (tests/matrix.sh),
@@ -10,7 +10,8 @@
 #   --ngc: only the tests in a stand-in for NVIDIA's container: Python 3.10, NumPy 1.22, an older DALI (tests/ngc.sh)
 #   --gpu: only on a machine with a GPU: set-up (MLPERF_RN50_VARIANT=ngc in NVIDIA's container, else cu117), then doctor,
 #          measurements and tests/gpu, the most valuable first, for at most 12 minutes (--minutes N). At the end and after
-#          Ctrl-C, one archive to send back is in logs (or $MLPERF_RN50_GPU_RESULT), gpu_<card>_<time>.tar.gz
+#          Ctrl-C, one archive to send back is in logs (or $MLPERF_RN50_GPU_RESULT), gpu_<card>_<time>.tar.gz;
+#          --torch-python names a Python with PyTorch, with which training steps are compared
 . "$(dirname -- "${BASH_SOURCE[0]}")/engines/help.sh"
 set -euo pipefail
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs set-up and all parts of the GPU tests on a node with GPUs, for launch/test.sh --gpu.
-# Usage: tests/gpu/run.sh [--minutes N]
+# Usage: tests/gpu/run.sh [--minutes N] [--torch-python PYTHON]
 # MLPERF_RN50_VARIANT is the variant to set up (default: the current variant of .venv if it is for GPUs, ngc in NVIDIA's
 # container, else cu117). One archive is written to the folder MLPERF_RN50_GPU_RESULT (default: logs).
 # MLPERF_RN50_TEST_GPU=dry runs all parts on the CPU, to develop them.
@@ -33,7 +33,7 @@ if [ -n "$why" ]; then
 fi
 [ "$MLPERF_RN50_TEST_GPU" = dry ] || {
     export MLPERF_RN50_VARIANT=${MLPERF_RN50_VARIANT:-$(gpu_variant)}
-    export MLPERF_RN50_EXTRAS=${MLPERF_RN50_EXTRAS-demo,pytest} # without linters and other packages for development
+    export MLPERF_RN50_EXTRAS=${MLPERF_RN50_EXTRAS-demo,export,pytest} # without linters and other packages for development
 }
 launch/setup.sh || exit 1
 export PATH="$PWD/.venv/bin:$PATH"

@@ -1,11 +1,12 @@
 """All parts of the GPU tests, the most valuable first, and one archive of their results; run.sh
 starts it.
 
-Each part is a process with its own limit. results.jsonl gets its result when it ends, and from
-conftest.py each test.
+Each part is a process with its own limit. A part is left out, with the reason, if something that it
+needs is missing. results.jsonl gets its result when it ends, and from conftest.py each test.
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import re
@@ -28,8 +29,11 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / 'docs'))
 from make_speeds import expected_speed  # noqa: E402
 
+from mlperf_rn50.text import grouped  # noqa: E402
+
 IS_DRY = os.environ.get('MLPERF_RN50_TEST_GPU') == 'dry'
 BATCHES = [4, 2, 3, 1] if IS_DRY else [408, 51, 204, 15]
+TORCH_BATCHES = [2] if IS_DRY else [208, 64, 408]
 STEPS = ['--warmup-steps', 0, '--steps', 2] if IS_DRY else ['--warmup-steps', 20, '--steps', 60]
 NETWORK = '--model.name=resnet18 --data.image_size=32 --data.resize_shorter=32'
 SMALL = f'{NETWORK} --train.device=cpu --train.precision=float32'.split() if IS_DRY else []
@@ -41,7 +45,13 @@ CLOCKS = (
 VARIABLES = (
     '(CUDA|CUDNN|DALI|HOROVOD|KMP|MLPERF_RN50|MXNET|NCCL|NVIDIA|OMP|OMPI|UCX)_|LD_LIBRARY_PATH|PATH'
 )
+TORCH_PYTHONS = str(ROOT / 'benchmarks/.venv/bin/python'), '/usr/bin/python3'
+# what a part may need
+KERNELS, NVJPEG, HOROVOD = 'kernels', 'nvJPEG', 'Horovod'
+SHARING, DIGITS, TORCH = 'MPS', 'digits', 'PyTorch'
+RANKS = KERNELS, HOROVOD, SHARING
 OUT_OF_MEMORY = 'out of memory|cudamalloc'
+RATIO = 'images/s: ratio (.*)'  # of benchmarks/compare.py
 MAX_FAILURES, MAX_WIDTH = 4, 200  # lines and characters
 
 
@@ -51,7 +61,7 @@ class Part:
     command: Sequence[object]
     limit_s: float = 120
     env: dict[str, str] = field(default_factory=dict)
-    needs_kernels: bool = True  # of MXNet for this card
+    needs: Sequence[str] = (KERNELS,)
     compared: str = ''  # the part with the reference speed
 
 
@@ -75,14 +85,23 @@ def tests(name: str, file: str, chosen: str = '', **keys: Any) -> Part:
     return Part(name, [sys.executable, *words, chosen], **{'limit_s': 600, **keys})
 
 
-def make_parts(is_nvidias: bool, num_gpus: int, work: Path) -> list[Part]:
+def torch_step(batch: int, python: str) -> Part:
+    """Return a part that compares training steps with PyTorch; its last line has the ratio."""
+    device = 'cpu' if IS_DRY else 'gpu'
+    words = f'step --rounds 1 --device {device} --batch-sizes {batch} --sides mlperf-rn50'.split()
+    sides = 'torch eager', 'torch compiled', '--torch-python', python
+    command = [sys.executable, ROOT / 'benchmarks/compare.py', *words, *sides]
+    return Part(f'PyTorch, {batch}', command, 240, needs=(KERNELS, TORCH))
+
+
+def make_parts(is_nvidias: bool, num_gpus: int, work: Path, torch_python: str = '') -> list[Part]:
     """Return all parts in order. work: folder of files that are not archived."""
     large, small, medium, least = BATCHES
     pictures = work / 'pictures'
     pack = [sys.executable, ROOT / 'tests/gpu/pictures.py', pictures, 16 if IS_DRY else 1024]
     images = '--data.synthetic=false', f'--data.dir={pictures}'
-    warm, decoder = ['--caches', 'warm', '--threads', '4,8'], '--data.decoder='
-    decoders = ['cpu'] if IS_DRY else ['cpu', 'mixed']
+    warm = [*images, '--caches', 'warm', '--threads', '4,8']
+    mixed = '--data.decoder=mixed'
     step = f'resnet50 and float16 and {"NHWC" if is_nvidias else "NCHW"}'
     if IS_DRY:
         step = 'resnet18 and float32 and NCHW'
@@ -94,20 +113,45 @@ def make_parts(is_nvidias: bool, num_gpus: int, work: Path) -> list[Part]:
         compared('synchronous engine', small, **synchronous),
         compared('separate layers', medium, *separate),
     ]
+    several = {'num_ranks': num_gpus, 'needs': (KERNELS, HOROVOD)}
     of_several = [
-        bench('all GPUs', large, '--ranks', f'1,{num_gpus}', num_ranks=num_gpus),
-        bench('all-reduce', medium, kind='allreduce', num_ranks=num_gpus),
+        bench('all GPUs', large, '--ranks', f'1,{num_gpus}', **several),
+        bench('all-reduce', medium, kind='allreduce', **several),
+    ]
+    hardware = [
+        bench(
+            f'hw_decoder_load {load}',
+            medium,
+            *warm,
+            mixed,
+            f'--data.hw_decoder_load={load}',
+            kind='data',
+            needs=(KERNELS, NVJPEG),
+        )
+        for load in (0, 0.65, 1)
+    ]
+    of_ranks = [
+        tests('kill of a rank', 'ranks', 'killed', needs=(*RANKS, DIGITS), limit_s=180),
+        tests('run', 'ranks', 'one_rank_writes or command', needs=(KERNELS, DIGITS), limit_s=240),
+        tests('resume', 'train', 'resumes', needs=(KERNELS, DIGITS), limit_s=120),
     ]
     return [
-        cli('doctor', 'doctor', f'--run.dir={work}/doctor', needs_kernels=False),
-        tests('binding and NVML', 'train', 'bound_near or nvml', needs_kernels=False),
+        cli('doctor', 'doctor', f'--run.dir={work}/doctor', needs=()),
+        tests('binding and NVML', 'train', 'bound_near or nvml', needs=()),
         tests('step', 'step', f'(two_steps and {step}) or two_fused'),
+        bench('synthetic', large),
+        tests('exchange of one rank', 'exchange', 'one_rank', needs=(KERNELS, HOROVOD)),
+        tests('ranks of a GPU', 'ranks', 'step_as_one', needs=RANKS, limit_s=180),
+        torch_step(TORCH_BATCHES[0], torch_python),
+        *of_ranks,
+        Part('pictures', pack, needs=()),
+        *hardware,
+        bench('real', large, '--inputs', 'real', *images),
         tests('overflow', 'step', 'overflow'),
         tests('digests', 'step', 'digests'),
-        tests('exchange of one rank', 'exchange', 'one_rank'),
-        Part('pictures', pack, needs_kernels=False),
-        *(bench('synthetic', b) for b in BATCHES),
-        *(bench('real', b, '--inputs', 'real', *images) for b in BATCHES),
+        *(torch_step(b, torch_python) for b in TORCH_BATCHES[1:]),
+        *(bench('synthetic', b) for b in BATCHES[1:]),
+        *(bench('real', b, '--inputs', 'real', *images) for b in BATCHES[1:]),
         # it also measures five steps in parts
         bench('profile', least, '--warmup-steps', 0, '--steps', 5, env=profiler),
         compared(f'graphs {graphs}', small, MXNET_ENABLE_CUDA_GRAPHS=graphs),
@@ -117,28 +161,61 @@ def make_parts(is_nvidias: bool, num_gpus: int, work: Path) -> list[Part]:
         compared('static loss scale', small, '--train.loss_scale_policy=static'),
         compared('no change', small),
         tests('DALI', 'pipeline', 'images_match or trial'),
-        tests('digits', 'train', 'digits'),
+        tests('digits', 'train', 'digits', needs=(KERNELS, DIGITS)),
         tests('streams', 'pipeline', 'overwritten'),
         tests('layers', 'layers'),
         tests('steps', 'step', 'not resnet50' if IS_DRY else '', limit_s=1200),
-        tests('exchange', 'exchange'),
-        *(bench(f'input {d}', medium, *images, *warm, decoder + d, kind='data') for d in decoders),
+        tests('exchange', 'exchange', 'all_ranks[1]', needs=(KERNELS, HOROVOD)),
+        tests('exchange, two ranks per GPU', 'exchange', 'all_ranks[2]', needs=RANKS),
+        bench('input cpu', medium, *warm, kind='data'),
         *(of_several if num_gpus > 1 else []),
-        bench('two ranks per GPU', small, '--run.ranks_per_device=2', num_ranks=2 * num_gpus),
-        tests('runs', 'train', 'not (digits or bound or nvml)', limit_s=3600),
+        bench(
+            'two ranks per GPU',
+            small,
+            '--run.ranks_per_device=2',
+            num_ranks=2 * num_gpus,
+            needs=RANKS,
+        ),
+        tests('CIFAR-10', 'train', 'cifar10', limit_s=3600),
     ]
 
 
-def output_of(*command: str) -> str:
+def output_of(*command: str, limit_s: int = 20) -> str:
     """Return the output of a program, or why it has none; a faulty card can block nvidia-smi."""
     return subprocess.run(
-        ['timeout', '--kill-after=5', '20', *command],
+        ['timeout', '--kill-after=5', str(limit_s), *command],
         stdout=subprocess.PIPE,
         cwd=ROOT,
         text=True,
         stderr=subprocess.STDOUT,
         errors='replace',
     ).stdout
+
+
+def has_torch(python: str) -> bool:
+    words = '-c', 'import numpy, torch; print("torch here")'
+    return 'torch here' in output_of(python, *words, limit_s=120)
+
+
+def find_missing(has_torch: bool) -> dict[str, str]:
+    """Return why parts that need something are left out, by need; a dry run lacks only nvJPEG."""
+    build = output_of('horovodrun', '--check-build', limit_s=120)
+    backend = 'MPI' if IS_DRY else 'NCCL'
+    is_there = {
+        HOROVOD: re.search(r'\[X\] MXNet', build) and re.search(rf'\[X\] {backend}', build),
+        SHARING: IS_DRY or shutil.which('nvidia-cuda-mps-control'),
+        NVJPEG: not IS_DRY,
+        DIGITS: importlib.util.find_spec('sklearn'),
+        TORCH: has_torch,
+    }
+    reasons = {
+        HOROVOD: f'no Horovod with MXNet and {backend}',
+        SHARING: 'no nvidia-cuda-mps-control',
+        NVJPEG: 'a CPU has no nvJPEG',
+        DIGITS: 'no scikit-learn, which has the digits',
+        TORCH: 'no Python with PyTorch and NumPy; name one with --torch-python',
+    }
+    return {need: reasons[need] for need, found in is_there.items() if not found}
 
 
 def write_facts(folder: Path) -> None:
@@ -219,6 +296,8 @@ def run_part(part: Part, out: Path, left_s: float, stops: Sequence[int] = ()) ->
     }
     with suppress(ValueError, LookupError):
         result['rows'] = json.loads(text)['tables'][0]['rows']
+    if ratio := re.search(RATIO, text):
+        result['ratio'] = ratio[1]
     return result
 
 
@@ -232,7 +311,7 @@ def expected_line(gpu: str) -> str:
 def summarize(
     title: str, card: str, parts: Sequence[Part], results: Sequence[dict[str, Any]]
 ) -> list[str]:
-    """Return at most 19 lines."""
+    """Return at most 19 lines; a part that was left out has its reason."""
     first_rows = {r['part']: r['rows'][0] for r in results if r.get('rows')}
     speeds = {n: row['images_per_s'] for n, row in first_rows.items() if 'images_per_s' in row}
     failed = [
@@ -240,8 +319,16 @@ def summarize(
         for r in results
         if r['status'] == 'failed'
     ]
-    others = [
-        f'{r["part"]} ({r["status"]})' for r in results if r['status'] not in ('passed', 'failed')
+    incomplete = grouped(
+        [r for r in results if r['status'] not in ('passed', 'failed')],
+        lambda r: r['reason'] if r['status'] == 'left out' else r['status'],
+    )
+    others = [f'{why}: {", ".join(r["part"] for r in of)}' for why, of in incomplete.items()]
+    ratios = [f'{r["ratio"]} with {r["part"].split(", ")[1]}' for r in results if 'ratio' in r]
+    loads = [
+        f'{speed:,.0f} with {name.split(", ")[0]}'
+        for name, speed in speeds.items()
+        if name.startswith('hw_decoder_load')
     ]
     measured = []
     for kind in ('synthetic', 'real'):
@@ -253,19 +340,23 @@ def summarize(
         ', '.join(f'{n} {status}' for status, n in Counter(r['status'] for r in results).items()),
         *failed[:MAX_FAILURES],
         *measured,
+        f'ratio of images/s to the faster PyTorch: {", ".join(ratios) or "not measured"}',
+        *([f'images/s of decoding: {"; ".join(loads)}'] if loads else []),
         *(
             f'{p.name} images: {speeds[p.name] / speeds[p.compared] - 1:+.1%}'
             for p in parts
             if {p.name, p.compared} <= {*speeds}
         ),
         expected_line(card)[:MAX_WIDTH],
-        f'not complete: {", ".join(others) or "none"}'[:MAX_WIDTH],
+        f'not complete: {"; ".join(others) or "none"}'[:MAX_WIDTH],
     ]
 
 
-def run_all(parts: Sequence[Part], card: str, reason: str, minutes: float, base: Path) -> int:
-    """Run parts up to the limit, write the archive, return the exit code. reason: why MXNet lacks
-    kernels, or ''."""
+def run_all(
+    parts: Sequence[Part], card: str, missing: dict[str, str], minutes: float, base: Path
+) -> int:
+    """Run parts up to the limit, write the archive, return the exit code. missing: reasons by
+    need."""
     start = time.monotonic()
     clocks = None
     results: list[dict[str, Any]] = []
@@ -286,13 +377,11 @@ def run_all(parts: Sequence[Part], card: str, reason: str, minutes: float, base:
         )
     for part in parts:
         left_s = 60 * minutes - (time.monotonic() - start)
-        why = reason if part.needs_kernels else ''
-        if left_s < 1:
-            why = 'no time left'
-        if stops:
-            why = 'interrupted'
-        if why:
-            result = {'part': part.name, 'status': 'not run', 'seconds': 0, 'reason': why}
+        why = 'interrupted' if stops else 'no time left' if left_s < 1 else ''
+        reasons = [missing[need] for need in part.needs if need in missing]
+        if why or reasons:
+            status, reason = ('not run', why) if why else ('left out', reasons[0])
+            result = {'part': part.name, 'status': status, 'seconds': 0, 'reason': reason}
         else:
             limited = replace(part, limit_s=float('inf')) if IS_DRY else part
             result = run_part(limited, out, left_s, stops)
@@ -301,11 +390,15 @@ def run_all(parts: Sequence[Part], card: str, reason: str, minutes: float, base:
             file.write(json.dumps(result) + '\n')
         with suppress(OSError):  # the terminal is closed
             print(f'{result["seconds"]:7.1f} s  {part.name}: {result["status"]}', flush=True)
+    output_of('launch/mps.sh', 'stop')  # which the parts with several ranks per GPU started
     if clocks:
         stop(clocks)
     write_facts(out / 'end')
-    notes = ['dry run on a CPU, so no value is of a GPU'] * IS_DRY + [reason] * bool(reason)
-    title = '; '.join([f'{card}: {(time.monotonic() - start) / 60:.1f} minutes', *notes])
+    notes = ['dry run on a CPU, so no value is of a GPU'] * IS_DRY
+    minutes_taken = (time.monotonic() - start) / 60
+    title = '; '.join(
+        [f'{card}: {minutes_taken:.1f} minutes', *notes, *filter(None, [missing.get(KERNELS)])]
+    )
     lines, archive = summarize(title, card, parts, results), out.with_name(f'{out.name}.tar.gz')
     (out / 'summary.txt').write_text('\n'.join([*lines, '']))
     with tarfile.open(f'{archive}.part', 'w:gz') as tar:
@@ -326,19 +419,28 @@ def main() -> int:
         default=12,
         help='limit of all parts, after the set-up (default: 12)',
     )
-    minutes = parser.parse_args().minutes
+    parser.add_argument(
+        '--torch-python',
+        metavar='PYTHON',
+        nargs=1,
+        default=TORCH_PYTHONS,
+        help='Python with PyTorch and NumPy (default: that of benchmarks/setup.sh or the system)',
+    )
+    options = parser.parse_args()
     variant = os.environ.get('MLPERF_RN50_VARIANT', '')
     asked = output_of('nvidia-smi', '--query-gpu=name,compute_cap', '--format=csv,noheader')
     found = re.match(r'(.+), (\d+)\.', asked)
     num_gpus = 2 if IS_DRY else len(asked.splitlines())
     card = found[1] if found else 'CPU'
-    reason = ''
+    torch_python = next(filter(has_torch, options.torch_python), '')
+    missing = find_missing(bool(torch_python))
     if found and variant.startswith('cu') and int(found[2]) >= 9:
         reason = f"the MXNet of {variant} has no code for it, only that of NVIDIA's container"
+        missing = {KERNELS: reason, **missing}
     base = Path(os.environ.get('MLPERF_RN50_GPU_RESULT') or ROOT / 'logs')
     with tempfile.TemporaryDirectory() as work:
-        parts = make_parts(variant == 'ngc', num_gpus, Path(work))
-        return run_all(parts, card, reason, minutes, base)
+        parts = make_parts(variant == 'ngc', num_gpus, Path(work), torch_python)
+        return run_all(parts, card, missing, options.minutes, base)
 
 
 if __name__ == '__main__':

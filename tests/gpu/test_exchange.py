@@ -6,6 +6,7 @@ The ranks also run this file: python tests/gpu/test_exchange.py OUT DEVICE RANKS
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -72,16 +73,19 @@ def main(out: str, device: str, ranks_per_device: str) -> None:
     Path(out, f'{comm.rank}.json').write_text(json.dumps(results))
 
 
-def test_sums_of_all_ranks(ranks_per_device, num_ranks, tmp_path):
+def test_sums_of_all_ranks(ranks_per_device, num_ranks, tmp_path, figure):
     n, device = num_ranks, 'cpu' if IS_DRY else 'gpu'
     path = f'PYTHONPATH={ROOT}/tests'
     worker = ['env', path, sys.executable, __file__, tmp_path, device, ranks_per_device]
-    sharing = {'MLPERF_RN50_RANKS_PER_DEVICE': str(ranks_per_device)}
-    done = run(under_ranks(n, worker), env={**os.environ, **sharing})
+    env = {'MLPERF_RN50_RANKS_PER_DEVICE': str(ranks_per_device), 'NCCL_DEBUG': 'INFO'}
+    done = run(under_ranks(n, worker), env={**os.environ, **env})
     assert done.returncode == 0, done.stderr[-3000:]
+    lines = re.findall('NCCL (?:version|INFO .*via) .*', done.stdout + done.stderr)
+    figure('lines of NCCL', sorted(set(lines))[:20])
     results = [json.loads((tmp_path / f'{r}.json').read_text()) for r in range(n)]
     if not IS_DRY:
         assert [f['device'] for f in results] == [r // ranks_per_device for r in range(n)]
+        assert lines or 1 < n <= ranks_per_device  # ranks of one GPU sum in host memory
     for r, got in enumerate(results):
         expected = collectives_of(r, n, n)
         for key in COMPARED:
@@ -90,8 +94,8 @@ def test_sums_of_all_ranks(ranks_per_device, num_ranks, tmp_path):
         assert max(got['large means, float16']) < n * 2**-10
 
 
-def test_sums_of_one_rank(tmp_path):
-    test_sums_of_all_ranks(1, 1, tmp_path)
+def test_sums_of_one_rank(tmp_path, figure):
+    test_sums_of_all_ranks(1, 1, tmp_path, figure)
 
 
 if __name__ == '__main__':

@@ -118,12 +118,18 @@ def _training(
     return trainer, train_batches(config, plan.train_shard(comm.rank), 5, first, None)
 
 
-def _freeze_statistics(block):
-    """Use running statistics in BatchNorm, so that a sample does not depend on its batch."""
-    if isinstance(block, (mx.gluon.nn.BatchNorm, mx.gluon.nn.BatchNormReLU)):
-        block._kwargs['use_global_stats'] = True
-    for child in block._children.values():
-        _freeze_statistics(child)
+def freeze_statistics(net):
+    """Use initial running statistics in BatchNorm, so that a sample does not depend on its
+    batch."""
+
+    def freeze(block):
+        if isinstance(block, (mx.gluon.nn.BatchNorm, mx.gluon.nn.BatchNormReLU)):
+            block._kwargs['use_global_stats'] = True
+
+    net.apply(freeze)
+    for param in net.collect_params('.*running_var').values():
+        # the network holds variances without a factor that depends on the local batch
+        param.data()[:] = 1
 
 
 def steps(comm, data_dir, optimizer, micro, first_step):
@@ -133,10 +139,7 @@ def steps(comm, data_dir, optimizer, micro, first_step):
     # a different seed per rank; the weights of rank 0 must be used
     trainer, batches = _training(comm, data_dir, optimizer, micro, first, seed=comm.rank)
     plan = trainer.plan
-    _freeze_statistics(trainer.net)
-    for param in trainer.net.collect_params('.*running_var').values():
-        # the network holds variances without a factor that depends on the local batch
-        param.data()[:] = 1
+    freeze_statistics(trainer.net)
     losses = []
     for step in range(first, first + 3):
         pulse = trainer.step(batches, step % plan.steps_per_epoch, plan.learning_rate(step))

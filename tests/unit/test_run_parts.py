@@ -9,6 +9,7 @@ import tarfile
 from contextlib import suppress
 
 import pytest
+from gpu import run_parts
 from gpu.run_parts import Part, expected_line, make_parts, run_all, run_part, summarize
 from helpers import HANG_LIMIT_S, ROOT, json_table, own_signals, wait_for
 
@@ -52,22 +53,55 @@ def test_status_of_a_part(text, limit_s, left_s, expected, tmp_path):
     assert (result['status'], result['reason']) == expected
 
 
+def test_result_of_a_part_has_the_ratio_to_pytorch(tmp_path):
+    line = 'training step, batch 208, float16, images/s: ratio 0.931'
+    assert run_part(python('a part', f'print({line!r})'), tmp_path, 600)['ratio'] == '0.931'
+
+
+def test_summary_has_ratio_decoding_and_reasons_for_parts_left_out():
+    passed, out = {'status': 'passed', 'reason': ''}, {'status': 'left out', 'reason': 'no MPS'}
+    results = [
+        {'part': 'PyTorch, 208', **passed, 'ratio': '0.931'},
+        {'part': 'PyTorch, 64', **passed, 'ratio': '0.870'},
+        {'part': 'hw_decoder_load 0.65, 204', **passed, 'rows': [{'images_per_s': 8000.4}]},
+        {'part': 'exchange', **out},
+        {'part': 'a kill', **out},
+        {'part': 'steps', 'status': 'cut', 'reason': ''},
+    ]
+    lines = summarize('title', 'card', [], results)
+    assert 'ratio of images/s to the faster PyTorch: 0.931 with 208, 0.870 with 64' in lines
+    assert 'images/s of decoding: 8,000 with hw_decoder_load 0.65' in lines
+    assert lines[-1] == 'not complete: no MPS: exchange, a kill; cut: steps'
+
+
+@pytest.mark.parametrize('has_nccl', [True, False])
+def test_ranks_need_horovod_with_nccl(has_nccl, monkeypatch):
+    build = f'[X] MXNet\n[X] MPI\n[{"X" if has_nccl else " "}] NCCL'
+    monkeypatch.setattr(run_parts, 'output_of', lambda *words, **keys: build)
+    missing = run_parts.find_missing(has_torch=True)
+    assert ('Horovod' not in missing) == has_nccl and 'PyTorch' not in missing
+    assert 'PyTorch' in run_parts.find_missing(has_torch=False)
+
+
 def test_archive_has_results_of_parts_without_mxnet_if_it_cannot_use_the_card(
     tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setenv('SECRET_TOKEN', 'hidden')
     monkeypatch.setenv('MXNET_SHOWN', '1')
     parts = [
-        python('synthetic, 408', f'print({json.dumps(ROWS)!r})', needs_kernels=False),
+        python('synthetic, 408', f'print({json.dumps(ROWS)!r})', needs=()),
         python('training', 'raise SystemExit(1)'),
-        python('broken', 'raise SystemExit("why")', needs_kernels=False),
+        python('broken', 'raise SystemExit("why")', needs=()),
     ]
     with own_signals():
-        assert run_all(parts, 'NVIDIA H100 80GB HBM3', 'no code for it', 12, tmp_path) == 1
+        assert (
+            run_all(parts, 'NVIDIA H100 80GB HBM3', {'kernels': 'no code for it'}, 12, tmp_path)
+            == 1
+        )
     files, results = contents(tmp_path)
     assert [(r['part'], r['status'], r['reason']) for r in results] == [
         ('synthetic, 408', 'passed', ''),
-        ('training', 'not run', 'no code for it'),
+        ('training', 'left out', 'no code for it'),
         ('broken', 'failed', 'why'),
     ]
     facts = {
@@ -89,7 +123,7 @@ def test_interrupted_run_stops_its_part_and_writes_the_archive(tmp_path):
     sleeping = "Part('second', ['sh', '-c', 'echo $$ > pid; sleep 900'])"
     parts = f"[Part('first', ['true']), {sleeping}, Part('third', ['true'])]"
     program = (
-        f"from gpu.run_parts import *; sys.exit(run_all({parts}, 'card', '', 60, "
+        f"from gpu.run_parts import *; sys.exit(run_all({parts}, 'card', {{}}, 60, "
         f'Path({str(tmp_path)!r})))'
     )
     process = subprocess.Popen([sys.executable, '-c', program], cwd=ROOT / 'tests')
