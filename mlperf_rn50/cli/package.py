@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from mlperf_rn50.cli.output import add_format_option, print_answer
 from mlperf_rn50.cli.parsers import command_parser
 from mlperf_rn50.errors import ConfigError, UserError
-from mlperf_rn50.mllog.rulesets import PACKAGED, ROUNDS, parse_round
+from mlperf_rn50.mllog.rulesets import ROUNDS, parse_round
 from mlperf_rn50.parser import Parser
 
 if TYPE_CHECKING:
@@ -42,17 +42,19 @@ def make_parser() -> Parser:
     add(
         '--round',
         type=parse_round,
-        choices=PACKAGED,
+        choices=tuple(ROUNDS),
         metavar='ROUND',
         default='v4.0',
-        help=f'round whose layout and rules apply: {", ".join(PACKAGED)} (default: v4.0)',
+        help='round whose layout and rules apply, from v0.5 to v4.0 (default: v4.0)',
     )
     add(
         '--code',
         metavar='DIR',
         type=Path,
-        help='checkout of mlperf_rn50 to submit (default: the running one)',
+        help='checkout of mlperf_rn50 with the commit of the runs (default: the running one)',
     )
+    add('--poc-email', metavar='ADDRESS', default='', help='v0.5: address of the contact person')
+    add('--replace', action='store_true', help='replace the files of this system in the tree')
     add(
         '--check',
         metavar='TREE',
@@ -72,7 +74,12 @@ def run(argv: Sequence[str]) -> int:
         '--system': options.system,
         '--out': options.out,
     }
-    given = [name for name, value in {**needed, '--code': options.code}.items() if value]
+    others = {
+        '--code': options.code,
+        '--poc-email': options.poc_email,
+        '--replace': options.replace,
+    }
+    given = [name for name, value in {**needed, **others}.items() if value]
     missing = [name for name, value in needed.items() if value is None or value == []]
     if options.check and given:
         raise ConfigError(f'--check: got {", ".join(given)} too, expected only a finished tree')
@@ -89,9 +96,9 @@ def run(argv: Sequence[str]) -> int:
                 f'--check: {options.check} contains no results folder; expected the tree of an '
                 'organisation, such as submission/us'
             )
-    run_sets, others = load_logs(paths, Rules([ROUNDS[options.round]]))
-    if others:
-        print(f'mlperf-rn50: {describe_others(others)}', file=sys.stderr)
+    run_sets, foreign = load_logs(paths, Rules([ROUNDS[options.round]]))
+    if foreign:
+        print(f'mlperf-rn50: {describe_others(foreign)}', file=sys.stderr)
     result, heading = (_check if options.check else _build)(options, run_sets)
     minutes = run_sets[0].score_minutes if len(run_sets) == 1 else None
     return print_answer(package_answer(result, heading, minutes), options)
@@ -111,6 +118,8 @@ def _build(options: Namespace, run_sets: Sequence[RunSet]) -> tuple[Package, str
         round=options.round,
         out=Path(options.out),
         code=options.code,
+        poc_email=options.poc_email,
+        is_replacing=options.replace,
     )
     result = submission.make_package(run_sets[0].runs, run_sets[0].judgement, order)
     heading = f'{result.home}: {order.system}, {order.round}'

@@ -1,6 +1,6 @@
 """Submission trees: rules for a run set, construction of the tree, and checks of a finished tree.
 
-Source: MLPerf training submission rules. The layout is that of v1.0 and later rounds.
+Source: MLPerf training submission rules.
 """
 
 import os
@@ -27,21 +27,26 @@ from mlperf_rn50.mllog.findings import Finding
 from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.package import system_desc
 from mlperf_rn50.mllog.package.code import (
+    accepted_keys,
+    check_commit,
+    check_configs,
+    code_name,
     copy_code,
+    find_commit,
     find_flaws,
-    missing_code,
-    write_runs,
-    write_scripts,
+    sources_of,
 )
+from mlperf_rn50.mllog.package.layouts import PROGRAM, Layout, layout_of
+from mlperf_rn50.mllog.package.readme import write_system
 from mlperf_rn50.mllog.read.description import load_env
 from mlperf_rn50.mllog.rulesets import ROUND_OF, ROUNDS, V05
 from mlperf_rn50.runfolder.locks import OUTPUT_LOCK, folder_lock
+from mlperf_rn50.runfolder.names import run_of
 
 _MAX_WARNINGS = 3  # maximum number of warnings shown per log; `report` shows all
 _SAME_SCORE_MINUTES = 0.005  # a smaller difference disappears in rounding
-CODE_FOLDER = 'benchmarks/resnet/implementations/mlperf_rn50'  # in a submission tree
 _CHECKOUT = Path(mlperf_rn50.__file__).parent.parent
-_NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]{0,99}')
+_NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._+-]{0,99}')
 
 
 @dataclass(frozen=True)
@@ -51,10 +56,21 @@ class Order:
     round: str
     out: Path  # parent of the organisation's tree
     code: Path | None = None  # checkout to submit; None for that of the running program
+    poc_email: str = ''  # address of the contact, which v0.5 requires
+    is_replacing: bool = False  # the system's files may exist, and are replaced
+
+    @property
+    def checkout(self) -> Path:
+        return self.code or _CHECKOUT
+
+    @property
+    def tree(self) -> Path:
+        """Path of the tree in the folder out."""
+        return Path(self.org, layout_of(self.round).root.format(system=self.system))
 
     @property
     def home(self) -> Path:
-        return self.out / self.org
+        return self.out / self.tree
 
 
 Remark = tuple[str, str]  # 'warning' or 'note', and a text
@@ -87,18 +103,28 @@ def _check_order(order: Order) -> None:
                 f'{option}: got {name!r:.100}, expected a letter or digit, then letters, digits, . '
                 '_ -'
             )
-    taken = order.home / 'results' / order.system
-    if taken.exists():
-        raise UserError(f'{taken}: exists and is not overwritten; change --system or --out')
-    if missing := missing_code(order.code or _CHECKOUT):
+    if layout_of(order.round).contact and not order.poc_email:
         raise UserError(
-            f'--code: {order.code or _CHECKOUT} lacks {", ".join(missing)}; name a checkout of '
-            'mlperf_rn50 with --code DIR'
+            f'--poc-email: missing, but {order.round} requires the address of a contact'
+        )
+    paths = layout_of(order.round).of(order.system, '')
+    own = [order.home / path for path in _own_paths(paths)]
+    taken = [path for path in own if os.path.lexists(path)]
+    if taken and not order.is_replacing:
+        raise UserError(
+            f'{taken[0]}: exists and is not overwritten; change --system or --out, or give '
+            '--replace'
         )
 
 
-def _write_tree(home: Path, runs: Sequence[Run], order: Order) -> list[str]:
+def _own_paths(paths: Layout) -> tuple[str, ...]:
+    """Return the files and folders of one system, results first."""
+    return (str(Path(paths.results).parent), paths.description, paths.folder)
+
+
+def _write_tree(home: Path, runs: Sequence[Run], order: Order, commit: str) -> list[str]:
     """Write the submission tree of a system. Return notes for the user."""
+    paths = layout_of(order.round).of(order.system, code_name(commit))
     env = next((env for r in runs if (env := load_env(r.path))), {})
     base = next((base for r in runs if (base := system_desc.find_base(r.path))), None)
     description, logged = (
@@ -108,16 +134,18 @@ def _write_tree(home: Path, runs: Sequence[Run], order: Order) -> list[str]:
     notes = ['the system description comes from the logs' + (' and env.json' if env else ' only')]
     if base:
         description, notes = system_desc.merge_description(base, description, logged)
-    results = home / 'results' / order.system / 'resnet'
+    results, folder = home / paths.results, home / paths.folder
     results.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for k, run in enumerate(runs):
         shutil.copyfile(run.path, results / f'result_{k}.txt')
-    dump_json(home / 'systems' / f'{order.system}.json', description)
-    code = home / CODE_FOLDER
-    code.mkdir(parents=True)
-    write_scripts(code, runs, order.system)
-    write_runs(code / f'runs_{order.system}', runs)
-    notes += [copy_code(code / 'code', env, order.code or _CHECKOUT), system_desc.data_note(runs)]
+        shutil.copyfile(run_of(run.path).config, folder / f'config_{k}.yaml')
+        dump_json(folder / f'env_{k}.json', load_env(run.path))
+    dump_json(home / paths.description, description)
+    if paths.contact:
+        dump_json(home / paths.contact, {'org': order.org, 'poc_email': order.poc_email})
+    write_system(home, paths, runs, description, env, sources_of(home / paths.code))
+    notes.append(system_desc.data_note(runs))
     if gaps := system_desc.find_gaps(description):
         notes.append(
             f'the system description lacks {", ".join(gaps)}; complete it, then run mlperf-rn50 '
@@ -143,11 +171,34 @@ def _merge(source: Path, target: Path) -> None:
             _merge(path, place)
 
 
+def _take_out(home: Path, paths: Layout, place: Path) -> None:
+    """Move the files of a system into a temporary folder. Results are first, so that a tree never
+    has them with other files of another version."""
+    for name in _own_paths(paths):
+        if os.path.lexists(home / name):
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            (home / name).rename(place / name)
+
+
+def _remove_unused(home: Path, layout: Layout, kept: str) -> None:
+    """Remove the programs that no system of a tree uses any more."""
+    for path in sorted((home / layout.code).parent.glob(f'{PROGRAM}-????????')):
+        users = layout.of('*', path.name)
+        is_used = users.uses and any(home.glob(f'{users.folder}/{users.uses}'))
+        if path.name != kept and not is_used and path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+
+
 def make_package(runs: Sequence[Run], judgement: Judgement, order: Order) -> Package:
     """Build and check a tree. Discard it if it breaks a rule. Raise UserError for invalid names or
     folders."""
     _check_order(order)
-    refusals = refusals_of(judgement, runs) or [f for run in runs for f in find_flaws(run)]
+    commit, refusals = find_commit(runs)
+    refusals = refusals_of(judgement, runs) or [
+        *refusals,
+        *(check_commit(order.checkout, commit) if commit else []),
+        *(f for run in runs for f in find_flaws(run)),
+    ]
     if refusals:
         return Package(None, list(dict.fromkeys(refusals)))
     remarks = find_remarks(runs, judgement)
@@ -156,19 +207,25 @@ def make_package(runs: Sequence[Run], judgement: Judgement, order: Order) -> Pac
         folder_lock(order.out, '--out', OUTPUT_LOCK),
         tempfile.TemporaryDirectory(dir=order.out, prefix='.package-') as place,
     ):
-        new = Path(place) / order.org
-        notes = _write_tree(new, runs, order)
+        paths = layout_of(order.round).of(order.system, code_name(commit))
+        new = Path(place, 'new', order.tree)
+        copy_code(new / paths.code, order.checkout, commit)
+        if flaws := check_configs(runs, accepted_keys(sources_of(new / paths.code))):
+            return Package(None, flaws, remarks)
+        notes = _write_tree(new, runs, order, commit)
         checked = judge_tree(new, ROUNDS[order.round])
         if checked.problems:
             return Package(None, checked.problems, remarks, notes=notes)
         refuse_existing(
             path
-            for p in Path(place).rglob('*')
-            if p.is_dir() and not (path := order.out / p.relative_to(place)).is_dir()
+            for p in new.rglob('*')
+            if p.is_dir() and not (path := order.home / p.relative_to(new)).is_dir()
         )
-        if (order.home / CODE_FOLDER / 'code').exists():
-            notes.append(f'{CODE_FOLDER}/code exists and is not changed')
+        if order.is_replacing:
+            _take_out(order.home, paths, Path(place, 'old'))
         _merge(new, order.home)
+        if order.is_replacing:
+            _remove_unused(order.home, layout_of(order.round), code_name(commit))
     score = checked.scores.get(order.system)
     summary = 'no score' if score is None else f'{score:.2f} min'
     summarizer = 'result_summarizer', checked.crash or summary
@@ -255,9 +312,6 @@ def check_finished(
         checker, text = _summary(runs, judgement)
         findings.append((checker, f'{system}: {text}'))
         notes += gaps
-    code = home / CODE_FOLDER / 'code'  # written by copy_code; other code is not checked
-    if code.is_dir() and (missing := missing_code(code)):
-        problems.append(f'{CODE_FOLDER}/code lacks {", ".join(missing)}, which its scripts call')
     score = None
     if not problems:
         checked = judge_tree(home, ROUNDS[round_name])
