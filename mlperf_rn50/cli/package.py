@@ -54,6 +54,13 @@ def make_parser() -> Parser:
         type=Path,
         help='checkout of mlperf_rn50 with the commit of the runs (default: the running one)',
     )
+    add('--name', help='name of the system in its description (default: that of --system)')
+    add(
+        '--describe',
+        metavar='FILE',
+        type=Path,
+        help='JSON file with fields of the system description that the machine does not tell',
+    )
     add('--poc-email', metavar='ADDRESS', default='', help='v0.5: address of the contact person')
     add(
         '--rcp-bypass',
@@ -88,6 +95,8 @@ def run(argv: Sequence[str]) -> int:
     }
     others = {
         '--code': options.code,
+        '--name': options.name,
+        '--describe': options.describe,
         '--poc-email': options.poc_email,
         '--rcp-bypass': options.rcp_bypass,
         '--replace': options.replace,
@@ -150,7 +159,9 @@ def _pack(result: Package) -> Package:
 def _build(options: Namespace) -> tuple[Package, str, float | None]:
     """Build a package. Return it, the heading of the printed text, and the score of its runs."""
     from mlperf_rn50.mllog.package import submission
+    from mlperf_rn50.mllog.package.system_desc import load_described
 
+    given = load_described(options.describe) if options.describe else {}
     run_sets = _load([Path(p) for p in options.runs], options.round)
     if len(run_sets) != 1:
         raise UserError(
@@ -165,6 +176,7 @@ def _build(options: Namespace) -> tuple[Package, str, float | None]:
         poc_email=options.poc_email,
         is_replacing=options.replace,
         rcp_bypass=options.rcp_bypass,
+        given=given | ({'system_name': options.name} if options.name else {}),
     )
     run_set, windows = _choose_runs(run_sets[0], order)
     result = submission.make_package(run_set.runs, run_set.judgement, order)

@@ -3,18 +3,23 @@
 Source: MLPerf training submission rules.
 """
 
+import json
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 import mlperf_rn50
 from mlperf_rn50.answer import Answer, Cell, Table
+from mlperf_rn50.config_file import load_tree
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, UserError
-from mlperf_rn50.files import dump_json, refuse_existing, writing_folder
+from mlperf_rn50.files import dump_json, refuse_existing, write_atomically, writing_folder
 from mlperf_rn50.mllog.check.judge import Judgement
 from mlperf_rn50.mllog.check.official_tree import PARAMS, RCP_BYPASS
 from mlperf_rn50.mllog.logged_run import Run
@@ -32,6 +37,7 @@ from mlperf_rn50.mllog.package.code import (
 from mlperf_rn50.mllog.package.faults import Fault
 from mlperf_rn50.mllog.package.layouts import PROGRAM, Layout, layout_of
 from mlperf_rn50.mllog.package.readme import write_system
+from mlperf_rn50.mllog.package.redact import check_logs, find_site, public_config, public_env
 from mlperf_rn50.mllog.package.verdict import (
     WAYS_OUT,
     JudgedRuns,
@@ -59,6 +65,7 @@ class Order:
     poc_email: str = ''  # address of the contact, which v0.5 requires
     is_replacing: bool = False  # the system's files may exist, and are replaced
     rcp_bypass: str = ''  # why the official check of the epochs is bypassed
+    given: Mapping[str, Any] = field(default_factory=dict)  # fields from a submitter
 
     @property
     def checkout(self) -> Path:
@@ -130,39 +137,33 @@ def _write_tree(home: Path, runs: Sequence[Run], order: Order, commit: str) -> l
     """Write the submission tree of a system. Return notes for the user."""
     paths = layout_of(order.round).of(order.system, code_name(commit))
     env = next((env for r in runs if (env := load_env(r.path))), {})
-    base = next((base for r in runs if (base := system_desc.find_base(r.path))), None)
-    description, logged = (
-        system_desc.describe_system(runs, known, order.org, order.system, order.round, base)
-        for known in (env, {})
+    base = next((b for r in runs if (b := system_desc.find_base(r.path, order.round))), None)
+    described = system_desc.describe(
+        runs,
+        env,
+        org=order.org,
+        system=order.system,
+        round_name=order.round,
+        given=order.given,
+        base=base,
     )
-    notes = ['the system description comes from the logs' + (' and env.json' if env else ' only')]
-    if base:
-        description, notes = system_desc.merge_description(base, description, logged)
+    site = find_site(runs)
     results, folder = home / paths.results, home / paths.folder
     results.mkdir(parents=True)
     folder.mkdir(parents=True, exist_ok=True)
     for k, run in enumerate(runs):
         shutil.copyfile(run.path, results / f'result_{k}.txt')
-        shutil.copyfile(run_of(run.path).config, folder / f'config_{k}.yaml')
-        dump_json(folder / f'env_{k}.json', load_env(run.path))
-    dump_json(home / paths.description, description)
+        config = public_config(load_tree(run_of(run.path).config), site)
+        write_atomically(folder / f'config_{k}.yaml', yaml.safe_dump(config, sort_keys=False))
+        dump_json(folder / f'env_{k}.json', public_env(load_env(run.path), site))
+    dump_json(home / paths.description, described.fields)
     if paths.contact:
         dump_json(home / paths.contact, {'org': order.org, 'poc_email': order.poc_email})
-    write_system(home, paths, runs, description, env, sources_of(home / paths.code))
+    sources = sources_of(home / paths.code)
+    write_system(home, paths, runs, described.fields, public_env(env, site), sources)
     if order.rcp_bypass:
         _write_bypass(results, folder / paths.readme, order.rcp_bypass)
-    notes.append(system_desc.data_note(runs))
-    if gaps := system_desc.find_gaps(description):
-        notes.append(
-            f'the system description lacks {", ".join(gaps)}; complete it, then run mlperf-rn50 '
-            f'package --check {order.home} --round {order.round}'
-        )
-    if orgs := sorted({str(r.org) for r in runs if r.org} - {order.org}):
-        notes.append(
-            f'submission_org is {", ".join(orgs)} in the logs, not {order.org}; logs are never '
-            'changed'
-        )
-    return [n for n in notes if n]
+    return [n for n in (*described.notes, system_desc.data_note(runs)) if n]
 
 
 def _write_bypass(results: Path, readme: Path, reason: str) -> None:
@@ -231,6 +232,8 @@ def make_package(runs: Sequence[Run], judgement: Judgement, order: Order) -> Pac
             return Package(order.round, None, flaws)
         notes += _write_tree(new, runs, order, commit)
         verdict = judge_package(new, order.round, {order.system: (runs, judgement)})
+        private = check_logs(runs, find_site(runs))
+        verdict = replace(verdict, faults=[*verdict.faults, *private])
         refuse_existing(
             path
             for p in new.rglob('*')
@@ -269,6 +272,9 @@ def package_answer(package: Package, heading: str, score_minutes: float | None) 
     doubts = _compare(package, score_minutes)
     rows += [('warning', text) for text in doubts]
     rows += [('note', text) for text in package.notes]
+    if verdict.skeleton:
+        skeleton = json.dumps(verdict.skeleton)
+        rows.append(('note', f'fields to complete in a file for --describe: {skeleton}'))
     return Answer(
         sentences=[f'ready for {package.round}: {state}', heading],
         tables=[Table('', (), tuple((Cell(name), Cell(text)) for name, text in rows))],

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.check.code_lines import named_places, source_files, strange_places
@@ -25,9 +26,9 @@ from mlperf_rn50.mllog.check.official_tree import (
 from mlperf_rn50.mllog.events import LogEvent
 from mlperf_rn50.mllog.findings import Finding
 from mlperf_rn50.mllog.logged_run import IMAGENET_VAL, Run
+from mlperf_rn50.mllog.package.agreement import check_description
 from mlperf_rn50.mllog.package.faults import Fault
 from mlperf_rn50.mllog.package.layouts import Layout, layout_of, rule_files
-from mlperf_rn50.mllog.package.system_desc import check_description
 from mlperf_rn50.mllog.read.description import load_object, value_at
 from mlperf_rn50.mllog.read.reader import read_events
 from mlperf_rn50.mllog.rulesets import ROUND_OF, ROUNDS, V05
@@ -53,6 +54,7 @@ class Verdict:
     remarks: Sequence[Remark] = ()  # about the runs
     results: Sequence[CheckResult] = ()  # what the tools say
     scores: Mapping[str, float] = field(default_factory=dict)  # official minutes by system
+    skeleton: Mapping[str, Any] = field(default_factory=dict)  # empty fields to describe
 
 
 def judge_package(home: Path, round_name: str, sets: Mapping[str, JudgedRuns]) -> Verdict:
@@ -60,7 +62,7 @@ def judge_package(home: Path, round_name: str, sets: Mapping[str, JudgedRuns]) -
     round."""
     layout, ruleset = layout_of(round_name), ROUNDS[round_name]
     faults = [*_tree_faults(home, layout, sets), *_set_faults(home, sets)]
-    remarks, results = list[Remark](), list[CheckResult]()
+    remarks, results, skeleton = list[Remark](), list[CheckResult](), dict[str, Any]()
     for system, (runs, judgement) in sets.items():
         bypass = RCP_BYPASS in read_params(home, ruleset, system)[0]
         prefix = f'{system}: ' if len(sets) > 1 else ''
@@ -69,15 +71,18 @@ def judge_package(home: Path, round_name: str, sets: Mapping[str, JudgedRuns]) -
             replace(fault, file=prefix + fault.file)
             for fault in (*_event_faults(runs), *_evaluation_faults(runs, round_name))
         ]
-        flaws, gaps = check_description(home, system, {r.division for r in runs})
-        faults += [Fault(f'systems/{system}.json', '', text, '') for text in (*flaws, *gaps)]
+        described, missing = check_description(home, system, round_name, runs)
+        faults += described
+        skeleton |= missing
         remarks += [(grade, f'{system}: {text}') for grade, text in find_remarks(runs, judgement)]
         results.append(('logs', f'{system}: {_summary(runs, judgement)}'))
     official = TreeVerdict()
     if not any(_dangers(runs, ruleset) for runs, _ in sets.values()):
         official = judge_tree(home, ruleset, list(sets))
     faults += _tool_faults(official.errors, sets)
-    return Verdict(_folded(faults), remarks, [*results, *official.results], official.scores)
+    return Verdict(
+        _folded(faults), remarks, [*results, *official.results], official.scores, skeleton
+    )
 
 
 def refusals_of(judgement: Judgement, runs: Sequence[Run], bypass: bool = False) -> list[str]:
