@@ -65,15 +65,19 @@ def judge_package(home: Path, round_name: str, sets: Mapping[str, JudgedRuns]) -
     remarks, results, skeleton = list[Remark](), list[CheckResult](), dict[str, Any]()
     for system, (runs, judgement) in sets.items():
         bypass = RCP_BYPASS in read_params(home, ruleset, system)[0]
-        prefix = f'{system}: ' if len(sets) > 1 else ''
-        faults += log_faults(f'results/{system}/resnet', runs, judgement, bypass)
-        faults += [
-            replace(fault, file=prefix + fault.file)
-            for fault in (*_event_faults(runs), *_evaluation_faults(runs, round_name))
-        ]
         described, missing = check_description(home, system, round_name, runs)
-        faults += described
         skeleton |= missing
+        of_system = [
+            *log_faults(f'results/{system}/resnet', runs, judgement, bypass),
+            *_event_faults(runs),
+            *_evaluation_faults(runs, round_name),
+            *described,
+        ]
+        is_file = len(sets) == 1
+        faults += [
+            f if is_file or '/' in f.file else replace(f, file=f'{system}: {f.file}')
+            for f in of_system
+        ]
         remarks += [(grade, f'{system}: {text}') for grade, text in find_remarks(runs, judgement)]
         results.append(('logs', f'{system}: {_summary(runs, judgement)}'))
     official = TreeVerdict()
