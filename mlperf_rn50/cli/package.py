@@ -53,6 +53,13 @@ def make_parser() -> Parser:
         type=Path,
         help='checkout of mlperf_rn50 with the commit of the runs (default: the running one)',
     )
+    add('--name', help='name of the system in its description (default: that of --system)')
+    add(
+        '--describe',
+        metavar='FILE',
+        type=Path,
+        help='JSON file with fields of the system description that the machine does not tell',
+    )
     add('--poc-email', metavar='ADDRESS', default='', help='v0.5: address of the contact person')
     add('--replace', action='store_true', help='replace the files of this system in the tree')
     add(
@@ -76,6 +83,8 @@ def run(argv: Sequence[str]) -> int:
     }
     others = {
         '--code': options.code,
+        '--name': options.name,
+        '--describe': options.describe,
         '--poc-email': options.poc_email,
         '--replace': options.replace,
     }
@@ -107,7 +116,9 @@ def run(argv: Sequence[str]) -> int:
 def _build(options: Namespace, run_sets: Sequence[RunSet]) -> tuple[Package, str]:
     """Build a package. Return it and the heading of the printed text."""
     from mlperf_rn50.mllog.package import submission
+    from mlperf_rn50.mllog.package.system_desc import load_described
 
+    given = load_described(options.describe) if options.describe else {}
     if len(run_sets) != 1:
         raise UserError(
             f'RUNS: got {len(run_sets)} sets ({", ".join(s.name for s in run_sets)}), expected one'
@@ -120,6 +131,7 @@ def _build(options: Namespace, run_sets: Sequence[RunSet]) -> tuple[Package, str
         code=options.code,
         poc_email=options.poc_email,
         is_replacing=options.replace,
+        given=given | ({'system_name': options.name} if options.name else {}),
     )
     result = submission.make_package(run_sets[0].runs, run_sets[0].judgement, order)
     heading = f'{result.home}: {order.system}, {order.round}'

@@ -21,7 +21,7 @@ from mlperf_rn50.analysis.sets.scaling import make_studies
 from mlperf_rn50.mllog.check.official import _summarize
 from mlperf_rn50.mllog.findings import make_finding
 from mlperf_rn50.mllog.logged_run import TARGET
-from mlperf_rn50.mllog.package.system_desc import describe_system
+from mlperf_rn50.mllog.package.system_desc import describe
 
 
 def summarize(home, system, ruleset):
@@ -41,7 +41,8 @@ def tree_of(tmp_path):
         curve = (0.5,) * (num - 1) + (0.7595,)
         write_five(home / 'results/box/resnet', config, pace_ms=50, accuracies=curve, batch=batch)
         (system,) = load_run_sets([home])
-        description = describe_system(system.runs, ENV, 'us', 'box', round_name, None)
+        names = {'org': 'us', 'system': 'box', 'round_name': round_name}
+        description = describe(system.runs, ENV, **names).fields
         write_files(home, {'systems/box.json': json.dumps(description)})
         return home, system
 

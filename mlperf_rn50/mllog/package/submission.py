@@ -3,19 +3,24 @@
 Source: MLPerf training submission rules.
 """
 
+import json
 import os
 import re
 import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 import mlperf_rn50
 from mlperf_rn50.answer import Answer, Cell, Table
+from mlperf_rn50.config_file import load_tree
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, UserError
-from mlperf_rn50.files import dump_json, refuse_existing, writing_folder
+from mlperf_rn50.files import dump_json, refuse_existing, write_atomically, writing_folder
 from mlperf_rn50.mllog.check.judge import Judgement
 from mlperf_rn50.mllog.check.official import (
     NEEDED,
@@ -26,6 +31,7 @@ from mlperf_rn50.mllog.check.official import (
 from mlperf_rn50.mllog.findings import Finding
 from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.package import system_desc
+from mlperf_rn50.mllog.package.agreement import check_description
 from mlperf_rn50.mllog.package.code import (
     accepted_keys,
     check_commit,
@@ -38,6 +44,7 @@ from mlperf_rn50.mllog.package.code import (
 )
 from mlperf_rn50.mllog.package.layouts import PROGRAM, Layout, layout_of
 from mlperf_rn50.mllog.package.readme import write_system
+from mlperf_rn50.mllog.package.redact import check_logs, find_site, public_config, public_env
 from mlperf_rn50.mllog.read.description import load_env
 from mlperf_rn50.mllog.rulesets import ROUND_OF, ROUNDS, V05
 from mlperf_rn50.runfolder.locks import OUTPUT_LOCK, folder_lock
@@ -58,6 +65,7 @@ class Order:
     code: Path | None = None  # checkout to submit; None for that of the running program
     poc_email: str = ''  # address of the contact, which v0.5 requires
     is_replacing: bool = False  # the system's files may exist, and are replaced
+    given: Mapping[str, Any] = field(default_factory=dict)  # fields from a submitter
 
     @property
     def checkout(self) -> Path:
@@ -88,6 +96,7 @@ class Package:
     official_score_minutes: float | None = None  # from result_summarizer
     # flaws in a new tree's descriptions; in a finished tree, they are refusals
     flaws: Sequence[str] = ()
+    missing: Mapping[str, str] = field(default_factory=dict)  # fields to describe
 
     @property
     def is_open(self) -> bool:
@@ -126,37 +135,31 @@ def _write_tree(home: Path, runs: Sequence[Run], order: Order, commit: str) -> l
     """Write the submission tree of a system. Return notes for the user."""
     paths = layout_of(order.round).of(order.system, code_name(commit))
     env = next((env for r in runs if (env := load_env(r.path))), {})
-    base = next((base for r in runs if (base := system_desc.find_base(r.path))), None)
-    description, logged = (
-        system_desc.describe_system(runs, known, order.org, order.system, order.round, base)
-        for known in (env, {})
+    base = next((b for r in runs if (b := system_desc.find_base(r.path, order.round))), None)
+    described = system_desc.describe(
+        runs,
+        env,
+        org=order.org,
+        system=order.system,
+        round_name=order.round,
+        given=order.given,
+        base=base,
     )
-    notes = ['the system description comes from the logs' + (' and env.json' if env else ' only')]
-    if base:
-        description, notes = system_desc.merge_description(base, description, logged)
+    site = find_site(runs)
     results, folder = home / paths.results, home / paths.folder
     results.mkdir(parents=True)
     folder.mkdir(parents=True, exist_ok=True)
     for k, run in enumerate(runs):
         shutil.copyfile(run.path, results / f'result_{k}.txt')
-        shutil.copyfile(run_of(run.path).config, folder / f'config_{k}.yaml')
-        dump_json(folder / f'env_{k}.json', load_env(run.path))
-    dump_json(home / paths.description, description)
+        config = public_config(load_tree(run_of(run.path).config), site)
+        write_atomically(folder / f'config_{k}.yaml', yaml.safe_dump(config, sort_keys=False))
+        dump_json(folder / f'env_{k}.json', public_env(load_env(run.path), site))
+    dump_json(home / paths.description, described.fields)
     if paths.contact:
         dump_json(home / paths.contact, {'org': order.org, 'poc_email': order.poc_email})
-    write_system(home, paths, runs, description, env, sources_of(home / paths.code))
-    notes.append(system_desc.data_note(runs))
-    if gaps := system_desc.find_gaps(description):
-        notes.append(
-            f'the system description lacks {", ".join(gaps)}; complete it, then run mlperf-rn50 '
-            f'package --check {order.home} --round {order.round}'
-        )
-    if orgs := sorted({str(r.org) for r in runs if r.org} - {order.org}):
-        notes.append(
-            f'submission_org is {", ".join(orgs)} in the logs, not {order.org}; logs are never '
-            'changed'
-        )
-    return [n for n in notes if n]
+    sources = sources_of(home / paths.code)
+    write_system(home, paths, runs, described.fields, public_env(env, site), sources)
+    return [n for n in (*described.notes, system_desc.data_note(runs)) if n]
 
 
 def _merge(source: Path, target: Path) -> None:
@@ -230,19 +233,17 @@ def make_package(runs: Sequence[Run], judgement: Judgement, order: Order) -> Pac
     summary = 'no score' if score is None else f'{score:.2f} min'
     summarizer = 'result_summarizer', checked.crash or summary
     findings = [_summary(runs, judgement), *checked.results, summarizer]
-    flaws, _ = _check_description(order.home, order.system, runs)
+    faults, missing = check_description(order.home, order.system, order.round, runs)
+    faults += check_logs(runs, find_site(runs))
     return Package(
         home=order.home,
         remarks=remarks,
         findings=findings,
         notes=notes,
         official_score_minutes=score,
-        flaws=flaws,
+        flaws=list(map(str, faults)),
+        missing=missing,
     )
-
-
-def _check_description(home: Path, system: str, runs: Sequence[Run]) -> tuple[list[str], list[str]]:
-    return system_desc.check_description(home, system, {r.division for r in runs})
 
 
 def refusals_of(judgement: Judgement, runs: Sequence[Run]) -> list[str]:
@@ -302,16 +303,16 @@ def check_finished(
     runs by system."""
     problems: list[str] = []
     remarks: list[Remark] = []
-    notes: list[str] = []
     findings: list[CheckResult] = []
+    skeleton: dict[str, str] = {}
     for system, (runs, judgement) in sets.items():
         refusals = refusals_of(judgement, runs)
-        flaws, gaps = _check_description(home, system, runs)
-        problems += [*(f'{system}: {refusal}' for refusal in refusals), *flaws]
+        faults, missing = check_description(home, system, round_name, runs)
+        problems += [*(f'{system}: {refusal}' for refusal in refusals), *map(str, faults)]
+        skeleton |= missing
         remarks += [(grade, f'{system}: {text}') for grade, text in find_remarks(runs, judgement)]
         checker, text = _summary(runs, judgement)
         findings.append((checker, f'{system}: {text}'))
-        notes += gaps
     score = None
     if not problems:
         checked = judge_tree(home, ROUNDS[round_name])
@@ -328,8 +329,8 @@ def check_finished(
         refusals=problems,
         remarks=remarks,
         findings=findings,
-        notes=notes,
         official_score_minutes=score,
+        missing=skeleton,
     )
 
 
@@ -343,6 +344,9 @@ def package_answer(package: Package, heading: str, score_minutes: float | None) 
     doubts = _compare(package, score_minutes)
     rows += [('warning', text) for text in doubts]
     rows += [('note', text) for text in package.notes]
+    if package.missing:
+        skeleton = json.dumps(package.missing)
+        rows.append(('note', f'fields to complete in a file for --describe: {skeleton}'))
     return Answer(
         sentences=[heading],
         tables=[Table('', (), tuple((Cell(name), Cell(text)) for name, text in rows))],
