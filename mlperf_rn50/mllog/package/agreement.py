@@ -91,13 +91,6 @@ _FACTS = (
         _is_same_status,
     ),
     _Fact(
-        keys.SUBMISSION_PLATFORM,
-        COUNTS[0],
-        'run.submission_platform',
-        lambda run: run.platform,
-        _is_same_platform,
-    ),
-    _Fact(
         COUNTS[0],
         COUNTS[0],
         'run.num_nodes',
@@ -110,6 +103,13 @@ _FACTS = (
         'the GPUs of each node',
         _accelerators_per_node,
         _is_same_count(COUNTS[1]),
+    ),
+    _Fact(
+        keys.SUBMISSION_PLATFORM,
+        COUNTS[0],
+        'run.submission_platform',
+        lambda run: run.platform,
+        _is_same_platform,
     ),
 )
 
@@ -189,5 +189,7 @@ def check_description(
     ]
     compared = _later_fields(content, org) if form == V05 else content
     for fact in _FACTS:
-        faults += _compare(fact, runs, file, compared)
+        known = {(fault.file, fault.key) for fault in faults}
+        found = _compare(fact, runs, file, compared)
+        faults += [fault for fault in found if (fault.file, fault.key) not in known]
     return faults, dict.fromkeys(missing, '')

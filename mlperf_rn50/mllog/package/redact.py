@@ -1,5 +1,5 @@
 """What is published of the environment and configuration of runs: no name of a host or person, no
-path, no address, and no variable that is not known to be harmless."""
+path, no address, and only variables that are known to be harmless."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -44,7 +44,7 @@ _VARIABLES = frozenset(
     """.split()
 )
 _SITE = re.compile(
-    r"""(^|[\s=:,;'"(\[])(~|/[\w.@-]+)/[\w.@-]  # a path
+    r"""^/. | (^|[\s=:,;'"(\[])(~|/[\w.@-]+)/[\w.@-]  # a path
     | \b\d{1,3}(\.\d{1,3}){3}\b | \b[0-9a-f]{1,4}(:[0-9a-f]{0,4}){3,7}\b  # IPv4, IPv6
     | [\w.+-]+@[\w-]+\.\w""",
     re.VERBOSE | re.IGNORECASE,
@@ -58,7 +58,7 @@ class Site:
     """What identifies the site of some runs."""
 
     hosts: dict[str, str]  # node1, node2 and so on by host name
-    private: frozenset[str] = frozenset()  # paths and names of persons
+    paths: frozenset[str] = frozenset()  # of the runs and their data, and home folders
 
     def hide(self, value: Any) -> Any:
         """Return a JSON value with node1 and so on in place of host names and their domains."""
@@ -71,18 +71,19 @@ class Site:
         return _words(self.hosts).sub(lambda found: self.hosts[found[1]], value)
 
     def publish(self, value: Any) -> Any:
-        """Return a JSON value without host names, and without keys that contain a path, an address
-        or a person."""
+        """Return a JSON value without host names, and without keys that contain a path or an
+        address."""
         if isinstance(value, dict):
             shown = {key: self.publish(item) for key, item in value.items()}
-            return {key: item for key, item in shown.items() if not self._is_private(item)}
+            return {key: item for key, item in shown.items() if not _is_private(item)}
         if isinstance(value, list):
             return [self.publish(item) for item in value]
         return self.hide(value)
 
-    def _is_private(self, value: Any) -> bool:
-        texts = [t for t in (value if isinstance(value, list) else [value]) if isinstance(t, str)]
-        return any(t in self.private or t.startswith('/') or _SITE.search(t) for t in texts)
+
+def _is_private(value: Any) -> bool:
+    texts = value if isinstance(value, list) else [value]
+    return any(isinstance(text, str) and _SITE.search(text) for text in texts)
 
 
 def _words(names: Iterable[str]) -> re.Pattern[str]:
@@ -105,9 +106,9 @@ def _load_config(run: Run) -> dict[str, Any]:
 
 
 def find_site(runs: Sequence[Run]) -> Site:
-    """Return the hosts of runs, numbered as they appear, and their paths and persons."""
+    """Return the hosts of runs, numbered as they appear, and their paths."""
     hosts: dict[str, str] = {}
-    private = set()
+    paths: set[str] = set()
     for run in runs:
         for name in _host_names(load_env(run.path)):
             # a name and the same one with its domain are one host
@@ -115,11 +116,10 @@ def find_site(runs: Sequence[Run]) -> Site:
             number = hosts.get(label) or f'node{len(set(hosts.values())) + 1}'
             hosts |= {label: number, name: number}
         config = _load_config(run)
-        paths = [value_at(config, 'run', 'dir'), value_at(config, 'data', 'dir')]
-        private |= {path for path in paths if str(path).startswith('/')}
-        private |= {m[2] for path in paths if (m := re.match('/(home|Users)/([^/]+)', str(path)))}
-        private.add(value_at(config, 'run', 'submission_poc_name'))
-    return Site(hosts, frozenset(private - {'', 'unnamed'}))
+        found = [str(value_at(config, *names)) for names in (('run', 'dir'), ('data', 'dir'))]
+        paths |= {path for path in found if path.startswith('/')}
+        paths |= {home[0] for path in found if (home := re.match('/(home|Users)/[^/]+', path))}
+    return Site(hosts, frozenset(paths))
 
 
 def public_env(env: JsonObject, site: Site) -> JsonObject:
@@ -136,13 +136,16 @@ def public_env(env: JsonObject, site: Site) -> JsonObject:
 
 def public_config(tree: JsonObject, site: Site) -> JsonObject:
     """Return what is published of a configuration. The scripts of a tree set the folders."""
-    return {name: site.publish(values) for name, values in tree.items()}
+    shown = {name: site.publish(values) for name, values in tree.items()}
+    if isinstance(run := shown.get('run'), dict):
+        run.pop('submission_poc_name', None)
+    return shown
 
 
 def check_logs(runs: Sequence[Run], site: Site) -> list[Fault]:
     """Return the names and paths of the site that occur in the logs, which are published as they
     are."""
-    names = [n for n in (*site.hosts, *site.private) if len(n) >= _SHORTEST and n != 'localhost']
+    names = [n for n in (*site.hosts, *site.paths) if len(n) >= _SHORTEST and n != 'localhost']
     if not names:
         return []
     pattern = _words(names)

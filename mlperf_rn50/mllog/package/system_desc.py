@@ -244,25 +244,24 @@ def describe(
         kept = [*fields_of(round_name), *(k for k in submitted if k not in _NODE_ONLY)]
     fields = {key: fields.get(key, '') for key in dict.fromkeys(kept)}
     missing = dict.fromkeys(missing_fields(fields, round_name), '')
-    sources = {'the logs': logged, '--describe': given}
-    sources |= {base.name: beside} if base else {}
-    sources |= {'env.json': machine} if env else {}
-    return Description(fields, missing, _notes(fields, sources, fixed))
+    others = {'--describe': dict(given)}
+    others |= {base.name: beside} if base else {}
+    others |= {'env.json': machine} if env else {}
+    return Description(fields, missing, _notes(fields, logged, others))
 
 
-def _notes(fields: JsonObject, sources: Mapping[str, Mapping], fixed: JsonObject) -> list[str]:
+def _notes(fields: JsonObject, logged: JsonObject, others: Mapping[str, JsonObject]) -> list[str]:
     """Return a note on the sources of the fields, and one on each field that the logs change."""
     left = [name for name, value in fields.items() if value]
     parts = []
-    for source, content in sources.items():
+    for source, content in {'the logs': logged, **others}.items():
         if names := [name for name in left if content.get(name)]:
             parts.append(f'from {source}: {", ".join(names)}')
             left = [name for name in left if name not in names]
     changed = [
-        f'{name} is {str(content[name]):.40} in {source}, but {fixed[name]} in the logs, which is '
-        'used'
-        for source, content in sources.items()
-        for name in ('division', *COUNTS)
-        if content.get(name, fixed.get(name)) != fixed.get(name)
+        f'{name} is {str(content[name]):.40} in {source}, but {value} in the logs, which is used'
+        for source, content in others.items()
+        for name, value in logged.items()
+        if name != 'status' and content.get(name, value) != value
     ]
     return [f'the system description: {"; ".join(parts)}', *changed]
