@@ -150,7 +150,11 @@ SMALL_DATA = closed(replace(SGD, data=DataConfig(dataset='digits', num_train=143
             lambda folder: append(result(folder, 0), mllog('opt_name', 0, 'adam/../../../tmp/x')),
             ["result_0.txt: opt_name: got 'adam/../../../tmp/x', expected"],
         ),
-        ({'config': closed(LARS)}, None, ['epochs to converge: fails: mean 4.00 epochs at batch 64, at']),
+        (
+            {'config': closed(LARS)},
+            None,
+            ['epochs to converge: fails: mean 4.00 epochs at batch 64, at'],
+        ),
     ],
     ids='few many failed rules seeds data duplicate name epochs'.split(),
 )
