@@ -7,9 +7,9 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from helpers import CLI, ROOT, call, git, run, shipped_logs, write_files
+from helpers import CLI, argv, call, git, run, shipped_logs, write_files
 from lines import mllog
-from made_systems import hide_package
+from made_systems import commit_program, hide_package
 from sample_log import ENV, LARS, SGD, closed, write_five
 
 from mlperf_rn50.analysis.sets.judgement import judge_set
@@ -18,19 +18,23 @@ from mlperf_rn50.analysis.show.text import render_text
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.package import submission
-from mlperf_rn50.mllog.package.code import copy_code, missing_code
+from mlperf_rn50.mllog.package.code import copy_code
 from mlperf_rn50.mllog.package.system_desc import describe_system, find_base, merge_description
 from mlperf_rn50.mllog.rulesets import ROUNDS
 
 DIGITS = shipped_logs() / 'digits_five'  # five real runs
-CODE = 'benchmarks/resnet/implementations/mlperf_rn50'
+SYSTEMS = 'benchmarks/resnet/implementations'
 GPU = replace(SGD, train=replace(SGD.train, device='gpu'))
 OPEN = 'NOT ready for submission'
 
 
 def build(folder, tmp_path):
-    out = tmp_path / 'out'
-    return call('package', folder, '--org', 'us', '--system', 'box', '--out', out)
+    if folder == DIGITS:
+        folder = shutil.copytree(DIGITS, tmp_path / 'digits')
+    home = tmp_path / 'checkout'
+    commit_program(home, folder)
+    words = '--org us --system box --out {} --code {}'
+    return call('package', folder, *argv(words, tmp_path / 'out', home))
 
 
 def lines_of(text):
@@ -40,7 +44,7 @@ def lines_of(text):
 
 def order(tmp_path, **keys):
     given = {'org': 'us', 'system': 'box', 'round': 'v4.0', 'out': tmp_path / 'out'}
-    return submission.Order(**given | keys)
+    return submission.Order(**given | {'code': tmp_path / 'checkout'} | keys)
 
 
 def runs_of(folder):
@@ -48,7 +52,13 @@ def runs_of(folder):
 
 
 def make_package(folder, order):
-    """Build the package of the set in a folder."""
+    """Build the package of a copy of the set in a folder, with a program for it."""
+    runs = shutil.copytree(folder, order.code.parent / f'runs_{order.system}', dirs_exist_ok=True)
+    commit_program(order.code, runs)
+    return package_of(runs, order)
+
+
+def package_of(folder, order):
     (run_set,) = load_run_sets([folder], Rules([ROUNDS[order.round]]))
     return submission.make_package(run_set.runs, run_set.judgement, order)
 
@@ -92,12 +102,13 @@ def test_five_real_runs_pass_the_official_checkers_and_are_labelled(good):
     )
     assert 'cooling' in gaps
     assert json.loads((home / 'systems/box.json').read_text())['sw_notes'] == label
-    assert label in (home / CODE / 'README.md').read_text()
+    assert label in (home / SYSTEMS / 'box/README.md').read_text()
     for k in range(5):
         assert result(home / 'results/box/resnet', k).read_bytes() == result(DIGITS, k).read_bytes()
-    files = {f'{name}.{k}' for k in range(5) for name in ('config', 'env')}
-    assert {p.stem.replace('_', '.') for p in (home / CODE / 'runs_box').iterdir()} == files
-    shellcheck = run([CLI[0].replace('python', 'shellcheck'), *(home / CODE).glob('*.sh')])
+    folder = home / SYSTEMS / 'box'
+    files = {f'{name}_{k}' for k in range(5) for name in ('config', 'env')}
+    assert files <= {p.stem for p in folder.iterdir()}
+    shellcheck = run([CLI[0].replace('python', 'shellcheck'), *folder.glob('*.sh')])
     assert shellcheck.returncode == 0, shellcheck.stdout
 
 
@@ -286,25 +297,13 @@ def test_malformed_description_and_env_json_are_tolerated(tmp_path, submitted, e
         assert merged['division'] == 'open' and json.dumps(merged)
 
 
-def test_code_comes_from_the_commit_of_the_runs_or_else_the_checkout(tmp_path):
+def test_code_comes_from_the_commit_of_the_runs(tmp_path):
     home = tmp_path / 'checkout'
-
-    def commit(names):
-        write_files(home, dict.fromkeys(names, 'old'))
-        for words in ('init -q', 'add -A', 'commit -qm x', 'config core.autocrlf true'):
-            git(home, *words.split())
-        return git(home, 'rev-parse', 'HEAD')
-
-    # without and with all files that a submission requires
-    part = commit(['launch/setup.sh'])
-    whole = commit(missing_code(home))
-    (home / 'launch/setup.sh').write_text('now')
-    for i, name in enumerate((whole, part, 'HEAD', '$(touch evil)')):
-        text, note = 'now', f'the code is the current checkout, but the runs used commit {name}'
-        if name == whole:
-            text, note = 'old\n', ''
-        assert copy_code(tmp_path / str(i), {'git_commit': name}, home) == note
-        assert (tmp_path / f'{i}/launch/setup.sh').read_bytes() == text.encode()
+    commit = commit_program(home)
+    (home / 'launch/local.sh').write_text('now')
+    commit_program(home, later='int')
+    copy_code(tmp_path / 'code', home, commit)
+    assert (tmp_path / 'code/launch/local.sh').read_text() == 'exec true\n'
 
 
 def contents(tree):
@@ -316,7 +315,7 @@ def test_second_system_is_added_and_nothing_is_overwritten(tmp_path, tree):
     with pytest.raises(UserError, match='exists and is not overwritten'):
         make_package(DIGITS, order(tmp_path))
     assert make_package(DIGITS, order(tmp_path, system='box2', round='v1.0')).refusals == ()
-    assert (tree / CODE / 'run_and_time_box2.sh').is_file()
+    assert (tree / SYSTEMS / 'box2/run_and_time.sh').is_file()
     assert contents(tmp_path / 'out') == contents(tree) == contents(tree) | before
 
 
@@ -327,10 +326,10 @@ def test_second_system_is_added_and_nothing_is_overwritten(tmp_path, tree):
         ({'system': '../x'}, '--system: got'),
         ({'org': '.x'}, '--org: got'),
         ({'system': 'x' * 200}, '--system: got'),
-        ({'code': ROOT / 'docs'}, '--code: .*/docs lacks mlperf_rn50/__main__'),
+        ({'round': 'v0.5'}, '--poc-email: missing'),
     ],
 )
-def test_invalid_names_and_incomplete_code_are_refused(tmp_path, keys, message):
+def test_invalid_names_are_refused(tmp_path, keys, message):
     with pytest.raises(UserError, match=message):
         make_package(DIGITS, order(tmp_path, **keys))
     assert not (tmp_path / 'out').exists()
@@ -377,10 +376,6 @@ def change(**fields):
         (
             lambda t: append(result(t / 'results/box/resnet', 3), mllog('opt_name', 0, '../../x')),
             "box: result_3.txt: opt_name: got '../../x'",
-        ),
-        (
-            lambda t: (t / CODE / 'code/launch/setup.sh').unlink(),
-            f'{CODE}/code lacks launch/setup.sh',
         ),
     ],
 )

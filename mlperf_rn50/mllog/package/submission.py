@@ -8,9 +8,8 @@ import os
 import re
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,9 @@ from mlperf_rn50.config_file import load_tree
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, UserError
 from mlperf_rn50.files import dump_json, refuse_existing, write_atomically, writing_folder
 from mlperf_rn50.mllog.check.judge import Judgement
-from mlperf_rn50.mllog.check.official import (
-    NEEDED,
-    CheckResult,
-    NotInstalled,
-    judge_tree,
-)
-from mlperf_rn50.mllog.findings import Finding
+from mlperf_rn50.mllog.check.official_tree import PARAMS, RCP_BYPASS
 from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.package import system_desc
-from mlperf_rn50.mllog.package.agreement import check_description
 from mlperf_rn50.mllog.package.code import (
     accepted_keys,
     check_commit,
@@ -42,15 +34,22 @@ from mlperf_rn50.mllog.package.code import (
     find_flaws,
     sources_of,
 )
+from mlperf_rn50.mllog.package.faults import Fault
 from mlperf_rn50.mllog.package.layouts import PROGRAM, Layout, layout_of
 from mlperf_rn50.mllog.package.readme import write_system
 from mlperf_rn50.mllog.package.redact import check_logs, find_site, public_config, public_env
+from mlperf_rn50.mllog.package.verdict import (
+    WAYS_OUT,
+    JudgedRuns,
+    Verdict,
+    judge_package,
+    refusals_of,
+)
 from mlperf_rn50.mllog.read.description import load_env
-from mlperf_rn50.mllog.rulesets import ROUND_OF, ROUNDS, V05
 from mlperf_rn50.runfolder.locks import OUTPUT_LOCK, folder_lock
 from mlperf_rn50.runfolder.names import run_of
+from mlperf_rn50.text import plural, printable
 
-_MAX_WARNINGS = 3  # maximum number of warnings shown per log; `report` shows all
 _SAME_SCORE_MINUTES = 0.005  # a smaller difference disappears in rounding
 _CHECKOUT = Path(mlperf_rn50.__file__).parent.parent
 _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._+-]{0,99}')
@@ -65,6 +64,7 @@ class Order:
     code: Path | None = None  # checkout to submit; None for that of the running program
     poc_email: str = ''  # address of the contact, which v0.5 requires
     is_replacing: bool = False  # the system's files may exist, and are replaced
+    rcp_bypass: str = ''  # why the official check of the epochs is bypassed
     given: Mapping[str, Any] = field(default_factory=dict)  # fields from a submitter
 
     @property
@@ -81,27 +81,29 @@ class Order:
         return self.out / self.tree
 
 
-Remark = tuple[str, str]  # 'warning' or 'note', and a text
-
-
 @dataclass(frozen=True)
 class Package:
     """Result of building the tree of an Order, or of checking a finished tree."""
 
+    round: str
     home: Path | None  # the tree; None if it was refused and not written
     refusals: Sequence[str] = ()  # violated rules
-    remarks: Sequence[Remark] = ()  # about the runs
-    findings: Sequence[CheckResult] = ()  # results of the checkers for an accepted run set
     notes: Sequence[str] = ()
-    official_score_minutes: float | None = None  # from result_summarizer
-    # flaws in a new tree's descriptions; in a finished tree, they are refusals
-    flaws: Sequence[str] = ()
-    missing: Mapping[str, str] = field(default_factory=dict)  # fields to describe
+    verdict: Verdict = Verdict()
 
     @property
-    def is_open(self) -> bool:
-        """True if the tree needs changes before it can be submitted."""
-        return bool(self.refusals or self.flaws)
+    def faults(self) -> Sequence[Fault]:
+        return self.verdict.faults
+
+    @property
+    def ready(self) -> bool:
+        return not (self.refusals or self.faults)
+
+    @property
+    def official_score_minutes(self) -> float | None:
+        """Score from result_summarizer, None for a tree with several systems."""
+        scores = [*self.verdict.scores.values()]
+        return scores[0] if len(scores) == 1 else None
 
 
 def _check_order(order: Order) -> None:
@@ -159,7 +161,17 @@ def _write_tree(home: Path, runs: Sequence[Run], order: Order, commit: str) -> l
         dump_json(home / paths.contact, {'org': order.org, 'poc_email': order.poc_email})
     sources = sources_of(home / paths.code)
     write_system(home, paths, runs, described.fields, public_env(env, site), sources)
+    if order.rcp_bypass:
+        _write_bypass(results, folder / paths.readme, order.rcp_bypass)
     return [n for n in (*described.notes, system_desc.data_note(runs)) if n]
+
+
+def _write_bypass(results: Path, readme: Path, reason: str) -> None:
+    """Bypass the official check of the epochs, and add the reason to a README."""
+    (results / PARAMS).write_text(RCP_BYPASS)  # the official reader accepts no newline
+    text = printable(' '.join(reason.split()))
+    with open(readme, 'a') as f:
+        f.write(f'\n## Reference convergence points\n\nThe check is bypassed ({PARAMS}): {text}\n')
 
 
 def _merge(source: Path, target: Path) -> None:
@@ -196,15 +208,18 @@ def make_package(runs: Sequence[Run], judgement: Judgement, order: Order) -> Pac
     """Build and check a tree. Discard it if it breaks a rule. Raise UserError for invalid names or
     folders."""
     _check_order(order)
+    notes = []
+    if order.rcp_bypass and not judgement.convergence:
+        order = replace(order, rcp_bypass='')
+        notes = ['--rcp-bypass: not needed, and not written']
     commit, refusals = find_commit(runs)
-    refusals = refusals_of(judgement, runs) or [
+    refusals = refusals_of(judgement, runs, bool(order.rcp_bypass)) or [
         *refusals,
         *(check_commit(order.checkout, commit) if commit else []),
         *(f for run in runs for f in find_flaws(run)),
     ]
     if refusals:
-        return Package(None, list(dict.fromkeys(refusals)))
-    remarks = find_remarks(runs, judgement)
+        return Package(order.round, None, _with_ways_out(refusals, judgement))
     with (
         writing_folder(order.out),
         folder_lock(order.out, '--out', OUTPUT_LOCK),
@@ -214,11 +229,11 @@ def make_package(runs: Sequence[Run], judgement: Judgement, order: Order) -> Pac
         new = Path(place, 'new', order.tree)
         copy_code(new / paths.code, order.checkout, commit)
         if flaws := check_configs(runs, accepted_keys(sources_of(new / paths.code))):
-            return Package(None, flaws, remarks)
-        notes = _write_tree(new, runs, order, commit)
-        checked = judge_tree(new, ROUNDS[order.round])
-        if checked.problems:
-            return Package(None, checked.problems, remarks, notes=notes)
+            return Package(order.round, None, flaws)
+        notes += _write_tree(new, runs, order, commit)
+        verdict = judge_package(new, order.round, {order.system: (runs, judgement)})
+        private = check_logs(runs, find_site(runs))
+        verdict = replace(verdict, faults=[*verdict.faults, *private])
         refuse_existing(
             path
             for p in new.rglob('*')
@@ -229,139 +244,55 @@ def make_package(runs: Sequence[Run], judgement: Judgement, order: Order) -> Pac
         _merge(new, order.home)
         if order.is_replacing:
             _remove_unused(order.home, layout_of(order.round), code_name(commit))
-    score = checked.scores.get(order.system)
-    summary = 'no score' if score is None else f'{score:.2f} min'
-    summarizer = 'result_summarizer', checked.crash or summary
-    findings = [_summary(runs, judgement), *checked.results, summarizer]
-    faults, missing = check_description(order.home, order.system, order.round, runs)
-    faults += check_logs(runs, find_site(runs))
-    return Package(
-        home=order.home,
-        remarks=remarks,
-        findings=findings,
-        notes=notes,
-        official_score_minutes=score,
-        flaws=list(map(str, faults)),
-        missing=missing,
-    )
+    return Package(order.round, order.home, notes=notes, verdict=verdict)
 
 
-def refusals_of(judgement: Judgement, runs: Sequence[Run]) -> list[str]:
-    """Return the reasons why a judged set cannot be submitted; a set of other data can, in the open
-    division."""
-    if judgement.is_unchecked:
-        raise NotInstalled(NEEDED)
-    data = {r.other_dataset for r in runs}
-    return [*judgement.violations, *(text for text in judgement.obstacles if text not in data)]
+def check_finished(home: Path, round_name: str, sets: Mapping[str, JudgedRuns]) -> Package:
+    """Check a finished tree. sets: judged runs by system."""
+    return Package(round_name, home, verdict=judge_package(home, round_name, sets))
 
 
-def _summary(runs: Sequence[Run], judgement: Judgement) -> CheckResult:
-    text = (
-        f'{len(runs) - len(judgement.misses)} of {len(runs)} pass the rules of '
-        f'{ROUND_OF[judgement.ruleset or V05]}'
-    )
-    return 'logs', f'{text}; one may fail' if judgement.misses else text
-
-
-def find_remarks(runs: Sequence[Run], judgement: Judgement) -> list[Remark]:
-    """Return remarks about an accepted set: a failed run, and the findings of any grade about its
-    logs."""
-
-    def remark(finding: Finding, text: str) -> Remark:
-        return 'note' if finding.grade == 'note' else 'warning', text
-
-    result = [
-        (
-            'warning',
-            f'1 of {len(runs)} runs did not converge ({path.name}: {reason}) and counts as the '
-            'slowest',
-        )
-        for path, reason in judgement.misses.items()
+def _with_ways_out(refusals: Sequence[str], judgement: Judgement) -> list[str]:
+    """Return the refusals once each; that of too few epochs says what can be done."""
+    return [
+        f'{text}; {WAYS_OUT}' if text == judgement.convergence else text
+        for text in dict.fromkeys(refusals)
     ]
-    findings = {w.text: w for r in runs for w in r.findings}
-    counts = Counter(text for r in runs for text in {w.text for w in r.findings})
-    shared = [text for text in findings if counts[text] == len(runs) > 1]
-    result += [remark(findings[text], f'all {len(runs)} logs: {text}') for text in shared]
-    for run in runs:
-        rest = [w for w in run.findings if w.text not in shared]
-        for w in rest[:_MAX_WARNINGS]:
-            place = run.path.name if w.line is None else f'{run.path.name}:{w.line}'
-            result.append(remark(findings[w.text], f'{place}: {w.text}'))
-        if len(rest) > _MAX_WARNINGS:
-            text = (
-                f'{run.path.name}: {len(rest) - _MAX_WARNINGS} more findings; mlperf-rn50 report '
-                '--findings shows them'
-            )
-            result.append(('note', text))
-    return sorted(result, reverse=True, key=lambda remark: remark[0])  # warnings first
-
-
-def check_finished(
-    home: Path, round_name: str, sets: Mapping[str, tuple[Sequence[Run], Judgement]]
-) -> Package:
-    """Check a finished tree and, if it has no problems, run the official tools on it. sets: judged
-    runs by system."""
-    problems: list[str] = []
-    remarks: list[Remark] = []
-    findings: list[CheckResult] = []
-    skeleton: dict[str, str] = {}
-    for system, (runs, judgement) in sets.items():
-        refusals = refusals_of(judgement, runs)
-        faults, missing = check_description(home, system, round_name, runs)
-        problems += [*(f'{system}: {refusal}' for refusal in refusals), *map(str, faults)]
-        skeleton |= missing
-        remarks += [(grade, f'{system}: {text}') for grade, text in find_remarks(runs, judgement)]
-        checker, text = _summary(runs, judgement)
-        findings.append((checker, f'{system}: {text}'))
-    score = None
-    if not problems:
-        checked = judge_tree(home, ROUNDS[round_name])
-        problems += checked.problems
-        findings += checked.results
-        summaries = [f'{name}: {minutes:.2f} min' for name, minutes in checked.scores.items()]
-        if checked.crash:
-            summaries = [checked.crash, *summaries]
-        findings += [('result_summarizer', text) for text in summaries]
-        if len(summaries) == len(checked.scores) == 1:
-            [score] = checked.scores.values()
-    return Package(
-        home=home,
-        refusals=problems,
-        remarks=remarks,
-        findings=findings,
-        official_score_minutes=score,
-        missing=skeleton,
-    )
 
 
 def package_answer(package: Package, heading: str, score_minutes: float | None) -> Answer:
     """Return a package as an answer. score_minutes is the score that `report` computes."""
-    rows: list[tuple[str, str]] = [*package.remarks]
-    rows += [('error', text) for text in (*package.refusals, *package.flaws)]
-    rows += package.findings
+    verdict, num = package.verdict, len(package.refusals) + len(package.faults)
+    state = 'yes' if package.ready else f'no, {plural(num, "thing")} to edit'
+    rows = [('error', text) for text in package.refusals]
+    rows += [('error', str(fault)) for fault in package.faults]
+    rows += [*verdict.remarks, *verdict.results]
     if not package.refusals and score_minutes is not None:
         rows.append(('report score', f'{score_minutes:.2f} min'))
     doubts = _compare(package, score_minutes)
     rows += [('warning', text) for text in doubts]
     rows += [('note', text) for text in package.notes]
-    if package.missing:
-        skeleton = json.dumps(package.missing)
+    if verdict.skeleton:
+        skeleton = json.dumps(verdict.skeleton)
         rows.append(('note', f'fields to complete in a file for --describe: {skeleton}'))
     return Answer(
-        sentences=[heading],
+        sentences=[f'ready for {package.round}: {state}', heading],
         tables=[Table('', (), tuple((Cell(name), Cell(text)) for name, text in rows))],
         data={
-            'passed': not package.refusals,
+            'passed': package.ready,
+            'ready': package.ready,
             'tree': str(package.home) if package.home else None,
             'refusals': package.refusals,
-            'flaws': package.flaws,
-            'oddities': [text for _, text in package.remarks],
-            'findings': [{'checker': name, 'text': text} for name, text in package.findings],
+            'flaws': [str(fault) for fault in package.faults],
+            'missing': [asdict(fault) for fault in package.faults],
+            'oddities': [text for _, text in verdict.remarks],
+            'findings': [{'checker': name, 'text': text} for name, text in verdict.results],
+            'verdicts': [{'tool': name, 'text': text} for name, text in verdict.results],
             'notes': (*doubts, *package.notes),
             'score_minutes': score_minutes,
             'official_score_minutes': package.official_score_minutes,
         },
-        exit_code=EXIT_FAILED if package.refusals else EXIT_OK,
+        exit_code=EXIT_OK if package.ready else EXIT_FAILED,
     )
 
 
@@ -369,12 +300,12 @@ def _compare(package: Package, score_minutes: float | None) -> list[str]:
     """Return a warning if the scores of result_summarizer and report differ although no score was
     scaled."""
     official = package.official_score_minutes
-    is_scaled = any(name == 'scaling' for name, _ in package.findings)
+    is_scaled = any(name == 'scaling' for name, _ in package.verdict.results)
     if official is None or score_minutes is None or is_scaled:
         return []
     if abs(official - score_minutes) < _SAME_SCORE_MINUTES:
         return []
-    hint = '; see the warnings above' if package.remarks else ''
+    hint = '; see the warnings above' if package.verdict.remarks else ''
     return [
         f'the scores differ: {official:.2f} min from result_summarizer, {score_minutes:.2f} min '
         f'from report; the former is official{hint}'
