@@ -138,7 +138,9 @@ def commit_program(home: Path, *runs: Path, **keys: str) -> str:
     for path in (p for folder in runs for p in folder.glob('config*.yaml') if p.is_file()):
         for section, values in yaml.safe_load(path.read_text()).items():
             sections.setdefault(section, set()).update(values)
-    fields = {name: [f'    {key}: str' for key in sorted(known)] for name, known in sections.items()}
+    fields = {
+        name: [f'    {key}: str' for key in sorted(known)] for name, known in sections.items()
+    }
     fields[''] = [f'    {name}: {name}Config' for name in sections]
     parts = ['\n'.join([f'class {name}Config:', *lines]) for name, lines in fields.items()]
     write_files(home, dict.fromkeys(_CALLED.split(), 'exec true'))
