@@ -18,7 +18,7 @@ from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.published import sets_under
 from mlperf_rn50.analysis.sets.rcp import check_rcp, official_score_minutes
 from mlperf_rn50.analysis.sets.scaling import make_studies
-from mlperf_rn50.mllog.check.official import _summarize
+from mlperf_rn50.mllog.check.official_tree import summarize_tree
 from mlperf_rn50.mllog.findings import make_finding
 from mlperf_rn50.mllog.logged_run import TARGET
 from mlperf_rn50.mllog.package.system_desc import describe
@@ -27,7 +27,7 @@ from mlperf_rn50.mllog.package.system_desc import describe
 def summarize(home, system, ruleset):
     """Return the scores of the summarizer's first run, which computes the factor, and second run,
     which applies it."""
-    return [_summarize(home, ruleset, home.parent / 'summary.csv')[0].get(system) for _ in range(2)]
+    return [summarize_tree(home, ruleset, home.parent)[0].get(system) for _ in range(2)]
 
 
 @pytest.fixture

@@ -163,7 +163,7 @@ def judge_tree(home: Path, ruleset: str, systems: Collection[str]) -> TreeVerdic
         results += _scalings(tree)
         scores = dict[str, float]()
         if ruleset >= _SUMMARIZER_SINCE:
-            scores, crash = _summarize(tree, ruleset, place)
+            scores, crash = summarize_tree(tree, ruleset, place)
             results += [('result_summarizer', f'{s}: {m:.2f} min') for s, m in scores.items()]
             errors += _without_score([s for s in systems if s not in scores], crash)
     if ruleset >= _REPO_CHECKER_SINCE:
@@ -240,7 +240,7 @@ def _scalings(tree: Path) -> list[CheckResult]:
     return results
 
 
-def _summarize(tree: Path, ruleset: str, place: Path) -> tuple[dict[str, float], str]:
+def summarize_tree(tree: Path, ruleset: str, place: Path) -> tuple[dict[str, float], str]:
     """Return the scores of result_summarizer in minutes by system, and why it crashed, or ''.
 
     For v0.7 it prints the traceback of a missing RCP checker, but gives scores. Its system names
