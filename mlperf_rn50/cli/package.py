@@ -134,6 +134,12 @@ def _load(paths: Sequence[Path], round_name: str) -> list[RunSet]:
     return run_sets
 
 
+def _logs_of(path: Path, round_name: str) -> list[Path]:
+    """Return a path or, for v0.6, the logs in a folder that were written in its format."""
+    logs = sorted(path.glob('result_*_v0.6.txt')) if round_name == 'v0.6' else []
+    return logs or [path]
+
+
 def _load_tree(tree: Path, round_name: str) -> list[RunSet]:
     if not (tree / 'results').is_dir():
         raise UserError(
@@ -162,7 +168,8 @@ def _build(options: Namespace) -> tuple[Package, str, float | None]:
     from mlperf_rn50.mllog.package.system_desc import load_described
 
     given = load_described(options.describe) if options.describe else {}
-    run_sets = _load([Path(p) for p in options.runs], options.round)
+    paths = [log for p in options.runs for log in _logs_of(Path(p), options.round)]
+    run_sets = _load(paths, options.round)
     if len(run_sets) != 1:
         raise UserError(
             f'RUNS: got {len(run_sets)} sets ({", ".join(s.name for s in run_sets)}), expected one'

@@ -38,7 +38,7 @@ _GPU_KEYS = (
 )
 _VARIABLES = tuple(
     'OMP_ HOROVOD_ MXNET_ DNNL_ DALI_ NCCL_ KMP_ GLIBC_ CUDA_VISIBLE_DEVICES '
-    'CUDA_DEVICE_ORDER'.split()
+    'CUDA_DEVICE_ORDER MLPERF_RN50_IMAGE'.split()
 )
 _MXNETS = ('mxnet', 'mxnet-cu112', 'mxnet-cu117')
 _PACKAGES = (

@@ -96,18 +96,18 @@ def test_network_rates_are_read_from_sys(tmp_path):
 def test_memory_modules_are_read_from_dmidecode_or_edac(tmp_path):
     text = """\
 Memory Device
-	Size: 64 GB
-	Type: DDR5
-	Speed: 5600 MT/s
-	Configured Memory Speed: 4800 MT/s
+\tSize: 64 GB
+\tType: DDR5
+\tSpeed: 5600 MT/s
+\tConfigured Memory Speed: 4800 MT/s
 
 Memory Device
-	Size: No Module Installed
-	Type: Unknown
+\tSize: No Module Installed
+\tType: Unknown
 
 Memory Device
-	Size: 16384 MB
-	Type: RAM
+\tSize: 16384 MB
+\tType: RAM
 """
     assert [tuple(d.values()) for d in parse_dimms(text)] == [('DDR5', 64 << 30, '4800 MT/s')]
     folder = tmp_path / 'devices/system/edac/mc/mc0'
@@ -119,16 +119,16 @@ Memory Device
 def test_links_between_gpus_are_parsed():
     status = """\
 GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)
-	 Link 0: 26.562 GB/s
-	 Link 1: 26.562 GB/s
-	 Link 2: <inactive>
+\t Link 0: 26.562 GB/s
+\t Link 1: 26.562 GB/s
+\t Link 2: <inactive>
 """
     matrix = """\
-	\x1b[4mGPU0	GPU1	GPU2	NIC0	CPU Affinity	NUMA Affinity\x1b[0m
-GPU0	 X 	NV2	SYS	PIX	0-31	0
-GPU1	NV2	 X 	NV2	SYS	0-31	0
-GPU2	SYS	NV2	 X 	SYS	32-63	1
-NIC0	PIX	SYS	SYS	 X
+\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\x1b[0m
+GPU0\t X \tNV2\tSYS\tPIX\t0-31\t0
+GPU1\tNV2\t X \tNV2\tSYS\t0-31\t0
+GPU2\tSYS\tNV2\t X \tSYS\t32-63\t1
+NIC0\tPIX\tSYS\tSYS\t X
 
 Legend:
 """

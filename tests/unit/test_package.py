@@ -18,7 +18,6 @@ from mlperf_rn50.analysis.show.text import render_text
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.package import submission, verdict
-from mlperf_rn50.mllog.package.code import copy_code
 from mlperf_rn50.mllog.rulesets import ROUNDS
 
 DIGITS = shipped_logs() / 'digits_five'  # five real runs
@@ -215,15 +214,6 @@ def test_score_is_scaled_by_reference_convergence_points(tmp_path):
     assert (tree.refusals, tree.official_score_minutes) == ((), scaled_minutes)
     text = f'{35 / 34:.4f} for box: faster than the reference, within its bounds'
     assert ('scaling', text) in tree.verdict.results
-
-
-def test_code_comes_from_the_commit_of_the_runs(tmp_path):
-    home = tmp_path / 'checkout'
-    commit = commit_program(home)
-    (home / 'launch/local.sh').write_text('now')
-    commit_program(home, later='int')
-    copy_code(tmp_path / 'code', home, commit)
-    assert (tmp_path / 'code/launch/local.sh').read_text() == 'exec true\n'
 
 
 def contents(tree):

@@ -3,6 +3,7 @@ description itself."""
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,8 +28,7 @@ class _Fact(NamedTuple):
     """Something that each log states, and that the description must repeat."""
 
     key: str  # in the log
-    field: str  # of the description; '' for none
-    option: str  # that determines it
+    field: str  # of the description
     stated: Callable[[Run], Any]
     is_described: Callable[[Any, JsonObject], bool]  # given the stated value
 
@@ -49,10 +49,6 @@ def _is_same_status(logged: str, content: JsonObject) -> bool:
     return logged in text or logged == 'research' and 'rdi' in text
 
 
-def _is_same_count(name: str) -> Callable[[int, JsonObject], bool]:
-    return lambda logged, content: _number(content.get(name)) in (logged, None)
-
-
 def _is_same_platform(platform: str, content: JsonObject) -> bool:
     """Return whether the number before a platform, such as 2 in 2xDGX, counts the described nodes
     or accelerators."""
@@ -68,49 +64,21 @@ def _accelerators_per_node(run: Run) -> int | None:
     return total // num_nodes if num_nodes and total is not None else None
 
 
+def _same(field: str) -> Callable[[Any, JsonObject], bool]:
+    """Return a function that compares a stated name or number with a field."""
+    return lambda logged, content: (
+        _plain(logged) == _plain(content[field]) or (logged == _number(content[field]))
+    )
+
+
+_NODES, _PER_NODE = COUNTS
 _FACTS = (
-    _Fact(
-        keys.SUBMISSION_ORG,
-        'submitter',
-        'run.submission_org',
-        lambda run: run.logged_org,
-        lambda logged, content: _plain(logged) == _plain(content['submitter']),
-    ),
-    _Fact(
-        keys.SUBMISSION_DIVISION,
-        'division',
-        'run.submission_division',
-        lambda run: run.division,
-        lambda logged, content: logged == _plain(content['division']),
-    ),
-    _Fact(
-        keys.SUBMISSION_STATUS,
-        'status',
-        'run.submission_status',
-        lambda run: run.submission_status,
-        _is_same_status,
-    ),
-    _Fact(
-        COUNTS[0],
-        COUNTS[0],
-        'run.num_nodes',
-        lambda run: run.logged('num_nodes'),
-        _is_same_count(COUNTS[0]),
-    ),
-    _Fact(
-        COUNTS[1],
-        COUNTS[1],
-        'the GPUs of each node',
-        _accelerators_per_node,
-        _is_same_count(COUNTS[1]),
-    ),
-    _Fact(
-        keys.SUBMISSION_PLATFORM,
-        COUNTS[0],
-        'run.submission_platform',
-        lambda run: run.platform,
-        _is_same_platform,
-    ),
+    _Fact(keys.SUBMISSION_ORG, 'submitter', lambda run: run.logged_org, _same('submitter')),
+    _Fact(keys.SUBMISSION_DIVISION, 'division', lambda run: run.division, _same('division')),
+    _Fact(keys.SUBMISSION_STATUS, 'status', lambda run: run.submission_status, _is_same_status),
+    _Fact(_NODES, _NODES, lambda run: run.logged('num_nodes'), _same(_NODES)),
+    _Fact(_PER_NODE, _PER_NODE, _accelerators_per_node, _same(_PER_NODE)),
+    _Fact(keys.SUBMISSION_PLATFORM, _NODES, lambda run: run.platform, _is_same_platform),
 )
 
 
@@ -127,7 +95,7 @@ def _logs(runs: Sequence[Run], named: Sequence[Run]) -> str:
 
 def _compare(fact: _Fact, runs: Sequence[Run], file: str, content: JsonObject) -> list[Fault]:
     """Return the faults of one fact in the logs of a system and its description."""
-    again = f'set {fact.option} for the next runs, because logs are never changed'
+    again = 'logs are never changed, so set it for the next runs'
     by_value = grouped([r for r in runs if fact.stated(r) is not None], fact.stated)
     faults = [
         Fault(_logs(runs, named), fact.key, f'got {value!r:.80}, a placeholder; {again}', _KEYS)
@@ -138,16 +106,16 @@ def _compare(fact: _Fact, runs: Sequence[Run], file: str, content: JsonObject) -
         found = ', '.join(f'{value!r:.80} in {_logs(runs, n)}' for value, n in by_value.items())
         text = f'got {found}, expected one value; {again}'
         return [*faults, Fault(f'all {len(runs)} logs', fact.key, text, _KEYS)]
-    described = content.get(fact.field)
-    for value in by_value:
-        if faults or described in (None, '') or fact.is_described(value, content):
-            continue
-        text = (
-            f'got {described!r:.80}, but {fact.key} is {value!r:.80} in all {len(runs)} logs; '
-            f'correct this file, or {again}'
-        )
-        faults.append(Fault(file, fact.field, text, _RULE))
-    return faults
+    stated, described = next(iter(by_value), None), content.get(fact.field)
+    if faults or stated is None or described in (None, ''):
+        return faults
+    if fact.is_described(stated, content):
+        return []
+    text = (
+        f'got {described!r:.80}, but {fact.key} is {stated!r:.80} in all {len(runs)} logs; correct '
+        f'this file or, because {again}'
+    )
+    return [Fault(file, fact.field, text, _RULE)]
 
 
 def _later_fields(entry: JsonObject, org: Any) -> JsonObject:
@@ -155,8 +123,7 @@ def _later_fields(entry: JsonObject, org: Any) -> JsonObject:
     nodes = objects_at(entry, 'nodes')
     fields = {'submitter': org, **{key: entry.get(key) for key in ('division', 'status')}}
     if len(nodes) == 1:
-        fields |= {COUNTS[0]: nodes[0].get('num_nodes')}
-        fields |= {COUNTS[1]: nodes[0].get('num_accelerators')}
+        fields |= zip(COUNTS, (nodes[0].get('num_nodes'), nodes[0].get('num_accelerators')))
     return fields
 
 
@@ -167,9 +134,11 @@ def check_description(
     without a value."""
     layout = layout_of(round_name).of(system, '')
     file = layout.description
+    org = None
+    with suppress(ValueError):  # its absence is a fault of the tree
+        org = load_object(home / layout.contact)[0].get('org')
     try:
         content, _ = load_object(home / file)
-        org = load_object(home / layout.contact)[0].get('org') if layout.contact else None
     except ValueError as e:
         return [Fault(file, '', f'{str(e)[:200]}; expected a JSON object', _RULE)], {}
     # in v0.6, some used the fields of v0.5

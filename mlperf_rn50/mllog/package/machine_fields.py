@@ -92,7 +92,7 @@ def _links(nvlinks: JsonObject, num_gpus: int, pcie: str) -> tuple[str, str]:
     """Return interconnect and topology of the GPUs of a host."""
     pairs = object_at(nvlinks, 'pairs')
     num_links = nvlinks.get('num_links')
-    if num_gpus == 1:
+    if num_gpus == 1 and nvlinks:
         return 'N/A', 'N/A'
     if not pairs or not isinstance(num_links, int):
         return '', ''
@@ -119,15 +119,16 @@ def _accelerator_fields(hardware: JsonObject, num: int, num_nodes: int | None) -
         for name in ('gen', 'width')
     )
     pcie = f'PCIe {generation}.0 x{width}' if generation and width else ''
-    interconnect, topology = _links(object_at(hardware, 'nvlinks'), len(gpus), pcie)
+    links = object_at(hardware, 'nvlinks') if len(gpus) * (num_nodes or 1) >= num else {}
+    interconnect, topology = _links(links, len(gpus), pcie)
     has_fan = any(re.match(r'\d', _text(g, 'fan.speed')) for g in gpus)
     return fields | {
         'accelerator_host_interconnect': pcie,
         'accelerator_frequency': _text(gpu, 'clocks.max.sm'),
         'accelerator_memory_configuration': memory_kind(_text(gpu, 'name')),
         'accelerator_memory_capacity': _text(gpu, 'memory.total'),
-        'accelerator_interconnect': interconnect if 'nvlinks' in hardware else '',
-        'accelerator_interconnect_topology': topology if 'nvlinks' in hardware else '',
+        'accelerator_interconnect': interconnect,
+        'accelerator_interconnect_topology': topology,
         'accelerator_driver': _text(gpu, 'driver_version'),
         'cooling': 'Air-cooled' if has_fan else '',
     }

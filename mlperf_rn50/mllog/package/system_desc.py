@@ -28,19 +28,6 @@ _STATUS_OF_4 = {
 _TEXTS = """submitter division status system_name host_processor_model_name
     host_processor_core_count accelerator_model_name accelerators_per_node framework""".split()
 COUNTS = ('number_of_nodes', 'accelerators_per_node')
-# Fields of a node in v0.5, and the later fields with the same content.
-_NODE_FIELDS = {
-    'num_nodes': 'number_of_nodes',
-    'num_vcpus': 'host_processor_vcpu_count',
-    'accelerator': 'accelerator_model_name',
-    'num_accelerators': 'accelerators_per_node',
-    'sys_mem_size': 'host_memory_capacity',
-    'sys_storage_type': 'host_storage_type',
-    'sys_storage_size': 'host_storage_capacity',
-    'cpu_accel_interconnect': 'accelerator_host_interconnect',
-    'network_card': 'host_networking',
-    'num_network_cards': 'host_network_card_count',
-}
 _CORES = ('host_processor_core_count', 'host_processor_vcpu_count')
 _NODE_ONLY = {*_TABLE['node']} - {*_TABLE['file']}
 
@@ -61,17 +48,21 @@ class Description:
 
 
 def _is_in(round_name: str, rounds: str) -> bool:
-    """Return whether a round is in a range such as v0.6-, v0.5-v0.6 or v0.6."""
+    """Return whether a round is in a range such as v0.6-, v0.5-v0.6 or v0.6; '' and - are empty."""
     first, dash, last = rounds.partition('-')
-    return bool(rounds) and first <= round_name <= (last or ('v9' if dash else first))
+    return bool(first) and first <= round_name <= (last or ('v9' if dash else first))
+
+
+def _rows(part: str) -> dict[str, list[str]]:
+    """Return rounds, rounds that require a value, and later name of the fields of a part."""
+    return {name: [*text.split(), '', '', ''][:3] for name, text in _TABLE[part].items()}
 
 
 def fields_of(round_name: str, part: str = 'file') -> dict[str, bool]:
     """Return the fields of a round's description, or of its nodes, and whether each is required."""
-    columns = {name: [*text.split(), '', ''] for name, text in _TABLE[part].items()}
     return {
         name: _is_in(round_name, required)
-        for name, (rounds, required, *_) in columns.items()
+        for name, (rounds, required, _) in _rows(part).items()
         if _is_in(round_name, rounds)
     }
 
@@ -139,12 +130,11 @@ def _first(values: Iterable[Any]) -> Any:
     return next((value for value in values if value is not None), None)
 
 
-def _determined(runs: Sequence[Run], round_name: str) -> JsonObject:
+def _determined(runs: Sequence[Run]) -> JsonObject:
     """Return the fields that the logs state."""
-    status = _first(r.submission_status for r in runs)
     fields: JsonObject = {
         'division': _first(r.division for r in runs),
-        'status': status and render_status(status, round_name),
+        'status': _first(r.submission_status for r in runs),
     }
     for run in runs:
         num_nodes, num_accelerators = map(run.logged, ('num_nodes', 'num_accelerators'))
@@ -157,29 +147,22 @@ def _determined(runs: Sequence[Run], round_name: str) -> JsonObject:
 def _entry_fields(fields: JsonObject) -> JsonObject:
     """Return the fields of v0.5 that follow from later ones and from given fields of a node."""
 
-    def number(name: str) -> Any:
-        text = str(fields[name])
-        return int(text) if re.fullmatch('[0-9]{1,9}', text) else text
+    def number(value: Any) -> Any:
+        return int(value) if re.fullmatch('[0-9]{1,9}', str(value)) else value
 
-    node = {name: number(later) for name, later in _NODE_FIELDS.items()}
-    processors, cores = number('host_processors_per_node'), number('host_processor_core_count')
-    node['cpu'] = fields['host_processor_model_name']
-    node['num_cores'] = cores
-    if isinstance(processors, int):
-        node['cpu'] = f'{processors}x {node["cpu"]}'
-        node |= {'num_cores': processors * cores, 'num_vcpus': processors * node['num_vcpus']}
+    def renamed(part: str) -> JsonObject:
+        return {name: number(fields.get(later, '')) for name, (*_, later) in _rows(part).items()}
+
+    node = renamed('node')
+    num_processors = number(fields['host_processors_per_node'])
+    if isinstance(num_processors, int):
+        node['cpu'] = f'{num_processors}x {node["cpu"]}'
+        totals = {key: node[key] for key in ('num_cores', 'num_vcpus')}
+        node |= {k: num_processors * n for k, n in totals.items() if isinstance(n, int)}
     if node['num_accelerators'] == 0:
         node |= {'accelerator': 'N/A', 'cpu_accel_interconnect': 'N/A'}
-    names = fields_of(V05, 'node')
-    given = {name: fields[name] for name in names if fields.get(name) and name != 'notes'}
-    return {
-        'hardware': fields['system_name'],
-        'interconnect': fields['host_networking'],
-        'os': fields['operating_system'],
-        'libraries': fields['ml_libraries'],
-        'notes': fields['sw_notes'],
-        'nodes': [{name: '' for name in names} | node | given],
-    }
+    given = {name: fields[name] for name in _NODE_ONLY if fields.get(name)}
+    return {**renamed('file'), 'nodes': [node | given]}
 
 
 def missing_fields(content: JsonObject, round_name: str) -> list[str]:
@@ -212,9 +195,6 @@ def describe(
 ) -> Description:
     """Return the description of a system. A field comes from the logs if they state it, else from
     what a submitter gave, else from a description beside the logs, else from env.json."""
-    # a description beside the logs may be of another submitter
-    beside = {k: v for k, v in base.fields.items() if k != 'submitter'} if base else {}
-    submitted = {**beside, **given}
     machine = machine_fields(
         env,
         num_nodes=_first(r.num_nodes for r in runs),
@@ -223,30 +203,30 @@ def describe(
     platform = _first(r.platform for r in runs)
     built = {
         'submitter': org,
+        'division': 'open',
         'system_type': 'datacenter',
+        'status': 'research',
         'system_name': system,
         'hw_notes': '' if platform == 'unnamed' else platform,
         **machine,
     }
-    logged = _determined(runs, round_name)
-    labels = [submitted.get('sw_notes'), data_note(runs)]
-    fixed = {
-        'division': 'closed' if submitted.get('division') == 'closed' else 'open',
-        'status': render_status(str(submitted.get('status', '')), round_name),
-        'sw_notes': '; '.join(dict.fromkeys(text for text in labels if text)),
-        **logged,
-    }
-    fields = {**dict.fromkeys(_TABLE['file'], ''), **_filled(built), **submitted, **fixed}
+    # a description beside the logs may be of another submitter
+    beside = {k: v for k, v in base.fields.items() if k != 'submitter'} if base else {}
+    submitted = {**beside, **given}
+    logged = _determined(runs)
+    fields = {**dict.fromkeys(_TABLE['file'], ''), **_filled(built), **submitted, **logged}
+    fields['status'] = render_status(str(fields['status']), round_name)
+    if label := data_note(runs):
+        notes = str(fields['sw_notes'])
+        fields['sw_notes'] = notes if label in notes else f'{notes}; {label}'.removeprefix('; ')
+    kept = [*fields_of(round_name)]
     if round_name == V05:
         fields = {**_entry_fields(fields), **{k: v for k, v in fields.items() if v}}
-        kept = [*fields_of(V05)]
     else:
-        kept = [*fields_of(round_name), *(k for k in submitted if k not in _NODE_ONLY)]
+        kept += [key for key in submitted if key not in _NODE_ONLY]
     fields = {key: fields.get(key, '') for key in dict.fromkeys(kept)}
+    others = {'--describe': dict(given), base.name if base else '': beside, 'env.json': machine}
     missing = dict.fromkeys(missing_fields(fields, round_name), '')
-    others = {'--describe': dict(given)}
-    others |= {base.name: beside} if base else {}
-    others |= {'env.json': machine} if env else {}
     return Description(fields, missing, _notes(fields, logged, others))
 
 
@@ -258,10 +238,16 @@ def _notes(fields: JsonObject, logged: JsonObject, others: Mapping[str, JsonObje
         if names := [name for name in left if content.get(name)]:
             parts.append(f'from {source}: {", ".join(names)}')
             left = [name for name in left if name not in names]
+
+    def is_changed(name: str, value: Any) -> bool:
+        text = str(value).casefold()
+        return (render_status(text, '') if name == 'status' else text) != logged[name]
+
     changed = [
-        f'{name} is {str(content[name]):.40} in {source}, but {value} in the logs, which is used'
+        f'{name} is {str(content[name]):.40} in {source}, but {logged[name]} in the logs, which is '
+        'used'
         for source, content in others.items()
-        for name, value in logged.items()
-        if name != 'status' and content.get(name, value) != value
+        for name in logged
+        if name in content and is_changed(name, content[name])
     ]
     return [f'the system description: {"; ".join(parts)}', *changed]
