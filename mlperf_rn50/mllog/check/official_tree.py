@@ -61,40 +61,33 @@ class _Done(NamedTuple):
 
 
 def read_params(home: Path, ruleset: str, system: str) -> tuple[set[str], list[ToolError]]:
-    """Return the options of package_checker that the files of a tree set for a system, and why
-    others have no effect.
+    """Return the options of package_checker that the files of a tree set for a system, and the
+    lines without effect.
 
-    The official script reads whole lines of the file in the root, and passes them on from v2.0 on.
+    From v2.0 on, the official script passes on whole lines of the file in the root.
     package_checker reads the files in results/<system> and below; there a line must equal an
     option, so only a last line without a newline counts.
     """
     options, errors = set[str](), list[ToolError]()
-    folders = (home, home / 'results' / system, home / 'results' / system / 'resnet')
-    for folder in folders:
+    results = home / 'results' / system
+    for folder in (home, results, results / 'resnet'):
         path = folder / PARAMS
         if not path.is_file() or path.is_symlink():
             continue
         lines = read_text(path, _MAX_PARAMS, 'replace').split('\n')
-        read = lines[:-1] if folder == home else lines[-1:]
-        why = 'the official script reads only lines that end with a newline'
-        if folder != home:
-            why = 'package_checker reads only a last line without a newline'
-        if folder == home and ruleset < _PARAMS_SINCE:
-            read, why = [], f'the official script of {ROUND_OF[ruleset]} does not read this file'
-        options |= set(read) & set(_OPTIONS)
+        read, where = lines[-1:], 'in a last line without a newline'
+        if folder == home:
+            read, where = lines[:-1], 'in lines that end with a newline'
+            if ruleset < _PARAMS_SINCE:
+                read, where = [], 'below results, because the official script reads no other file'
+        found = set(read) & set(_OPTIONS)
+        expected = f'no effect; expected {" or ".join(_OPTIONS)} {where}'
+        name = str(path.relative_to(home))
+        options |= found
         errors += [
-            ToolError(PARAMS, str(path.relative_to(home)), f'{line!r:.80} has no effect: {why}')
+            ToolError(PARAMS, name, f'{line!r:.80} has {expected}')
             for line in lines
-            if line and line not in read
-        ]
-        errors += [
-            ToolError(
-                PARAMS,
-                str(path.relative_to(home)),
-                f'got {line!r:.80}, expected {" or ".join(_OPTIONS)}',
-            )
-            for line in read
-            if line and line not in _OPTIONS
+            if line and not (line in found and line in read)
         ]
     return options, errors
 
