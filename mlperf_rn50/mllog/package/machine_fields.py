@@ -62,6 +62,7 @@ def _processor_fields(cpu: JsonObject) -> JsonObject:
         'host_processor_vcpu_count': str(cores * threads or ''),
         'host_processor_frequency': f'{mhz:.0f} MHz' if isinstance(mhz, float) else '',
         'host_processor_caches': _text(cpu, 'caches'),
+        'host_processor_interconnect': 'N/A' if sockets == 1 else '',
     }
 
 
