@@ -175,7 +175,7 @@ def find_dimms(sys: Path = SYS) -> list[Facts]:
 
 def parse_nvlinks(status: str, matrix: str) -> Facts:
     """Parse number and rate of a GPU's active links from the output of `nvidia-smi nvlink
-    --status`, and the kinds of connection between pairs of GPUs from `nvidia-smi topo --matrix`."""
+    -s`, and the kinds of connection between pairs of GPUs from that of `nvidia-smi topo -m`."""
     rates = re.findall(r'Link \d+: ([\d.]+ GB/s)', status)
     rows = re.findall(r'^GPU\d+\s+(.*)$', re.sub(r'\x1b\[\d*m', '', matrix), re.MULTILINE)
     cells = [row.split()[: len(rows)] for row in rows]
@@ -188,8 +188,8 @@ def find_hardware() -> Facts:
     gpus = query_gpus(*_GPU_KEYS)
     nvlinks = {}
     if gpus:
-        status = output_of('nvidia-smi', 'nvlink', '--status', '--id', '0')
-        nvlinks = parse_nvlinks(status, output_of('nvidia-smi', 'topo', '--matrix'))
+        status = output_of('nvidia-smi', 'nvlink', '-s', '-i', '0')
+        nvlinks = parse_nvlinks(status, output_of('nvidia-smi', 'topo', '-m'))
     return {
         'cpu': parse_cpu(output_of('lscpu', '--json')),
         'memory_bytes': os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'),

@@ -64,7 +64,7 @@ def test_a_host_has_one_number_in_all_runs(runs):
 
 def test_host_name_is_hidden_as_a_word_only(runs):
     site = find_site(runs)
-    assert site.hide('on dgx-1.other.org, dgx-11 and xdgx-1') == 'on node1, dgx-11 and xdgx-1'
+    assert site.publish('on dgx-1.other.org, dgx-11 and xdgx-1') == 'on node1, dgx-11 and xdgx-1'
 
 
 @pytest.mark.parametrize('env', [{}, {'host': 3, 'nodes': 'x', 'variables': []}, {'nodes': [1]}])

@@ -183,6 +183,7 @@ def test_kind_of_memory_follows_from_the_name_of_the_gpu(gpu, kind):
     'env',
     [
         {'host': 3, 'packages': [], 'libraries': 'x'},
+        {'host': {'memory_bytes': 10**400}},
         {'host': {'hardware': {'cpu': [], 'storage': {}, 'gpus': [1], 'networks': 'x'}}},
         {'host': {'hardware': {'gpus': [{'name': 3}], 'dimms': [{'bytes': 'x'}], 'nvlinks': 7}}},
         {'host': {'hardware': {'nvlinks': {'num_links': '9', 'pairs': [1]}, 'gpus': [{}]}}},

@@ -95,7 +95,7 @@ def _logs(runs: Sequence[Run], named: Sequence[Run]) -> str:
 
 def _compare(fact: _Fact, runs: Sequence[Run], file: str, content: JsonObject) -> list[Fault]:
     """Return the faults of one fact in the logs of a system and its description."""
-    again = 'logs are never changed, so set it for the next runs'
+    again = 'set it for the next runs, because logs are never changed'
     by_value = grouped([r for r in runs if fact.stated(r) is not None], fact.stated)
     faults = [
         Fault(_logs(runs, named), fact.key, f'got {value!r:.80}, a placeholder; {again}', _KEYS)
@@ -113,7 +113,7 @@ def _compare(fact: _Fact, runs: Sequence[Run], file: str, content: JsonObject) -
         return []
     text = (
         f'got {described!r:.80}, but {fact.key} is {stated!r:.80} in all {len(runs)} logs; correct '
-        f'this file or, because {again}'
+        f'this file, or {again}'
     )
     return [Fault(file, fact.field, text, _RULE)]
 

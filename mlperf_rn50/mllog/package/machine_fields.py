@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from mlperf_rn50.mllog.read.description import (
     JsonObject,
@@ -12,6 +11,7 @@ from mlperf_rn50.mllog.read.description import (
     objects_at,
     value_at,
 )
+from mlperf_rn50.mllog.read.values import integer
 
 _SMALLEST_DISK_BYTES = 10**9
 # Part of a GPU's name in nvidia-smi, and its memory; the first match counts. Source: NVIDIA's data
@@ -28,9 +28,12 @@ _MEMORY_KINDS = (
 )
 
 
-def size_text(value: Any) -> str:
-    is_size = isinstance(value, int) and not isinstance(value, bool)
-    return f'{value / 1e9:.0f} GB' if is_size else ''
+def _bytes(facts: JsonObject, key: str = 'bytes') -> int:
+    return integer(facts.get(key), high=10**18) or 0
+
+
+def _size(num_bytes: int) -> str:
+    return f'{num_bytes / 1e9:.0f} GB' if num_bytes else ''
 
 
 def each(values: Sequence[str]) -> str:
@@ -62,15 +65,14 @@ def _processor_fields(cpu: JsonObject) -> JsonObject:
         'host_processor_vcpu_count': str(cores * threads or ''),
         'host_processor_frequency': f'{mhz:.0f} MHz' if isinstance(mhz, float) else '',
         'host_processor_caches': _text(cpu, 'caches'),
+        'host_processor_interconnect': 'N/A' if sockets == 1 else '',
     }
 
 
 def _memory_modules(dimms: Sequence[JsonObject]) -> str:
     """Return '16x 64 GB DDR5 4800 MT/s' for equal memory modules."""
-    known = [d for d in dimms if isinstance(d.get('bytes'), int)]
-    return each(
-        [f'{d["bytes"] >> 30} GB {_text(d, "kind")} {_text(d, "speed")}'.strip() for d in known]
-    )
+    sizes = [(_bytes(d) >> 30, d) for d in dimms]
+    return each([f'{n} GB {_text(d, "kind")} {_text(d, "speed")}'.strip() for n, d in sizes if n])
 
 
 def _network_fields(networks: Sequence[JsonObject]) -> JsonObject:
@@ -167,9 +169,8 @@ def machine_fields(
     disks, dimms, gpus, networks = (
         objects_at(hardware, name) for name in ('storage', 'dimms', 'gpus', 'networks')
     )
-    sizes = [(_text(d, 'kind'), d.get('bytes')) for d in disks]
     # smaller ones are not for data
-    sizes = [(k, n) for k, n in sizes if isinstance(n, int) and n >= _SMALLEST_DISK_BYTES]
+    disks = [d for d in disks if _bytes(d) >= _SMALLEST_DISK_BYTES]
     accelerators = {}
     if num_accelerators is not None:
         accelerators = _accelerator_fields(hardware, num_accelerators, num_nodes)
@@ -180,10 +181,10 @@ def machine_fields(
         'number_of_nodes': str(num_nodes or ''),
         'host_processor_model_name': _text(cpu, 'model') or str(value_at(env, 'host', 'cpu')),
         **_processor_fields(cpu),
-        'host_memory_capacity': size_text(value_at(env, 'host', 'memory_bytes')),
+        'host_memory_capacity': _size(_bytes(object_at(env, 'host'), 'memory_bytes')),
         'host_memory_configuration': _memory_modules(dimms),
-        'host_storage_type': each([kind for kind, _ in sizes]),
-        'host_storage_capacity': each([size_text(size) for _, size in sizes]),
+        'host_storage_type': each([_text(disk, 'kind') for disk in disks]),
+        'host_storage_capacity': each([_size(_bytes(disk)) for disk in disks]),
         **_network_fields(networks),
         **accelerators,
         **_software_fields(env, accelerators.get('accelerator_driver', '')),

@@ -61,25 +61,17 @@ class Site:
     hosts: dict[str, str]  # node1, node2 and so on by host name
     paths: frozenset[str] = frozenset()  # of the runs and their data, and home folders
 
-    def hide(self, value: Any) -> Any:
-        """Return a JSON value with node1 and so on in place of host names and their domains."""
-        if isinstance(value, dict):
-            return {key: self.hide(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [self.hide(item) for item in value]
-        if not (isinstance(value, str) and self.hosts):
-            return value
-        return _words(self.hosts).sub(lambda found: self.hosts[found[1]], value)
-
     def publish(self, value: Any) -> Any:
-        """Return a JSON value without host names, and without keys that contain a path or an
-        address."""
+        """Return a JSON value with node1 and so on in place of host names and their domains, and
+        without keys that contain a path or an address."""
         if isinstance(value, dict):
             shown = {key: self.publish(item) for key, item in value.items()}
             return {key: item for key, item in shown.items() if not _is_private(item)}
         if isinstance(value, list):
             return [self.publish(item) for item in value]
-        return self.hide(value)
+        if not (isinstance(value, str) and self.hosts):
+            return value
+        return _words(self.hosts).sub(lambda found: self.hosts[found[1]], value)
 
 
 def _is_private(value: Any) -> bool:
@@ -92,13 +84,7 @@ def _words(names: Iterable[str]) -> re.Pattern[str]:
     return re.compile(rf'(?<![\w.-])({"|".join(longest_first)})(?:\.[a-zA-Z][\w-]*)*(?![\w-])')
 
 
-def _host_names(env: JsonObject) -> list[str]:
-    names = [n.get('hostname') for n in objects_at(env, 'nodes')]
-    names.append(value_at(env, 'host', 'hostname'))
-    return [name for name in names if isinstance(name, str) and name]
-
-
-def _load_config(run: Run) -> dict[str, Any]:
+def _load_config(run: Run) -> JsonObject:
     try:
         tree = load_tree(run_of(run.path).config)
     except ConfigError:
@@ -111,15 +97,17 @@ def find_site(runs: Sequence[Run]) -> Site:
     hosts: dict[str, str] = {}
     paths: set[str] = set()
     for run in runs:
-        for name in _host_names(load_env(run.path)):
-            # a name and the same one with its domain are one host
-            label = name if re.fullmatch(_ADDRESS, name) else name.partition('.')[0]
-            number = hosts.get(label) or f'node{len(set(hosts.values())) + 1}'
-            hosts |= {label: number, name: number}
-        config = _load_config(run)
-        found = [str(value_at(config, *names)) for names in (('run', 'dir'), ('data', 'dir'))]
-        paths |= {path for path in found if path.startswith('/')}
-        paths |= {home[0] for path in found if (home := re.match('/(home|Users)/[^/]+', path))}
+        env, config = load_env(run.path), _load_config(run)
+        for node in [*objects_at(env, 'nodes'), object_at(env, 'host')]:
+            if name := str(node.get('hostname') or ''):
+                # a name and the same one with its domain are one host
+                label = name if re.fullmatch(_ADDRESS, name) else name.partition('.')[0]
+                number = hosts.get(label) or f'node{len(set(hosts.values())) + 1}'
+                hosts |= {label: number, name: number}
+        for names in (('run', 'dir'), ('data', 'dir')):
+            path = str(value_at(config, *names))
+            home = re.match('/(home|Users)/[^/]+', path)
+            paths |= {text for text in (path, home and home[0]) if text and text.startswith('/')}
     return Site(hosts, frozenset(paths))
 
 
@@ -128,7 +116,7 @@ def public_env(env: JsonObject, site: Site) -> JsonObject:
     host = {key: value for key, value in object_at(env, 'host').items() if key in _HOST}
     variables = object_at(env, 'variables')
     return {
-        **site.hide({key: env[key] for key in _KEPT if key in env}),
+        **{key: env[key] for key in _KEPT if key in env},
         'host': site.publish(host),
         'nodes': site.publish(objects_at(env, 'nodes')),
         'variables': site.publish({k: v for k, v in variables.items() if k in _VARIABLES}),
