@@ -92,9 +92,9 @@ def read_params(home: Path, ruleset: str, system: str) -> tuple[set[str], list[T
     return options, errors
 
 
-def _run(tool: str, *arguments: str, place: Path) -> _Done:
-    """Run the command of an official tool in a folder of its own."""
-    with tempfile.TemporaryDirectory(dir=place) as folder:
+def _run(tool: str, *arguments: str) -> _Done:
+    """Run the command of an official tool in a folder of its own, where it leaves its log."""
+    with tempfile.TemporaryDirectory() as folder:
         try:
             done = subprocess.run(
                 [sys.executable, '-m', f'mlperf_logging.{tool}', *arguments],
@@ -142,17 +142,13 @@ def judge_tree(home: Path, ruleset: str, systems: Collection[str]) -> TreeVerdic
     if ruleset == V05:
         text = 'levels 1 and 2 of the v0.5 rules; no official tool for its trees can be installed'
         return TreeVerdict(results=[('logs', text)])
-    options, errors = set[str](), list[ToolError]()
-    for system in systems:
-        found, ineffective = read_params(home, ruleset, system)
-        options |= found
-        errors += ineffective
+    errors = list(dict.fromkeys(e for s in systems for e in read_params(home, ruleset, s)[1]))
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         tree = _copy(home, place / 'tree', systems)
         root, _ = read_params(home, ruleset, '')
-        found_errors, results = _check_package(tree, ruleset, root, place)
-        errors = [*dict.fromkeys(errors), *found_errors]
+        found_errors, results = _check_package(tree, ruleset, root)
+        errors += found_errors
         results += _scalings(tree)
         scores = dict[str, float]()
         if ruleset >= _SUMMARIZER_SINCE:
@@ -160,8 +156,7 @@ def judge_tree(home: Path, ruleset: str, systems: Collection[str]) -> TreeVerdic
             results += [('result_summarizer', f'{s}: {m:.2f} min') for s, m in scores.items()]
             errors += _without_score([s for s in systems if s not in scores], crash)
     if ruleset >= _REPO_CHECKER_SINCE:
-        with tempfile.TemporaryDirectory() as folder:
-            found_errors = _check_repo(home.resolve(), ruleset, Path(folder))
+        found_errors = _check_repo(home.resolve(), ruleset)
         errors += found_errors
         if not found_errors:
             results.append(('repo_checker', 'found no errors'))
@@ -192,12 +187,11 @@ def _log_errors(log: str) -> Iterator[tuple[str, str]]:
 
 
 def _check_package(
-    tree: Path, ruleset: str, options: Collection[str], place: Path
+    tree: Path, ruleset: str, options: Collection[str]
 ) -> tuple[list[ToolError], list[CheckResult]]:
     """Return the errors of package_checker, and what it says about passed checks."""
     tool, words = 'package_checker', [f'--{name}' for name in sorted(options)]
-    log = ['--log_output', str(place / 'log')]
-    done = _run(tool, str(tree), 'training', ruleset, *words, *log, place=place)
+    done = _run(tool, str(tree), 'training', ruleset, *words)
     if done.crash:
         return [ToolError(tool, '', f'crashed: {done.crash}')], []
     text = done.log.replace(f'{tree}/', '')
@@ -241,7 +235,7 @@ def summarize_tree(tree: Path, ruleset: str, place: Path) -> tuple[dict[str, flo
     """
     path = place / 'summary.csv'
     arguments = [str(tree), 'training', ruleset, '--csv', str(path)]
-    done = _run('result_summarizer', *arguments, place=place)
+    done = _run('result_summarizer', *arguments)
     rows = csv.DictReader(path.read_text().splitlines()) if path.is_file() else []
     scores = {
         Path(row['details_url']).stem: float(row['resnet']) for row in rows if row.get('resnet')
@@ -249,10 +243,9 @@ def summarize_tree(tree: Path, ruleset: str, place: Path) -> tuple[dict[str, flo
     return scores, f'crashed: {done.crash}' if done.crash else ''
 
 
-def _check_repo(home: Path, ruleset: str, place: Path) -> list[ToolError]:
+def _check_repo(home: Path, ruleset: str) -> list[ToolError]:
     """Return the errors of repo_checker, each with the first of its files."""
-    log = ['--log_output', str(place / 'log')]
-    done = _run('repo_checker', str(home), 'training', ruleset, *log, place=place)
+    done = _run('repo_checker', str(home), 'training', ruleset)
     if done.crash:
         return [ToolError('repo_checker', '', f'crashed: {done.crash}')]
     errors = []
