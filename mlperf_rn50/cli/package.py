@@ -151,14 +151,14 @@ def _load_tree(tree: Path, round_name: str) -> list[RunSet]:
 
 def _pack(result: Package) -> Package:
     """Pack the whole tree of an organisation if it is ready. Return the result with a note."""
-    from mlperf_rn50.mllog.package.pack import pack
+    from mlperf_rn50.mllog.package.pack import pack_tree
 
     if result.home and result.ready:  # other systems may be in the tree of a new one
         whole = _check(result.home, result.round, _load_tree(result.home, result.round))
         result = replace(result, verdict=whole.verdict)
     if not (result.home and result.ready):
         return replace(result, notes=[*result.notes, '--pack: nothing was packed'])
-    archive, digest = pack(result.home.resolve())
+    archive, digest = pack_tree(result.home.resolve())
     return replace(result, notes=[*result.notes, f'packed as {archive}, SHA-1 in {digest.name}'])
 
 

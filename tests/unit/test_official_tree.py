@@ -14,17 +14,17 @@ ROOT, FOLDER = 'package_checker_params', 'results/box/resnet/package_checker_par
     [
         (ROOT, 'rcp-bypass\n', '4.0.0', {'rcp-bypass'}, ''),
         (ROOT, 'rcp-bypass', '4.0.0', set(), 'end with a newline'),
-        (ROOT, 'rcp-bypass\n', '1.1.0', set(), 'script of v1.1 does not read'),
+        (ROOT, 'rcp-bypass\n', '1.1.0', set(), 'below results'),
         (
             ROOT,
             'rcp-bypass\nlog_output /tmp/x\n',
             '4.0.0',
             {'rcp-bypass'},
-            'expected rcp-bypass or',
+            'log_output',
         ),
         (FOLDER, 'rcp-bypass', '1.0.0', {'rcp-bypass'}, ''),
-        (FOLDER, 'rcp-bypass\n', '4.0.0', set(), 'without a newline'),
-        (FOLDER, 'rcp-bypass\nseed-checker-bypass', '4.0.0', {'seed-checker-bypass'}, 'no effect'),
+        (FOLDER, 'rcp-bypass\n', '4.0.0', set(), 'last line without'),
+        (FOLDER, 'rcp-bypass\nseed-checker-bypass', '4.0.0', {'seed-checker-bypass'}, 'rcp-bypass'),
         ('results/box/package_checker_params', 'rcp-bypass', '4.0.0', {'rcp-bypass'}, ''),
     ],
 )

@@ -12,16 +12,16 @@ import pytest
 from helpers import write_files
 
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.mllog.package.pack import pack
+from mlperf_rn50.mllog.package.pack import pack_tree
 
-_CALL = 'import sys, pathlib; from mlperf_rn50.mllog.package.pack import pack'
+_CALL = 'import sys, pathlib; from mlperf_rn50.mllog.package.pack import pack_tree'
 
 
 def pack_on_terminal(tree, *passwords):
     """Pack a tree in a process that asks for the passwords. Return its exit code."""
     terminal, side = pty.openpty()
     child = subprocess.Popen(
-        [sys.executable, '-c', f'{_CALL}; pack(pathlib.Path(sys.argv[1]))', tree],
+        [sys.executable, '-c', f'{_CALL}; pack_tree(pathlib.Path(sys.argv[1]))', tree],
         stdin=side,
         stdout=side,
         stderr=side,
@@ -77,4 +77,4 @@ def test_different_passwords_leave_no_file(tree, tmp_path):
 def test_existing_archive_is_not_replaced(tree, tmp_path):
     write_files(tmp_path, {'mlperf_submission_us.sha1': 'mine'})
     with pytest.raises(ConfigError, match='us.sha1 exists'):
-        pack(tree)
+        pack_tree(tree)

@@ -306,7 +306,7 @@ def test_hanging_checker_is_stopped(tmp_path, monkeypatch):
     ],
 )
 def test_differing_scores_are_reported(tmp_path, scored, findings, is_shown):
-    judged = verdict.Verdict(results=findings, scores={'box': 0.44})
+    judged = verdict.PackageVerdict(results=findings, scores={'box': 0.44})
     tree = submission.Package('v4.0', tmp_path, verdict=judged)
     *_, last = lines_of(render_text(submission.package_answer(tree, 'x', scored)))
     text = 'warning the scores differ: 0.44 min from result_summarizer, 0.48 min from report;'

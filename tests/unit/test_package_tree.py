@@ -13,7 +13,7 @@ from mlperf_rn50.analysis.sets.load import Rules, load_run_sets
 from mlperf_rn50.mllog.package import submission
 from mlperf_rn50.mllog.package.code import accepted_keys, check_commit, copy_code, sources_of
 from mlperf_rn50.mllog.package.layouts import layout_of, rule_files
-from mlperf_rn50.mllog.package.verdict import Verdict
+from mlperf_rn50.mllog.package.verdict import PackageVerdict
 from mlperf_rn50.mllog.rulesets import ROUNDS
 
 NEW = 'benchmarks/resnet/implementations'
@@ -22,7 +22,7 @@ NEW = 'benchmarks/resnet/implementations'
 @pytest.fixture(autouse=True)
 def without_verdict(monkeypatch):
     """The official tools take seconds."""
-    monkeypatch.setattr(submission, 'judge_package', lambda *arguments: Verdict())
+    monkeypatch.setattr(submission, 'judge_package', lambda *arguments: PackageVerdict())
 
 
 @pytest.fixture

@@ -94,7 +94,12 @@ def test_evaluations_may_be_more_frequent_in_v07(tmp_path, judged):
         (f'{IMPLEMENTATION}/code/train.py', 'x = 1', 'results/box/resnet', 'the code that ran'),
         (f'{IMPLEMENTATION}/box/setup.sh', 'if', f'{IMPLEMENTATION}/box/setup.sh', 'bash cannot'),
         (f'{IMPLEMENTATION}/box/run_and_time.sh', None, f'{IMPLEMENTATION}/box', 'run_and_time.sh'),
-        (f'{IMPLEMENTATION}/box/env_0.json', '{"git_commit": "1-dirty"}', 'env_*.json', '1-dirty'),
+        (
+            f'{IMPLEMENTATION}/box/env_0.json',
+            '{"git_commit": "1-dirty"}',
+            'env_*.json',
+            'changed files',
+        ),
         ('results/empty/resnet/x', '', 'results/empty/resnet', 'no log of ResNet'),
     ],
 )

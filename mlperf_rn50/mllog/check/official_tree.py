@@ -61,47 +61,40 @@ class _Done(NamedTuple):
 
 
 def read_params(home: Path, ruleset: str, system: str) -> tuple[set[str], list[ToolError]]:
-    """Return the options of package_checker that the files of a tree set for a system, and why
-    others have no effect.
+    """Return the options of package_checker that the files of a tree set for a system, and the
+    lines without effect.
 
-    The official script reads whole lines of the file in the root, and passes them on from v2.0 on.
+    From v2.0 on, the official script passes on whole lines of the file in the root.
     package_checker reads the files in results/<system> and below; there a line must equal an
     option, so only a last line without a newline counts.
     """
     options, errors = set[str](), list[ToolError]()
-    folders = (home, home / 'results' / system, home / 'results' / system / 'resnet')
-    for folder in folders:
+    results = home / 'results' / system
+    for folder in (home, results, results / 'resnet'):
         path = folder / PARAMS
         if not path.is_file() or path.is_symlink():
             continue
         lines = read_text(path, _MAX_PARAMS, 'replace').split('\n')
-        read = lines[:-1] if folder == home else lines[-1:]
-        why = 'the official script reads only lines that end with a newline'
-        if folder != home:
-            why = 'package_checker reads only a last line without a newline'
-        if folder == home and ruleset < _PARAMS_SINCE:
-            read, why = [], f'the official script of {ROUND_OF[ruleset]} does not read this file'
-        options |= set(read) & set(_OPTIONS)
+        read, where = lines[-1:], 'in a last line without a newline'
+        if folder == home:
+            read, where = lines[:-1], 'in lines that end with a newline'
+            if ruleset < _PARAMS_SINCE:
+                read, where = [], 'below results, because the official script reads no other file'
+        found = set(read) & set(_OPTIONS)
+        expected = f'no effect; expected {" or ".join(_OPTIONS)} {where}'
+        name = str(path.relative_to(home))
+        options |= found
         errors += [
-            ToolError(PARAMS, str(path.relative_to(home)), f'{line!r:.80} has no effect: {why}')
+            ToolError(PARAMS, name, f'{line!r:.80} has {expected}')
             for line in lines
-            if line and line not in read
-        ]
-        errors += [
-            ToolError(
-                PARAMS,
-                str(path.relative_to(home)),
-                f'got {line!r:.80}, expected {" or ".join(_OPTIONS)}',
-            )
-            for line in read
-            if line and line not in _OPTIONS
+            if line and not (line in found and line in read)
         ]
     return options, errors
 
 
-def _run(tool: str, *arguments: str, place: Path) -> _Done:
-    """Run the command of an official tool in a folder of its own."""
-    with tempfile.TemporaryDirectory(dir=place) as folder:
+def _run(tool: str, *arguments: str) -> _Done:
+    """Run the command of an official tool in a folder of its own, where it leaves its log."""
+    with tempfile.TemporaryDirectory() as folder:
         try:
             done = subprocess.run(
                 [sys.executable, '-m', f'mlperf_logging.{tool}', *arguments],
@@ -149,17 +142,13 @@ def judge_tree(home: Path, ruleset: str, systems: Collection[str]) -> TreeVerdic
     if ruleset == V05:
         text = 'levels 1 and 2 of the v0.5 rules; no official tool for its trees can be installed'
         return TreeVerdict(results=[('logs', text)])
-    options, errors = set[str](), list[ToolError]()
-    for system in systems:
-        found, ineffective = read_params(home, ruleset, system)
-        options |= found
-        errors += ineffective
+    errors = list(dict.fromkeys(e for s in systems for e in read_params(home, ruleset, s)[1]))
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         tree = _copy(home, place / 'tree', systems)
         root, _ = read_params(home, ruleset, '')
-        found_errors, results = _check_package(tree, ruleset, root, place)
-        errors = [*dict.fromkeys(errors), *found_errors]
+        found_errors, results = _check_package(tree, ruleset, root)
+        errors += found_errors
         results += _scalings(tree)
         scores = dict[str, float]()
         if ruleset >= _SUMMARIZER_SINCE:
@@ -167,8 +156,7 @@ def judge_tree(home: Path, ruleset: str, systems: Collection[str]) -> TreeVerdic
             results += [('result_summarizer', f'{s}: {m:.2f} min') for s, m in scores.items()]
             errors += _without_score([s for s in systems if s not in scores], crash)
     if ruleset >= _REPO_CHECKER_SINCE:
-        with tempfile.TemporaryDirectory() as folder:
-            found_errors = _check_repo(home.resolve(), ruleset, Path(folder))
+        found_errors = _check_repo(home.resolve(), ruleset)
         errors += found_errors
         if not found_errors:
             results.append(('repo_checker', 'found no errors'))
@@ -199,12 +187,11 @@ def _log_errors(log: str) -> Iterator[tuple[str, str]]:
 
 
 def _check_package(
-    tree: Path, ruleset: str, options: Collection[str], place: Path
+    tree: Path, ruleset: str, options: Collection[str]
 ) -> tuple[list[ToolError], list[CheckResult]]:
     """Return the errors of package_checker, and what it says about passed checks."""
     tool, words = 'package_checker', [f'--{name}' for name in sorted(options)]
-    log = ['--log_output', str(place / 'log')]
-    done = _run(tool, str(tree), 'training', ruleset, *words, *log, place=place)
+    done = _run(tool, str(tree), 'training', ruleset, *words)
     if done.crash:
         return [ToolError(tool, '', f'crashed: {done.crash}')], []
     text = done.log.replace(f'{tree}/', '')
@@ -248,7 +235,7 @@ def summarize_tree(tree: Path, ruleset: str, place: Path) -> tuple[dict[str, flo
     """
     path = place / 'summary.csv'
     arguments = [str(tree), 'training', ruleset, '--csv', str(path)]
-    done = _run('result_summarizer', *arguments, place=place)
+    done = _run('result_summarizer', *arguments)
     rows = csv.DictReader(path.read_text().splitlines()) if path.is_file() else []
     scores = {
         Path(row['details_url']).stem: float(row['resnet']) for row in rows if row.get('resnet')
@@ -256,10 +243,9 @@ def summarize_tree(tree: Path, ruleset: str, place: Path) -> tuple[dict[str, flo
     return scores, f'crashed: {done.crash}' if done.crash else ''
 
 
-def _check_repo(home: Path, ruleset: str, place: Path) -> list[ToolError]:
+def _check_repo(home: Path, ruleset: str) -> list[ToolError]:
     """Return the errors of repo_checker, each with the first of its files."""
-    log = ['--log_output', str(place / 'log')]
-    done = _run('repo_checker', str(home), 'training', ruleset, *log, place=place)
+    done = _run('repo_checker', str(home), 'training', ruleset)
     if done.crash:
         return [ToolError('repo_checker', '', f'crashed: {done.crash}')]
     errors = []

@@ -12,7 +12,7 @@ from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.git import git
 from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.package.layouts import PROGRAM
-from mlperf_rn50.mllog.read.description import load_env, system_path, value_at
+from mlperf_rn50.mllog.read.description import JsonObject, system_path, value_at
 from mlperf_rn50.runfolder.names import run_of
 from mlperf_rn50.text import grouped, some
 
@@ -45,12 +45,12 @@ def code_name(commit: str) -> str:
     return f'{PROGRAM}-{commit[:8]}'
 
 
-def find_commit(runs: Sequence[Run]) -> tuple[str, list[str]]:
-    """Return the commit of all runs, or the reasons why there is none."""
-    used = grouped(runs, lambda run: str(value_at(load_env(run.path), 'git_commit')))
+def find_commit(envs: Mapping[str, JsonObject]) -> tuple[str, list[str]]:
+    """Return the commit of runs from their env.json by name, or the reasons why there is none."""
+    used = grouped(envs, lambda name: str(value_at(envs[name], 'git_commit')))
     if len(used) > 1:
         names = [
-            f'{commit[:50] or "unknown"} in {some([r.path.name for r in those], _MAX_NAMED)}'
+            f'{commit[:50] or "unknown"} in {some(those, _MAX_NAMED)}'
             for commit, those in used.items()
         ]
         return '', [f'got runs of the commits {"; ".join(names)}, expected one; repeat the others']

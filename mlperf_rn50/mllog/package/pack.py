@@ -21,7 +21,7 @@ def archive_paths(tree: Path) -> tuple[Path, Path]:
     return stem.with_name(f'{stem.name}.tar.gz'), stem.with_name(f'{stem.name}.sha1')
 
 
-def pack(tree: Path) -> tuple[Path, Path]:
+def pack_tree(tree: Path) -> tuple[Path, Path]:
     """Write the encrypted archive of a tree and its SHA-1. openssl asks for the password on the
     terminal.
 

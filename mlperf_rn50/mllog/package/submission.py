@@ -41,7 +41,7 @@ from mlperf_rn50.mllog.package.redact import check_logs, find_site, public_confi
 from mlperf_rn50.mllog.package.verdict import (
     WAYS_OUT,
     JudgedRuns,
-    Verdict,
+    PackageVerdict,
     judge_package,
     refusals_of,
 )
@@ -89,7 +89,7 @@ class Package:
     home: Path | None  # the tree; None if it was refused and not written
     refusals: Sequence[str] = ()  # violated rules
     notes: Sequence[str] = ()
-    verdict: Verdict = Verdict()
+    verdict: PackageVerdict = PackageVerdict()
 
     @property
     def faults(self) -> Sequence[Fault]:
@@ -212,7 +212,7 @@ def make_package(runs: Sequence[Run], judgement: Judgement, order: Order) -> Pac
     if order.rcp_bypass and not judgement.convergence:
         order = replace(order, rcp_bypass='')
         notes = ['--rcp-bypass: not needed, and not written']
-    commit, refusals = find_commit(runs)
+    commit, refusals = find_commit({r.path.name: load_env(r.path) for r in runs})
     refusals = refusals_of(judgement, runs, bool(order.rcp_bypass)) or [
         *refusals,
         *(check_commit(order.checkout, commit) if commit else []),

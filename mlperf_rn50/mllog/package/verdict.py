@@ -6,6 +6,7 @@ Sources in faults: SR is MLCommons' submission rules, TP its training policies.
 import subprocess
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,10 @@ from mlperf_rn50.mllog.events import LogEvent
 from mlperf_rn50.mllog.findings import Finding
 from mlperf_rn50.mllog.logged_run import IMAGENET_VAL, Run
 from mlperf_rn50.mllog.package.agreement import check_description
+from mlperf_rn50.mllog.package.code import find_commit
 from mlperf_rn50.mllog.package.faults import Fault
 from mlperf_rn50.mllog.package.layouts import Layout, layout_of, rule_files
-from mlperf_rn50.mllog.read.description import load_object, value_at
+from mlperf_rn50.mllog.read.description import load_object
 from mlperf_rn50.mllog.read.reader import read_events
 from mlperf_rn50.mllog.rulesets import ROUND_OF, ROUNDS, V05
 from mlperf_rn50.text import grouped, some
@@ -49,7 +51,7 @@ WAYS_OUT = (
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PackageVerdict:
     faults: Sequence[Fault] = ()
     remarks: Sequence[Remark] = ()  # about the runs
     results: Sequence[CheckResult] = ()  # what the tools say
@@ -57,7 +59,7 @@ class Verdict:
     skeleton: Mapping[str, Any] = field(default_factory=dict)  # empty fields to describe
 
 
-def judge_package(home: Path, round_name: str, sets: Mapping[str, JudgedRuns]) -> Verdict:
+def judge_package(home: Path, round_name: str, sets: Mapping[str, JudgedRuns]) -> PackageVerdict:
     """Return the verdict on the systems of a tree, whose runs were judged by the rules of the
     round."""
     layout, ruleset = layout_of(round_name), ROUNDS[round_name]
@@ -80,11 +82,11 @@ def judge_package(home: Path, round_name: str, sets: Mapping[str, JudgedRuns]) -
         ]
         remarks += [(grade, f'{system}: {text}') for grade, text in find_remarks(runs, judgement)]
         results.append(('logs', f'{system}: {_summary(runs, judgement)}'))
-    official = TreeVerdict()
+    official = TreeVerdict(results=[('official tools', 'not run: a log could control them')])
     if not any(_dangers(runs, ruleset) for runs, _ in sets.values()):
         official = judge_tree(home, ruleset, list(sets))
     faults += _tool_faults(official.errors, sets)
-    return Verdict(
+    return PackageVerdict(
         _folded(faults), remarks, [*results, *official.results], official.scores, skeleton
     )
 
@@ -252,18 +254,12 @@ def _bash_error(script: Path) -> str:
 
 
 def _commit_faults(home: Path, folder: str) -> Iterator[Fault]:
-    """Yield a fault if the environments beside a system's scripts name other than one clean
-    commit."""
-    commits = []
+    """Yield faults if the environments beside a system's scripts do not name one commit."""
+    envs = {}
     for path in sorted((home / folder).glob('env_*.json')):
-        try:
-            commits.append(str(value_at(load_object(path)[0], 'git_commit')) or 'none')
-        except ValueError:
-            commits.append('unreadable')
-    counts = Counter(commits)
-    if len(counts) > 1 or any(len(c) != 40 for c in counts):
-        values = [f'{commit:.50} in {num}' for commit, num in counts.items()]
-        text = f'got {some(values, _MAX_NAMES)}, expected one commit without changes in all runs'
+        with suppress(ValueError):
+            envs[path.name] = load_object(path)[0]
+    for text in find_commit(envs)[1] if envs else ():
         rule = 'SR Source code requirements for replication'
         yield Fault(f'{folder}/env_*.json', 'git_commit', text, rule)
 
