@@ -152,6 +152,7 @@ def test_too_few_epochs_are_refused_with_both_ways_out_and_bypassed_with_a_reaso
     assert 'a new schedule' in (tmp_path / f'out/us/{IMPLEMENTATION}/box/README.md').read_text()
     assert {'tool': 'package_checker', 'text': 'found no errors (v4.0)'} in report['verdicts']
     assert not any('epochs to converge' in text for text in report['flaws'])
+    assert any('notify the results chair' in text for text in report['oddities'])
 
 
 @pytest.fixture
