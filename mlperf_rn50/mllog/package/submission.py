@@ -130,7 +130,8 @@ def _check_order(order: Order) -> None:
 
 def _own_paths(paths: Layout) -> tuple[str, ...]:
     """Return the files and folders of one system, results first."""
-    return (str(Path(paths.results).parent), paths.description, paths.folder)
+    own = (str(Path(paths.results).parent), paths.description, paths.folder, paths.contact)
+    return tuple(path for path in own if path)
 
 
 def _write_tree(home: Path, runs: Sequence[Run], order: Order, commit: str) -> list[str]:
