@@ -12,6 +12,7 @@ from sample_log import LARS, closed, write_five
 from mlperf_rn50.analysis.sets.load import Rules, load_run_sets
 from mlperf_rn50.mllog.check.official_tree import ToolError, TreeVerdict
 from mlperf_rn50.mllog.package.layouts import layout_of, rule_files
+from mlperf_rn50.mllog.package.system_desc import fields_of
 from mlperf_rn50.mllog.package.verdict import judge_package
 
 IMPLEMENTATION = 'benchmarks/resnet/implementations'
@@ -171,6 +172,20 @@ def test_median_window_of_seven_runs_is_submitted(tmp_path, without_tools):
         assert copy.read_bytes() == (runs / f'result_{first + k}.txt').read_bytes()
     old = package(tmp_path, runs, '--round', 'v1.0', '--org', 'old')
     assert json.loads(old.stdout)['refusals'] == ['7 runs, expected 5']
+
+
+def test_ready_tree_is_packed_and_its_verdict_is_yes(tmp_path, without_tools, monkeypatch):
+    packed = []
+    place = 'mlperf_rn50.mllog.package.pack.pack_tree'
+    monkeypatch.setattr(place, lambda home: packed.append(home) or (home, home))
+    home = make_tree(tmp_path / 'us')
+    counts = {'number_of_nodes': '1', 'accelerators_per_node': '4', 'host_processors_per_node': '2'}
+    facts = {'submitter': 'us', 'division': 'closed', 'status': 'Available on-premise'}
+    fields = dict.fromkeys(fields_of('v4.0'), 'N/A') | counts | facts
+    write_files(home, {'systems/box.json': json.dumps(fields)})
+    done = call('package', '--check', home, '--pack')
+    assert (done.returncode, done.stdout.partition('\n')[0]) == (0, 'ready for v4.0: yes')
+    assert packed == [home]
 
 
 def test_tree_that_is_not_ready_is_not_packed(tmp_path, without_tools):

@@ -6,6 +6,7 @@ Each log line names the file and line of the call that wrote it. Code that ran h
 import ast
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path, PurePosixPath
 
@@ -49,35 +50,25 @@ def source_files(folder: Path) -> dict[str, list[Path]]:
 
 def strange_places(places: Iterable[Place], files: Mapping[str, list[Path]]) -> list[Place]:
     """Return the places, in order, that no file of that name has, or where no call is."""
+    lines = cache(_lines)  # many places are in one file
     return sorted(
         (file, line)
         for file, line in places
-        if not any(_is_call(path, line) for path in files.get(PurePosixPath(file).name, ()))
+        if not any(line in lines(path) for path in files.get(PurePosixPath(file).name, ()))
     )
 
 
-def _is_call(path: Path, line: int) -> bool:
-    """Return whether a line of a Python file is part of a call, and whether a line of another file
-    has text."""
-    calls, filled = _lines(path)
-    return line in (filled if calls is None else calls)
-
-
-@cache
-def _lines(path: Path) -> tuple[set[int] | None, set[int]]:
-    """Return the lines of calls, None if the file is not in this version of Python, and those with
-    text."""
+def _lines(path: Path) -> set[int]:
+    """Return the lines that are parts of calls or, if the file is not in this version of Python,
+    those with text."""
     try:
         text = read_text(path, _MAX_BYTES, 'replace')
     except (OSError, ValueError):
-        return set(), set()
-    filled = {n for n, line in enumerate(text.splitlines(), start=1) if line.strip()}
-    if path.suffix != '.py':
-        return None, filled
-    try:
-        return set(_call_lines(ast.parse(text))), filled
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None, filled
+        return set()
+    if path.suffix == '.py':
+        with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            return set(_call_lines(ast.parse(text)))
+    return {n for n, line in enumerate(text.splitlines(), start=1) if line.strip()}
 
 
 def _call_lines(tree: ast.Module) -> Iterator[int]:

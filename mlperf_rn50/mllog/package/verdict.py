@@ -81,6 +81,11 @@ def judge_package(home: Path, round_name: str, sets: Mapping[str, JudgedRuns]) -
             for f in of_system
         ]
         remarks += [(grade, f'{system}: {text}') for grade, text in find_remarks(runs, judgement)]
+        if bypass and judgement.convergence:
+            text = (
+                f'{judgement.convergence}; {PARAMS} bypasses this check; notify the results chair'
+            )
+            remarks.append(('warning', f'{system}: {text}'))
         results.append(('logs', f'{system}: {_summary(runs, judgement)}'))
     official = TreeVerdict(results=[('official tools', 'not run: a log could control them')])
     if not any(_dangers(runs, ruleset) for runs, _ in sets.values()):
