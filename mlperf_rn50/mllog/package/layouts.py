@@ -10,7 +10,7 @@ PROGRAM = 'mlperf_rn50'
 
 
 @dataclass(frozen=True)
-class Layout:
+class TreeLayout:
     """Paths in a tree; {system} stands for a system, {code} for the folder of its program."""
 
     root: str = ''  # of the tree, in the folder of the organisation
@@ -25,15 +25,15 @@ class Layout:
     run: str = 'run_and_time.sh'
     uses: str = '{system}_{code}.json'  # names the program that the system uses
 
-    def of(self, system: str, code: str) -> 'Layout':
+    def of(self, system: str, code: str) -> 'TreeLayout':
         """Return the layout with the names of a system and its program."""
         texts = {f.name: getattr(self, f.name) for f in fields(self)}
         return replace(self, **{k: v.format(system=system, code=code) for k, v in texts.items()})
 
 
-_LATER = Layout()
+_LATER = TreeLayout()
 _EARLY = {
-    'v0.5': Layout(
+    'v0.5': TreeLayout(
         root='{system}',
         contact='submission.json',
         description='results/{system}/entry.json',
@@ -44,7 +44,7 @@ _EARLY = {
         run='run_and_time_{system}.sh',
         uses='',
     ),
-    'v0.6': Layout(
+    'v0.6': TreeLayout(
         folder='benchmarks/resnet/{system}',
         data='preproc_dataset.sh',
         uses='uses_{code}',
@@ -52,11 +52,11 @@ _EARLY = {
 }
 
 
-def layout_of(round_name: str) -> Layout:
+def layout_of(round_name: str) -> TreeLayout:
     return _EARLY.get(round_name, _LATER)
 
 
-def rule_files(layout: Layout, system: str, implementation: str) -> list[str]:
+def rule_files(layout: TreeLayout, system: str, implementation: str) -> list[str]:
     """Return the paths of the files that the rules require for a system."""
     paths = layout.of(system, implementation)
     names = (paths.readme, paths.setup, paths.data, paths.run, paths.uses)

@@ -8,23 +8,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from jinja2 import ChainableUndefined, Environment, FileSystemLoader
-
 from mlperf_rn50.config_file import load_tree
 from mlperf_rn50.files import dump_json
 from mlperf_rn50.mllog.logged_run import Run
-from mlperf_rn50.mllog.package.layouts import Layout
+from mlperf_rn50.mllog.package.layouts import TreeLayout
 from mlperf_rn50.mllog.package.system_desc import data_note
 from mlperf_rn50.mllog.read.description import JsonObject, value_at
 from mlperf_rn50.text import printable
 
 _PREPARED = ('imagenet', 'digits', 'cifar10')  # data sets of `prepare`; others are folders
 _TYPES = {'float32': 'fp32', 'float16': 'fp16', 'bfloat16': 'bf16'}
-_TEMPLATES = Environment(
-    loader=FileSystemLoader(Path(__file__).parent / 'templates'),
-    undefined=ChainableUndefined,  # an older configuration lacks keys
-    keep_trailing_newline=True,
-)
+_TEMPLATES = Path(__file__).parent / 'templates'
 
 
 def find_line(sources: Mapping[str, str], pattern: str) -> str:
@@ -61,13 +55,15 @@ def _command(runs: Sequence[Run], data_dir: str) -> tuple[str, str]:
 
 def write_system(
     home: Path,
-    paths: Layout,
+    paths: TreeLayout,
     runs: Sequence[Run],
     description: JsonObject,
     env: JsonObject,
     sources: Mapping[str, str],
 ) -> None:
     """Write the files about a system, beside the configurations of its runs."""
+    import jinja2
+
     folder = home / paths.folder
     config = _clean(load_tree(folder / 'config_0.yaml'))
     dataset = config.get('data', {}).get('dataset') or 'imagenet'
@@ -89,6 +85,11 @@ def write_system(
         'command': command,
         'line': lambda pattern: find_line(sources, pattern),
     }
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        undefined=jinja2.ChainableUndefined,  # an older configuration lacks keys
+        keep_trailing_newline=True,
+    )
     for template, name in (
         ('README.md', paths.readme),
         ('setup.sh', paths.setup),
@@ -96,7 +97,7 @@ def write_system(
         ('run_and_time.sh', paths.run),
     ):
         path = folder / name
-        path.write_text(_TEMPLATES.get_template(f'{template}.j2').render(facts, name=name))
+        path.write_text(environment.get_template(f'{template}.j2').render(facts, name=name))
         path.chmod(0o755 if name.endswith('.sh') else 0o644)
     _write_uses(folder / paths.uses, config.get('train', {}).get('precision'))
 

@@ -35,7 +35,7 @@ from mlperf_rn50.mllog.package.code import (
     sources_of,
 )
 from mlperf_rn50.mllog.package.faults import Fault
-from mlperf_rn50.mllog.package.layouts import PROGRAM, Layout, layout_of
+from mlperf_rn50.mllog.package.layouts import PROGRAM, TreeLayout, layout_of
 from mlperf_rn50.mllog.package.readme import write_system
 from mlperf_rn50.mllog.package.redact import check_logs, find_site, public_config, public_env
 from mlperf_rn50.mllog.package.verdict import (
@@ -128,9 +128,10 @@ def _check_order(order: Order) -> None:
         )
 
 
-def _own_paths(paths: Layout) -> tuple[str, ...]:
+def _own_paths(paths: TreeLayout) -> tuple[str, ...]:
     """Return the files and folders of one system, results first."""
-    return (str(Path(paths.results).parent), paths.description, paths.folder)
+    own = (str(Path(paths.results).parent), paths.description, paths.folder, paths.contact)
+    return tuple(path for path in own if path)
 
 
 def _write_tree(home: Path, runs: Sequence[Run], order: Order, commit: str) -> list[str]:
@@ -186,7 +187,7 @@ def _merge(source: Path, target: Path) -> None:
             _merge(path, place)
 
 
-def _take_out(home: Path, paths: Layout, place: Path) -> None:
+def _take_out(home: Path, paths: TreeLayout, place: Path) -> None:
     """Move the files of a system into a temporary folder. Results are first, so that a tree never
     has them with other files of another version."""
     for name in _own_paths(paths):
@@ -195,7 +196,7 @@ def _take_out(home: Path, paths: Layout, place: Path) -> None:
             (home / name).rename(place / name)
 
 
-def _remove_unused(home: Path, layout: Layout, kept: str) -> None:
+def _remove_unused(home: Path, layout: TreeLayout, kept: str) -> None:
     """Remove the programs that no system of a tree uses any more."""
     for path in sorted((home / layout.code).parent.glob(f'{PROGRAM}-????????')):
         users = layout.of('*', path.name)

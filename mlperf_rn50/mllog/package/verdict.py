@@ -30,7 +30,7 @@ from mlperf_rn50.mllog.logged_run import IMAGENET_VAL, Run
 from mlperf_rn50.mllog.package.agreement import check_description
 from mlperf_rn50.mllog.package.code import find_commit
 from mlperf_rn50.mllog.package.faults import Fault
-from mlperf_rn50.mllog.package.layouts import Layout, layout_of, rule_files
+from mlperf_rn50.mllog.package.layouts import TreeLayout, layout_of, rule_files
 from mlperf_rn50.mllog.read.description import load_object
 from mlperf_rn50.mllog.read.reader import read_events
 from mlperf_rn50.mllog.rulesets import ROUND_OF, ROUNDS, V05
@@ -184,7 +184,7 @@ def _strange_gap(run: Run, shortest: int) -> tuple[int, int] | None:
     return None
 
 
-def _tree_faults(home: Path, layout: Layout, sets: Mapping[str, JudgedRuns]) -> list[Fault]:
+def _tree_faults(home: Path, layout: TreeLayout, sets: Mapping[str, JudgedRuns]) -> list[Fault]:
     """Return faults about the code and the files that the rules require."""
     code = '/'.join(Path(layout.code).parts[:2])
     files = source_files(home / code)
@@ -220,7 +220,7 @@ def _set_faults(home: Path, sets: Mapping[str, JudgedRuns]) -> Iterator[Fault]:
             yield Fault(place, '', text, 'TP Benchmark Results')
 
 
-def _file_faults(home: Path, layout: Layout, system: str) -> Iterator[Fault]:
+def _file_faults(home: Path, layout: TreeLayout, system: str) -> Iterator[Fault]:
     """Yield faults about files that are absent, and scripts that bash cannot read."""
     folder = home / layout.of(system, '').folder
     stem = Path(layout.of(system, '*').uses).name
