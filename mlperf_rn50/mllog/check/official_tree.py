@@ -81,11 +81,11 @@ def read_params(home: Path, ruleset: str, system: str) -> tuple[set[str], list[T
             if ruleset < _PARAMS_SINCE:
                 read, where = [], 'below results, because the official script reads no other file'
         found = set(read) & set(_OPTIONS)
-        expected = f'no effect; expected {" or ".join(_OPTIONS)} {where}'
+        expected = f'{" or ".join(_OPTIONS)} {where}; others have no effect or stop the script'
         name = str(path.relative_to(home))
         options |= found
         errors += [
-            ToolError(PARAMS, name, f'{line!r:.80} has {expected}')
+            ToolError(PARAMS, name, f'got {line!r:.80}, expected {expected}')
             for line in lines
             if line and not (line in found and line in read)
         ]
@@ -171,9 +171,10 @@ def _without_score(systems: Sequence[str], crash: str) -> list[ToolError]:
 
 
 def _log_errors(log: str) -> Iterator[tuple[str, str]]:
-    """Yield (folder, message) for each error in the log of a tool, without the repetitions.
+    """Yield (place, message) for each error in the log of a tool, without the repetitions.
 
-    A message continues up to the next line with a level.
+    The place is a folder or a described system. A message continues up to the next line with a
+    level.
     """
     folder = ''
     starts = [m.start() for m in re.finditer(f'^{_LEVEL.pattern}', log, re.MULTILINE)]
@@ -183,7 +184,11 @@ def _log_errors(log: str) -> Iterator[tuple[str, str]]:
         if found := re.match(r'Running compliance checks in dir (.*)', text):
             folder = found[1]
         if level in ('ERROR', 'CRITICAL') and text not in _REPEATED:
-            yield folder, text
+            described = re.match(r'(System description checker failed) for (.*) : (.*)', text)
+            if described:
+                yield f'systems ({described[2]})', f'{described[1]}: {described[3]}'
+            else:
+                yield folder, text.replace(f'Result file {folder}/', '')
 
 
 def _check_package(
