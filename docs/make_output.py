@@ -71,7 +71,7 @@ def output(*words):
         done = subprocess.run(
             [sys.executable, '-m', 'mlperf_rn50', *words], capture_output=True, text=True, cwd=ROOT
         )
-    if done.returncode:
+    if done.returncode and not done.stdout:
         raise SystemExit(f'{words}: {done.stderr}')
     return done.stdout
 

@@ -43,6 +43,9 @@ if command -v nvidia-smi >/dev/null; then
     esac
     options+=(--ulimit memlock=-1)
 fi
+# env.json records the digest, and not the name, which may contain a host.
+digest=$("$engine" image inspect --format '{{.Id}}' "$image" 2>/dev/null) || digest=''
+options+=(--env "MLPERF_RN50_IMAGE=$digest")
 # Use the host's shared memory and the user's ids. Let `docker stop` wait longer than 10 s, for a checkpoint.
 exec "$engine" run --rm --network host --ipc host --user "$(id -u):$(id -g)" --env HOME=/tmp --stop-timeout 630 \
     --workdir "$PWD" "${options[@]}" --entrypoint /opt/mlperf_rn50/launch/local.sh "$image" "${rest[@]}"

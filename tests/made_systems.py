@@ -1,10 +1,13 @@
 """Studies of folders, run sets from a recipe and curves, and run sets with changed facts."""
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import yaml
+from helpers import git, write_files
 from lines import write_set
 
 from mlperf_rn50.analysis.report.sections import make_page, page_texts
@@ -123,3 +126,28 @@ def hide_package(monkeypatch, name: str) -> None:
     for module in [m for m in sys.modules if m.startswith(f'{name}.')]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, name, None)
+
+
+_CALLED = 'setup.cfg launch/setup.sh launch/requirements.lock launch/local.sh launch/mpirun.sh'
+
+
+def commit_program(home: Path, *runs: Path, **keys: str) -> str:
+    """Commit a program that accepts the configurations of run folders, and name its commit in their
+    env.json. keys: further keys of data, and their types. Return the commit."""
+    sections: dict[str, set[str]] = {'data': set(keys)}
+    for path in (p for folder in runs for p in folder.glob('config*.yaml') if p.is_file()):
+        for section, values in yaml.safe_load(path.read_text()).items():
+            sections.setdefault(section, set()).update(values)
+    fields = {
+        name: [f'    {key}: str' for key in sorted(known)] for name, known in sections.items()
+    }
+    fields[''] = [f'    {name}: {name}Config' for name in sections]
+    parts = ['\n'.join([f'class {name}Config:', *lines]) for name, lines in fields.items()]
+    write_files(home, dict.fromkeys(_CALLED.split(), 'printf "%s\\n" "$@"'), mode=0o755)
+    write_files(home, {'mlperf_rn50/__main__.py': '', 'mlperf_rn50/config.py': '\n'.join(parts)})
+    for words in ('init -q', 'add -A', 'commit -qm x --allow-empty'):
+        git(home, *words.split())
+    commit = git(home, 'rev-parse', 'HEAD')
+    for path in (p for folder in runs for p in folder.glob('env*.json')):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {'git_commit': commit}))
+    return commit

@@ -7,29 +7,30 @@ examples:
 Results are copied byte for byte. If a rule refuses the run set, the rule is printed and nothing is
 written.
 
-exit codes: 0 accepted, even if the description of a new tree is still incomplete, 1 refused by a
-rule or a checker, 2 invalid arguments
+exit codes: 0 ready for submission, 1 refused or not ready, 2 invalid arguments
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlperf_rn50.cli.output import add_format_option, print_answer
 from mlperf_rn50.cli.parsers import command_parser
 from mlperf_rn50.errors import ConfigError, UserError
-from mlperf_rn50.mllog.rulesets import PACKAGED, ROUNDS, parse_round
+from mlperf_rn50.mllog.rulesets import ROUNDS, parse_round
 from mlperf_rn50.parser import Parser
 
 if TYPE_CHECKING:
     from mlperf_rn50.analysis.sets.run_set import RunSet
-    from mlperf_rn50.mllog.package.submission import Package
+    from mlperf_rn50.mllog.package.submission import Order, Package
 
-_OPEN = 'NOT ready for submission'
+_PACKED_SINCE = 'v1.0'  # first round that is delivered as an archive
 
 
 def make_parser() -> Parser:
@@ -42,22 +43,42 @@ def make_parser() -> Parser:
     add(
         '--round',
         type=parse_round,
-        choices=PACKAGED,
+        choices=tuple(ROUNDS),
         metavar='ROUND',
         default='v4.0',
-        help=f'round whose layout and rules apply: {", ".join(PACKAGED)} (default: v4.0)',
+        help='round whose layout and rules apply, from v0.5 to v4.0 (default: v4.0)',
     )
     add(
         '--code',
         metavar='DIR',
         type=Path,
-        help='checkout of mlperf_rn50 to submit (default: the running one)',
+        help='checkout of mlperf_rn50 with the commit of the runs (default: the running one)',
     )
+    add('--name', help='name of the system in its description (default: that of --system)')
+    add(
+        '--describe',
+        metavar='FILE',
+        type=Path,
+        help='JSON file with fields of the system description that the machine does not tell',
+    )
+    add('--poc-email', metavar='ADDRESS', default='', help='v0.5: address of the contact person')
+    add(
+        '--rcp-bypass',
+        metavar='REASON',
+        default='',
+        help='submit runs that took too few epochs for their batch; the results chair audits them',
+    )
+    add('--replace', action='store_true', help='replace the files of this system in the tree')
     add(
         '--check',
         metavar='TREE',
         type=Path,
         help='validate a finished tree, such as submission/us, instead of building one',
+    )
+    add(
+        '--pack',
+        action='store_true',
+        help='write the encrypted archive of the tree and its SHA-1 beside it, if it is ready',
     )
     add_format_option(parser)
     return parser
@@ -72,35 +93,83 @@ def run(argv: Sequence[str]) -> int:
         '--system': options.system,
         '--out': options.out,
     }
-    given = [name for name, value in {**needed, '--code': options.code}.items() if value]
+    others = {
+        '--code': options.code,
+        '--name': options.name,
+        '--describe': options.describe,
+        '--poc-email': options.poc_email,
+        '--rcp-bypass': options.rcp_bypass,
+        '--replace': options.replace,
+    }
+    given = [name for name, value in {**needed, **others}.items() if value]
     missing = [name for name, value in needed.items() if value is None or value == []]
     if options.check and given:
         raise ConfigError(f'--check: got {", ".join(given)} too, expected only a finished tree')
     if missing and not options.check:
         parser.error(f'the following arguments are required: {", ".join(missing)}')
-    from mlperf_rn50.analysis.sets.load import Rules, describe_others, load_logs
+    if options.pack and options.round < _PACKED_SINCE:
+        raise ConfigError(f'--pack: got {options.round}, expected {_PACKED_SINCE} or later')
     from mlperf_rn50.mllog.package.submission import package_answer
 
-    paths = [Path(p) for p in options.runs]
     if options.check:
-        paths = [options.check / 'results']
-        if not paths[0].is_dir():
-            raise UserError(
-                f'--check: {options.check} contains no results folder; expected the tree of an '
-                'organisation, such as submission/us'
-            )
-    run_sets, others = load_logs(paths, Rules([ROUNDS[options.round]]))
-    if others:
-        print(f'mlperf-rn50: {describe_others(others)}', file=sys.stderr)
-    result, heading = (_check if options.check else _build)(options, run_sets)
-    minutes = run_sets[0].score_minutes if len(run_sets) == 1 else None
+        run_sets = _load_tree(options.check, options.round)
+        result, minutes = _check(options.check, options.round, run_sets), None
+        if len(run_sets) == 1:
+            minutes = run_sets[0].score_minutes
+        heading = str(options.check)
+    else:
+        result, heading, minutes = _build(options)
+    if options.pack:
+        result = _pack(result)
     return print_answer(package_answer(result, heading, minutes), options)
 
 
-def _build(options: Namespace, run_sets: Sequence[RunSet]) -> tuple[Package, str]:
-    """Build a package. Return it and the heading of the printed text."""
-    from mlperf_rn50.mllog.package import submission
+def _load(paths: Sequence[Path], round_name: str) -> list[RunSet]:
+    """Return the sets of logs, judged by the rules of a round."""
+    from mlperf_rn50.analysis.sets.load import Rules, describe_others, load_logs
 
+    run_sets, others = load_logs(paths, Rules([ROUNDS[round_name]]))
+    if others:
+        print(f'mlperf-rn50: {describe_others(others)}', file=sys.stderr)
+    return run_sets
+
+
+def _logs_of(path: Path, round_name: str) -> list[Path]:
+    """Return a path or, for v0.6, the logs in a folder that were written in its format."""
+    logs = sorted(path.glob('result_*_v0.6.txt')) if round_name == 'v0.6' else []
+    return logs or [path]
+
+
+def _load_tree(tree: Path, round_name: str) -> list[RunSet]:
+    if not (tree / 'results').is_dir():
+        raise UserError(
+            f'--check: {tree} contains no results folder; expected the tree of an '
+            'organisation, such as submission/us'
+        )
+    return _load([tree / 'results'], round_name)
+
+
+def _pack(result: Package) -> Package:
+    """Pack the whole tree of an organisation if it is ready. Return the result with a note."""
+    from mlperf_rn50.mllog.package.archive import pack_tree
+
+    if result.home and result.ready:  # other systems may be in the tree of a new one
+        whole = _check(result.home, result.round, _load_tree(result.home, result.round))
+        result = replace(result, verdict=whole.verdict)
+    if not (result.home and result.ready):
+        return replace(result, notes=[*result.notes, '--pack: nothing was packed'])
+    archive, digest = pack_tree(result.home.resolve())
+    return replace(result, notes=[*result.notes, f'packed as {archive}, SHA-1 in {digest.name}'])
+
+
+def _build(options: Namespace) -> tuple[Package, str, float | None]:
+    """Build a package. Return it, the heading of the printed text, and the score of its runs."""
+    from mlperf_rn50.mllog.package import submission
+    from mlperf_rn50.mllog.package.system_desc import load_described
+
+    given = load_described(options.describe) if options.describe else {}
+    paths = [log for p in options.runs for log in _logs_of(Path(p), options.round)]
+    run_sets = _load(paths, options.round)
     if len(run_sets) != 1:
         raise UserError(
             f'RUNS: got {len(run_sets)} sets ({", ".join(s.name for s in run_sets)}), expected one'
@@ -111,23 +180,48 @@ def _build(options: Namespace, run_sets: Sequence[RunSet]) -> tuple[Package, str
         round=options.round,
         out=Path(options.out),
         code=options.code,
+        poc_email=options.poc_email,
+        is_replacing=options.replace,
+        rcp_bypass=options.rcp_bypass,
+        given=given | ({'system_name': options.name} if options.name else {}),
     )
-    result = submission.make_package(run_sets[0].runs, run_sets[0].judgement, order)
+    run_set, windows = _choose_runs(run_sets[0], order)
+    result = submission.make_package(run_set.runs, run_set.judgement, order)
+    result = replace(result, notes=[*windows, *result.notes])
     heading = f'{result.home}: {order.system}, {order.round}'
     if not result.home:
         heading = (
             f'refused by the rules of {order.round} (--round ROUND selects another); nothing was '
             'written:'
         )
-    elif result.is_open:
-        heading += f', {_OPEN}'
-    return result, heading
+    return result, heading, run_set.score_minutes
 
 
-def _check(options: Namespace, run_sets: Sequence[RunSet]) -> tuple[Package, str]:
+def _choose_runs(run_set: RunSet, order: Order) -> tuple[RunSet, list[str]]:
+    """Return the set of the five runs that count, and the scores of all windows of five if there
+    are more runs."""
+    from mlperf_rn50.analysis.sets.load import make_run_set
+    from mlperf_rn50.analysis.sets.run_set import RUNS_OF_A_SCORE
+    from mlperf_rn50.mllog.package import selection
+    from mlperf_rn50.mllog.package.tree_verdict import refusals_of
+
+    runs = run_set.runs
+    is_whole = len(runs) <= RUNS_OF_A_SCORE or order.round < selection.WINDOWS_SINCE
+    if is_whole or run_set.refusal or run_set.duplicates or {'running'} & {r.status for r in runs}:
+        return run_set, []
+    logs = {log.path: log for log in run_set.logs}
+    windows = {}
+    for part in selection.split_windows(runs, RUNS_OF_A_SCORE):
+        judged = make_run_set(run_set.folder, [logs[r.path] for r in part])
+        is_refused = refusals_of(judged.judgement, judged.runs, bool(order.rcp_bypass))
+        minutes = None if is_refused else judged.olympic_minutes
+        windows[selection.Window(part, math.inf if minutes is None else minutes)] = judged
+    chosen = selection.median_window([*windows])
+    return windows[chosen], selection.render_windows([*windows], chosen)
+
+
+def _check(tree: Path, round_name: str, run_sets: Sequence[RunSet]) -> Package:
     from mlperf_rn50.mllog.package.submission import check_finished
 
     sets = {s.name: (s.runs, s.judgement) for s in run_sets}
-    result = check_finished(options.check, options.round, sets)
-    state = _OPEN if result.is_open else 'no errors found'
-    return result, f'{options.check}: {options.round}, {state}'
+    return check_finished(tree, round_name, sets)

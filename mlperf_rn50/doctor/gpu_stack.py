@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from mlperf_rn50.doctor.result import Check, MxnetFacts, RankFacts, hosts_of
+from mlperf_rn50.system.environment import version_of
 from mlperf_rn50.system.gpu_env import NVIDIA_VARIABLE, SET_VARIABLE, settings_of
 from mlperf_rn50.system.gpus import Gpu
 
@@ -28,11 +29,6 @@ _LIBRARIES = {
     'libcurand.so.10 libcusolver.so.11 libnvrtc.so.11.2 libcuda.so.1 libcuda.so',
     12: 'libcudart.so.12 libcublas.so.12 libcudnn.so.9 libnccl.so.2 libcufft.so.11 '
     'libcurand.so.10 libcusolver.so.11 libnvrtc.so.12 libcuda.so.1',
-}
-_VERSION_FUNCTIONS = {
-    'libcudart': 'cudaRuntimeGetVersion',
-    'libnccl': 'ncclGetVersion',
-    'libcuda': 'cuDriverGetVersion',
 }
 # To compile an engine, cuDNN 8.9.6 opens libnvrtc.so.11.2, which MXNet has loaded, and libcuda.so
 # by this name only (nvrtcHelper::load in libcudnn_ops_infer.so.8). Some installations of drivers
@@ -90,24 +86,13 @@ def mxnet_facts(
     return MxnetFacts(kind, release or wheel, libraries, compatibility)
 
 
-def _version_of(library: ctypes.CDLL, name: str) -> str:
-    """Return the version number that a library reports, or '' if it reports none."""
-    if name.startswith('libcudnn'):
-        return str(library.cudnnGetVersion())
-    function = _VERSION_FUNCTIONS.get(name.partition('.')[0])
-    number = ctypes.c_int()
-    if function and getattr(library, function)(ctypes.byref(number)) == 0:
-        return str(number.value)
-    return ''
-
-
 def cuda_libraries(major: int) -> dict[str, str | None]:
     """Return versions of the libraries that MXNet needs with CUDA 11 or 12: '' if unknown, None if
     not loadable."""
     result: dict[str, str | None] = {}
     for name in _LIBRARIES[major].split():
         try:
-            result[name] = _version_of(ctypes.CDLL(name), name)
+            result[name] = version_of(ctypes.CDLL(name), name)
         except (OSError, AttributeError):
             result[name] = None
     return result

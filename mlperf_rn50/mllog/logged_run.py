@@ -66,6 +66,7 @@ class Run:
     status: RunStatus
     benchmark: str = keys.RESNET  # the only supported one
     org: str | None = None
+    logged_org: str | None = None  # which may differ from that of the system description
     platform: str | None = None
     division: str | None = None
     submission_status: str | None = None
@@ -112,6 +113,11 @@ class Run:
         source = self.sources.get(name)
         is_cut = keys.RUN_STOP not in self.lines
         return None if is_cut and source and source.basis == 'implied' else getattr(self, name)
+
+    def logged(self, name: str) -> Any:
+        """Return a field; None if the log does not state it under its own key."""
+        source = self.sources.get(name)
+        return getattr(self, name) if source and source.basis == 'logged' else None
 
     @property
     def seen_s(self) -> float | None:

@@ -12,8 +12,6 @@ RULESETS = (V05, '0.6.0', '0.7.0', '1.0.0', '1.1.0', '2.0.0', '2.1.0', '3.0.0', 
 DIVISIONS = ('open', 'closed')
 ROUND_OF = {r: r if r == V05 else f'v{r[:3]}' for r in RULESETS}  # round of each ruleset
 ROUNDS = {name: ruleset for ruleset, name in ROUND_OF.items()}
-# the package layout of earlier rounds is not supported
-PACKAGED = tuple(name for name in ROUNDS if name >= 'v1.0')
 # round of a log in the format of v0.7 and later rounds, if no folder name contains it
 LATER = 'v0.7+'
 

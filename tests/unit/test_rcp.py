@@ -18,16 +18,16 @@ from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.published import sets_under
 from mlperf_rn50.analysis.sets.rcp import check_rcp, official_score_minutes
 from mlperf_rn50.analysis.sets.scaling import make_studies
-from mlperf_rn50.mllog.check.official import _summarize
+from mlperf_rn50.mllog.check.official_tree import summarize_tree
 from mlperf_rn50.mllog.findings import make_finding
 from mlperf_rn50.mllog.logged_run import TARGET
-from mlperf_rn50.mllog.package.system_desc import describe_system
+from mlperf_rn50.mllog.package.system_desc import describe
 
 
 def summarize(home, system, ruleset):
     """Return the scores of the summarizer's first run, which computes the factor, and second run,
     which applies it."""
-    return [_summarize(home, ruleset, home.parent / 'summary.csv')[0].get(system) for _ in range(2)]
+    return [summarize_tree(home, ruleset, home.parent)[0].get(system) for _ in range(2)]
 
 
 @pytest.fixture
@@ -41,7 +41,8 @@ def tree_of(tmp_path):
         curve = (0.5,) * (num - 1) + (0.7595,)
         write_five(home / 'results/box/resnet', config, pace_ms=50, accuracies=curve, batch=batch)
         (system,) = load_run_sets([home])
-        description = describe_system(system.runs, ENV, 'us', 'box', round_name, None)
+        names = {'org': 'us', 'system': 'box', 'round_name': round_name}
+        description = describe(system.runs, ENV, **names).fields
         write_files(home, {'systems/box.json': json.dumps(description)})
         return home, system
 

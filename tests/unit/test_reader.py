@@ -126,6 +126,19 @@ def test_target_of_the_last_resume_that_changed_it_counts(read, changes, target,
 
 
 @pytest.mark.parametrize(
+    'platform, nodes, is_flagged',
+    [('8xH100', 1, False), ('16xH100', 2, False), ('2xbox', 2, False), ('4xbox', 2, True)],
+)
+def test_platform_may_begin_with_the_number_of_accelerators(read, platform, nodes, is_flagged):
+    counts = {'number_of_nodes': nodes, 'accelerators_per_node': 8}
+    run = read(run_lines(platform=platform, ranks=8 * nodes, **counts))
+    assert (run.num_nodes, run.num_accelerators) == (nodes, 8 * nodes)
+    assert [f.kind for f in run.findings if f.kind == 'counts_differ'] == (
+        ['counts_differ'] * is_flagged
+    )
+
+
+@pytest.mark.parametrize(
     'lost, settled',
     [
         (1, [('num_ranks', 23, '23 seed lines', 24, 4)]),

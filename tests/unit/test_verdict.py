@@ -41,7 +41,10 @@ def test_set_with_one_miss_is_valid_for_the_round_of_its_folder_with_its_scaled_
     [
         ({'ends': ['aborted'] * 2}, 'no (got 2 failed runs, expected at most one: '),
         ({'seeds': [1, 1, 2, 3, 4]}, 'no (some runs have the same seed'),
-        ({'accuracies': (0.7595,)}, 'no (epochs to converge: fails: 2.00 epochs, at least 33'),
+        (
+            {'accuracies': (0.7595,)},
+            'no (epochs to converge: fails: mean 2.00 epochs at batch 1632, at least 33',
+        ),
         ({'num': 3}, 'format passes: v0.5, v0.7 to v4.0; can be submitted: no (3 runs, expected 5'),
         ({'num': 1, 'ends': ['aborted'], 'config': SGD}, 'can be submitted: no (aborted)'),
     ],

@@ -277,7 +277,8 @@ def judge_set(run_set: RunSet) -> RunSet:
     if ruleset and (division or run_set.division) == keys.CLOSED:
         points = check_rcp(replace(run_set, judgement=judgement))
         if points and points.is_of_round and not points.passed:
-            violations.append(f'epochs to converge: {points.text}')
+            judgement = replace(judgement, convergence=f'epochs to converge: {points.text}')
+            violations.append(judgement.convergence)
     return replace(
         run_set, judgement=replace(judgement, violations=tuple(dict.fromkeys(violations)))
     )

@@ -130,7 +130,8 @@ def _verdict(
     known = replace(failed, reference_epochs=mean, min_epochs=least)
     if epochs < least:
         text = (
-            f'fails: {epochs:.2f} epochs, at least {least:.2f} are credible (reference {mean:.2f})'
+            f'fails: mean {epochs:.2f} epochs at batch {batch}, at least {least:.2f} are credible '
+            f'(reference {mean:.2f})'
         )
         if not below:
             text += f'; a reference for a batch of {batch} must be submitted'

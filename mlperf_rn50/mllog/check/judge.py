@@ -91,6 +91,7 @@ class Judgement:
     is_unchecked: bool = False
     violations: tuple[str, ...] = ()  # broken rules, and contradictions
     obstacles: tuple[str, ...] = ()  # reasons why logs without violations cannot be submitted
+    convergence: str = ''  # the violation that the runs took too few epochs, which may be bypassed
     # reasons why runs count as not converged, by log
     misses: Mapping[Path, str] = field(default_factory=dict)
 

@@ -1,24 +1,15 @@
-"""Official tools: the compliance checker for a log, package_checker and result_summarizer for a
-submission tree.
+"""The official compliance checker for a log.
 
-The compliance checker runs in this process, and its messages are reworded. Logged values and line
-lengths are checked first, because the checker evaluates files that the values name, and its time is
-quadratic in the length of a line. The tools for a tree work on a copy of its regular files, because
-they leave files in the tree, interpret characters of its path as patterns, and open special files.
-Source: mlperf_logging; the layouts of v1.0 and later rounds.
+It runs in this process, and its messages are reworded. Logged values and line lengths are checked
+first, because the checker evaluates files that the values name, and its time is quadratic in the
+length of a line.
+Source: mlperf_logging.
 """
 
-import csv
 import importlib
-import json
 import logging
 import re
-import shutil
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +20,12 @@ from mlperf_rn50.mllog.rulesets import DIVISIONS, ROUND_OF, V05
 MAX_LINE = 8192  # characters; the longest published log line has 1256
 _MARK = ':::ML'
 NEEDED = "needs mlperf-logging: pip install '.[check]' in the checkout"
-_MAX_S = 600  # time limit for one tool, which usually takes seconds
 # Keys whose values the official checker puts into file names, and the permitted values.
 _ENQUEUED = {
     'submission_benchmark': ('resnet',),
     'submission_division': DIVISIONS,
     'opt_name': ('sgd', 'lars'),
 }
-
-CheckResult = tuple[str, str]  # name of a checker, and its message
 
 
 class NotInstalled(UserError):
@@ -187,98 +175,3 @@ def _explain(message: str, lines: list) -> str:
             'in the rules'
         )
     return ' '.join(message.split('\ncurrent context')[0].split())[:200]
-
-
-@dataclass(frozen=True)
-class TreeVerdict:
-    problems: Sequence[str] = ()  # from package_checker
-    results: Sequence[CheckResult] = ()  # passed checks
-    # minutes by system, multiplied by the scaling factor
-    scores: Mapping[str, float] = field(default_factory=dict)
-    crash: str | None = None  # last line of result_summarizer's error
-
-
-def _official(tool: str, *arguments: str, place: Path) -> tuple[str, str | None]:
-    """Run the command of an official tool. Return its output, and the last line of the error if it
-    crashed, otherwise None."""
-    with tempfile.TemporaryDirectory(dir=place) as folder:
-        try:
-            done = subprocess.run(
-                [sys.executable, '-m', f'mlperf_logging.{tool}', *arguments],
-                cwd=folder,
-                text=True,
-                errors='replace',
-                capture_output=True,
-                stdin=subprocess.DEVNULL,
-                timeout=_MAX_S,
-            )
-        except subprocess.TimeoutExpired:
-            return '', f'no answer after {_MAX_S} s'
-    lines = done.stderr.strip().splitlines() or [f'exit code {done.returncode}']
-    last = ' '.join(lines[-1].split())[-300:]
-    if last.startswith('ModuleNotFoundError'):
-        raise NotInstalled(NEEDED)
-    has_crashed = 'Traceback (most recent' in done.stderr or done.returncode < 0
-    return done.stdout + done.stderr, last if has_crashed else None
-
-
-def _copy(home: Path, place: Path) -> Path:
-    """Copy the files that the tools read: regular files outside linked folders, except an old
-    scaling.json."""
-
-    def ignore(folder: str, names: list[str]) -> list[str]:
-        return [
-            p.name
-            for p in map(Path(folder).joinpath, names)
-            if p.name == 'scaling.json' or not (p.is_file() or p.is_dir() and not p.is_symlink())
-        ]
-
-    for name in ('results', 'systems'):
-        if (home / name).is_dir():
-            shutil.copytree(home / name, place / name, ignore=ignore)
-    return place
-
-
-def judge_tree(home: Path, ruleset: str) -> TreeVerdict:
-    """Run the official tools on a tree whose logs were judged, and checked with find_danger."""
-    with tempfile.TemporaryDirectory() as place:
-        tree = _copy(home, Path(place, 'tree'))
-        problems, results = _check_package(tree, ruleset, Path(place, 'log'))
-        if problems:
-            return TreeVerdict(problems)
-        scores, crash = _summarize(tree, ruleset, Path(place, 'summary.csv'))
-        # written by package_checker
-        for path in sorted(tree.glob('results/*/resnet/scaling.json')):
-            factor = json.loads(path.read_text())['scaling_factor']
-            system = path.parent.parent.name
-            text = f'{factor:.4f} for {system}: faster than the reference, within its bounds'
-            results.append(('scaling', text))
-        return TreeVerdict((), results, scores, crash)
-
-
-def _check_package(tree: Path, ruleset: str, log: Path) -> tuple[list[str], list[CheckResult]]:
-    """Return the problems and the passed checks of package_checker."""
-    arguments = [str(tree), 'training', ruleset, '--log_output', str(log)]
-    text, crash = _official('package_checker', *arguments, place=log.parent)
-    lines = [' '.join(line.replace(f'{tree}/', '').split()) for line in text.splitlines()]
-    if crash:
-        return [f'package_checker crashed: {crash}'], []
-    if 'PACKAGE CHECKER FOUND NO ERRORS' not in text:
-        errors = [line.removeprefix('ERROR - ') for line in lines if line.startswith('ERROR - ')]
-        return [f'package_checker: {e}' for e in errors] or [f'package_checker: {text[-500:]}'], []
-    described = sum('System description checker passed' in line for line in lines)
-    converged = re.findall(r'RCP Test Passed: (.*)', '\n'.join(lines))
-    return [], [
-        *[('system description', 'passed')] * described,
-        *(('convergence', text) for text in converged),
-        ('package_checker', f'found no errors ({ROUND_OF[ruleset]})'),
-    ]
-
-
-def _summarize(tree: Path, ruleset: str, path: Path) -> tuple[dict[str, float], str | None]:
-    """Return the scores of result_summarizer in minutes, and a message if it crashed."""
-    arguments = [str(tree), 'training', ruleset, '--csv', str(path)]
-    _, crash = _official('result_summarizer', *arguments, place=path.parent)
-    rows = csv.DictReader(path.read_text().splitlines()) if path.is_file() else []
-    scores = {row['system']: float(row['resnet']) for row in rows if row.get('resnet')}
-    return scores, f'crashed: {crash}' if crash else None

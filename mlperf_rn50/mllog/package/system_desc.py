@@ -1,83 +1,108 @@
-"""Build a system description from runs, env.json and a submitted description, and check the
-result."""
+"""Description of a submitted system: merged from the logs, a submitter's file, a description beside
+the logs and env.json, in the fields of a round."""
 
 import re
-from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
+from configparser import ConfigParser
+from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any
 
+from mlperf_rn50.errors import ConfigError, nearest
 from mlperf_rn50.mllog.logged_run import Run
-from mlperf_rn50.mllog.read.description import (
-    JsonObject,
-    framework_of,
-    load_object,
-    object_at,
-    objects_at,
-    system_path,
-    value_at,
-)
+from mlperf_rn50.mllog.package.machine_fields import machine_fields
+from mlperf_rn50.mllog.read.description import JsonObject, load_object, objects_at, system_path
+from mlperf_rn50.mllog.rulesets import V05
 
+_TABLE = ConfigParser(interpolation=None)
+_TABLE.read_string(resources.files(__package__).joinpath('fields.ini').read_text(encoding='utf-8'))
 _STATUS_OF_4 = {
     'cloud': 'Available cloud',
     'onprem': 'Available on-premise',
     'preview': 'Preview',
     'research': 'Research, Development, or Internal (RDI)',
 }
-# Fields of a description in the order of its file.
-_FIELDS = """
-    submitter division status system_name number_of_nodes host_processors_per_node
-    host_processor_model_name host_processor_core_count host_processor_vcpu_count
-    host_processor_frequency host_processor_caches host_processor_interconnect host_memory_capacity
-    host_storage_type host_storage_capacity host_networking host_networking_topology
-    host_memory_configuration accelerators_per_node accelerator_model_name
-    accelerator_host_interconnect accelerator_frequency accelerator_on-chip_memories
-    accelerator_memory_configuration accelerator_memory_capacity accelerator_interconnect
-    accelerator_interconnect_topology cooling hw_notes framework other_software_stack
-    operating_system sw_notes""".split()
-_COMPARED = ('number_of_nodes', 'accelerators_per_node')  # fields that the logs contain too
-# result_summarizer parses these
-_NUMBERS = ('number_of_nodes', 'host_processors_per_node', 'accelerators_per_node')
-# Fields from the Order or the logs, not from the submitted description; sw_notes joins the texts of
-# both.
-_DETERMINED = ('submitter', 'system_name', 'division', 'status', 'sw_notes')
+# The official checker joins these as texts.
+_TEXTS = """submitter division status system_name host_processor_model_name
+    host_processor_core_count accelerator_model_name accelerators_per_node framework""".split()
+COUNTS = ('number_of_nodes', 'accelerators_per_node')
+_CORES = ('host_processor_core_count', 'host_processor_vcpu_count')
+_NODE_ONLY = {*_TABLE['node']} - {*_TABLE['file']}
 
 
-def _size(value: Any) -> str:
-    return f'{value / 1e9:.0f} GB' if isinstance(value, int) and not isinstance(value, bool) else ''
+@dataclass(frozen=True)
+class Described:
+    """Where a description comes from, and its fields without empty ones."""
 
-
-def _each(values: Sequence[str]) -> str:
-    """Return '2x A + B' for A, A, B."""
-    return ' + '.join(f'{n}x {v}' if n > 1 else v for v, n in Counter(values).items() if v)
-
-
-class SubmittedDescription(NamedTuple):
     name: str  # folder and file name
-    fields: JsonObject  # without empty fields
+    fields: JsonObject
 
 
-def find_base(log: Path) -> SubmittedDescription | None:
+@dataclass(frozen=True)
+class Description:
+    fields: JsonObject  # content of the file
+    missing: JsonObject  # required fields without a value, for a submitter to complete
+    notes: Sequence[str] = ()
+
+
+def _is_in(round_name: str, rounds: str) -> bool:
+    """Return whether a round is in a range such as v0.6-, v0.5-v0.6 or v0.6; '' and - are empty."""
+    first, dash, last = rounds.partition('-')
+    return bool(first) and first <= round_name <= (last or ('v9' if dash else first))
+
+
+def _rows(part: str) -> dict[str, list[str]]:
+    """Return rounds, rounds that require a value, and later name of the fields of a part."""
+    return {name: [*text.split(), '', '', ''][:3] for name, text in _TABLE[part].items()}
+
+
+def fields_of(round_name: str, part: str = 'file') -> dict[str, bool]:
+    """Return the fields of a round's description, or of its nodes, and whether each is required."""
+    return {
+        name: _is_in(round_name, required)
+        for name, (rounds, required, _) in _rows(part).items()
+        if _is_in(round_name, rounds)
+    }
+
+
+def _value(key: str, value: Any) -> Any:
+    """Return a submitted value: text, an object or a list; '' for an empty one, and for an object
+    where the official checker needs text."""
+    if isinstance(value, (dict, list)):
+        return '' if key in _TEXTS else value
+    return '' if value is None else str(value).strip()
+
+
+def _filled(content: JsonObject) -> JsonObject:
+    values = {key: _value(key, value) for key, value in content.items()}
+    return {key: value for key, value in values.items() if value not in ('', {}, [])}
+
+
+def load_described(path: Path) -> JsonObject:
+    """Return the fields in a submitter's file. Raise ConfigError if it cannot be read or contains
+    an unknown field."""
+    try:
+        content, _ = load_object(path)
+    except ValueError as e:
+        raise ConfigError(f'--describe: {path}: {e}') from e
+    known = [*_TABLE['file'], *_TABLE['node']]
+    for key in content:
+        if key not in known:
+            raise ConfigError(f'--describe: {path}: {key}: unknown field{nearest(key, known)}')
+    return _filled(content)
+
+
+def find_base(log: Path, round_name: str) -> Described | None:
     """Return the description in the submission tree of a log, or None if there is none."""
-    path = system_path(log)
+    is_entry = round_name == V05
+    path = log.absolute().parent.parent / 'entry.json' if is_entry else system_path(log)
     try:
         content, _ = load_object(path)
     except ValueError:
         return None
-    return SubmittedDescription(
-        f'systems/{path.name}', {k: text for k, v in content.items() if (text := _text(k, v))}
-    )
-
-
-def _text(key: str, value: Any) -> Any:
-    """Return a field as text, as in later rounds, or '' if it is empty. other_software_stack may
-    stay an object."""
-    if isinstance(value, dict) and key == 'other_software_stack':
-        return value
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        return ''
-    text = str(value).strip()
-    return '' if text.upper() == 'N/A' else text
+    return Described(f'{path.parent.name}/{path.name}', _filled(content))
 
 
 def data_note(runs: Sequence[Run]) -> str:
@@ -91,151 +116,138 @@ def data_note(runs: Sequence[Run]) -> str:
     )
 
 
-def _processor_fields(cpu: JsonObject) -> JsonObject:
-    """Return the fields about the processors of a host from its hardware in env.json."""
-    sockets, cores, threads = (
-        count if isinstance(count := cpu.get(key), int) else 0
-        for key in ('sockets', 'cores_per_socket', 'threads_per_core')
-    )
-    mhz = cpu.get('max_mhz')
-    return {
-        'host_processors_per_node': str(sockets or ''),
-        'host_processor_core_count': str(cores or ''),
-        'host_processor_vcpu_count': str(cores * threads or ''),
-        'host_processor_frequency': f'{mhz:.0f} MHz' if isinstance(mhz, float) else '',
-        'host_processor_caches': str(cpu.get('caches') or ''),
-    }
-
-
-def _accelerator_fields(gpus: Sequence[JsonObject], num: int, num_nodes: int | None) -> JsonObject:
-    """Return the fields about a known number of accelerators from the GPUs of a host in
-    env.json."""
-    gpu = gpus[0] if gpus and num else {}
-    return {
-        'accelerators_per_node': str(num // num_nodes) if num_nodes else '',
-        'accelerator_frequency': str(gpu.get('clocks.max.sm') or ''),
-        'accelerator_memory_capacity': str(gpu.get('memory.total') or ''),
-    }
-
-
-def describe_system(
-    runs: Sequence[Run],
-    env: JsonObject,
-    org: str,
-    system: str,
-    round_name: str,
-    base: SubmittedDescription | None,
-) -> JsonObject:
-    """Return the fields that the official checker requires, from logs, env.json and base; an
-    unknown field is ''."""
-
-    def logged(name: str) -> Any:
-        return next((v for r in runs if (v := getattr(r, name)) is not None), None)
-
-    cpu = object_at(env, 'host', 'hardware', 'cpu')
-    disks, gpus, networks = (
-        objects_at(env, 'host', 'hardware', name) for name in ('storage', 'gpus', 'networks')
-    )
-    num_nodes, num_accelerators = logged('num_nodes') or None, logged('num_accelerators')
-    fields = base.fields if base else {}
-    division = 'closed' if fields.get('division') == 'closed' else 'open'
-    known = {
-        'submitter': org,
-        'division': logged('division') or division,
-        'status': _status(
-            logged('submission_status') or fields.get('status', 'research'), round_name
-        ),
-        'system_name': system,
-        'number_of_nodes': str(num_nodes or ''),
-        'host_processor_model_name': str(cpu.get('model') or value_at(env, 'host', 'cpu')),
-        **_processor_fields(cpu),
-        'host_memory_capacity': _size(value_at(env, 'host', 'memory_bytes')),
-        'host_storage_type': _each([str(d.get('kind') or '') for d in disks]),
-        'host_storage_capacity': _each([_size(d.get('bytes')) for d in disks]),
-        'host_networking': _each(
-            [f'{n.get("name")} {n.get("rate") or ""}'.strip() for n in networks]
-        ),
-        'hw_notes': next((r.platform for r in runs if r.platform and r.platform != 'unnamed'), ''),
-        'framework': f'{framework_of(env) or "MXNet"} Gluon',
-        'other_software_stack': {
-            name: str(version) for name, version in object_at(env, 'packages').items()
-        },
-        'operating_system': str(value_at(env, 'host', 'os_name') or value_at(env, 'host', 'os')),
-        'sw_notes': data_note(runs),
-    }
-    if num_accelerators is not None:
-        known |= _accelerator_fields(gpus, num_accelerators, num_nodes)
-    if num_accelerators != 0:
-        known['accelerator_model_name'] = _each(sorted({str(g.get('name')) for g in gpus}))
-    return dict.fromkeys(_FIELDS, '') | known
-
-
-def merge_description(
-    base: SubmittedDescription, built: JsonObject, logged: JsonObject
-) -> tuple[JsonObject, list[str]]:
-    """Return the base with gaps filled from `built`, and notes on the sources; `logged` is `built`
-    without env.json."""
-    fields = {k: v for k, v in base.fields.items() if k not in _DETERMINED}
-    filled = [k for k, v in built.items() if v and k not in fields and k not in _DETERMINED]
-    sources = [f'the system description is {base.name}']
-    for source, is_logged in (('env.json', False), ('the logs', True)):
-        if names := [k for k in filled if bool(logged[k]) is is_logged]:
-            sources.append(f'from {source}: {", ".join(names)}')
-    notes = ['; '.join(sources)]
-    notes += [
-        f'{k} is {fields[k]:.40} in {base.name}, but {built[k]} in the logs; the two must agree'
-        for k in _COMPARED
-        if k in fields and built[k] and fields[k] != built[k]
-    ]
-    division = base.fields.get('division', built['division'])
-    if division != built['division']:
-        notes.append(
-            f'division is {division:.40} in {base.name}, but {built["division"]} in the logs, '
-            'which is used'
-        )
-    labels = dict.fromkeys(
-        text for text in (base.fields.get('sw_notes'), built['sw_notes']) if text
-    )
-    return {**built, **fields, 'sw_notes': '; '.join(labels)}, notes
-
-
-def _status(text: str, round_name: str) -> str:
+def render_status(text: str, round_name: str) -> str:
     """Translate an availability ('onprem', 'on-prem', 'Available on-premise') into the term that a
     round uses."""
-    word = text.lower().replace('-', '')
+    word = re.sub('[^a-z]', '', text.lower())
     known = next((k for k in _STATUS_OF_4 if k in word), 'research')
+    if round_name == V05 and known == 'onprem':
+        return 'on-prem'
     return _STATUS_OF_4[known] if round_name >= 'v4.0' else known
 
 
-def find_gaps(description: JsonObject) -> list[str]:
-    """Return the empty fields of a description, except those that may stay empty."""
-    optional = ['hw_notes', 'sw_notes']
-    if description.get('accelerators_per_node') == '0':
-        optional.append('accelerator_')
-    empty = [k for k, v in description.items() if v in ('', {})]
-    return [k for k in empty if not k.startswith(tuple(optional))]
+def _first(values: Iterable[Any]) -> Any:
+    return next((value for value in values if value is not None), None)
 
 
-def check_description(
-    home: Path, system: str, divisions: Set[str | None]
-) -> tuple[list[str], list[str]]:
-    """Return the flaws and gaps of a system's description in a tree, given the divisions in its
-    logs."""
-    name = f'systems/{system}.json'
-    try:
-        content, _ = load_object(home / name)
-    except ValueError as e:
-        return [f'{name}: {str(e)[:200]}'], []
-    flaws = [
-        f'{name}: {k} is {content[k]!r:.40}, expected a whole number'
-        for k in _NUMBERS
-        if k in content and not re.fullmatch('[0-9]{1,9}', str(content[k]))
+def _determined(runs: Sequence[Run]) -> JsonObject:
+    """Return the fields that the logs state."""
+    fields: JsonObject = {
+        'division': _first(r.division for r in runs),
+        'status': _first(r.submission_status for r in runs),
+    }
+    for run in runs:
+        num_nodes, num_accelerators = map(run.logged, ('num_nodes', 'num_accelerators'))
+        if num_nodes and num_accelerators is not None:
+            fields['number_of_nodes'] = str(num_nodes)
+            fields['accelerators_per_node'] = str(num_accelerators // num_nodes)
+    return {key: value for key, value in fields.items() if value}
+
+
+def _entry_fields(fields: JsonObject) -> JsonObject:
+    """Return the fields of v0.5 that follow from later ones and from given fields of a node."""
+
+    def number(value: Any) -> Any:
+        return int(value) if re.fullmatch('[0-9]{1,9}', str(value)) else value
+
+    def renamed(part: str) -> JsonObject:
+        return {name: number(fields.get(later, '')) for name, (*_, later) in _rows(part).items()}
+
+    node = renamed('node')
+    num_processors = number(fields['host_processors_per_node'])
+    if isinstance(num_processors, int):
+        node['cpu'] = f'{num_processors}x {node["cpu"]}'
+        totals = {key: node[key] for key in ('num_cores', 'num_vcpus')}
+        node |= {k: num_processors * n for k, n in totals.items() if isinstance(n, int)}
+    if node['num_accelerators'] == 0:
+        node |= {'accelerator': 'N/A', 'cpu_accel_interconnect': 'N/A'}
+    given = {name: fields[name] for name in _NODE_ONLY if fields.get(name)}
+    return {**renamed('file'), 'nodes': [node | given]}
+
+
+def missing_fields(content: JsonObject, round_name: str) -> list[str]:
+    """Return the fields without a value that a round requires."""
+
+    def is_needed(part: JsonObject, name: str) -> bool:
+        if part.get(name, '') not in ('', {}, []):
+            return False
+        if '0' in (str(part.get(key)) for key in ('accelerators_per_node', 'num_accelerators')):
+            return not name.startswith('accelerator')
+        # one of the two is enough
+        return not (name in _CORES and any(part.get(other) for other in _CORES))
+
+    parts = [(content, fields_of(round_name))]
+    if round_name == V05:
+        parts += [(node, fields_of(V05, 'node')) for node in objects_at(content, 'nodes')]
+    required = [(part, name) for part, names in parts for name in names if names[name]]
+    return list(dict.fromkeys(name for part, name in required if is_needed(part, name)))
+
+
+def describe(
+    runs: Sequence[Run],
+    env: JsonObject,
+    *,
+    org: str,
+    system: str,
+    round_name: str,
+    given: Mapping[str, Any] = MappingProxyType({}),
+    base: Described | None = None,
+) -> Description:
+    """Return the description of a system. A field comes from the logs if they state it, else from
+    what a submitter gave, else from a description beside the logs, else from env.json."""
+    machine = machine_fields(
+        env,
+        num_nodes=_first(r.num_nodes for r in runs),
+        num_accelerators=_first(r.num_accelerators for r in runs),
+    )
+    platform = _first(r.platform for r in runs)
+    built = {
+        'submitter': org,
+        'division': 'open',
+        'system_type': 'datacenter',
+        'status': 'research',
+        'system_name': system,
+        'hw_notes': '' if platform == 'unnamed' else platform,
+        **machine,
+    }
+    # a description beside the logs may be of another submitter
+    beside = {k: v for k, v in base.fields.items() if k != 'submitter'} if base else {}
+    submitted = {**beside, **given}
+    logged = _determined(runs)
+    fields = {**dict.fromkeys(_TABLE['file'], ''), **_filled(built), **submitted, **logged}
+    fields['status'] = render_status(str(fields['status']), round_name)
+    if label := data_note(runs):
+        notes = str(fields['sw_notes'])
+        fields['sw_notes'] = notes if label in notes else f'{notes}; {label}'.removeprefix('; ')
+    kept = [*fields_of(round_name)]
+    if round_name == V05:
+        fields = {**_entry_fields(fields), **{k: v for k, v in fields.items() if v}}
+    else:
+        kept += [key for key in submitted if key not in _NODE_ONLY]
+    fields = {key: fields.get(key, '') for key in dict.fromkeys(kept)}
+    others = {'--describe': dict(given), base.name if base else '': beside, 'env.json': machine}
+    missing = dict.fromkeys(missing_fields(fields, round_name), '')
+    return Description(fields, missing, _notes(fields, logged, others))
+
+
+def _notes(fields: JsonObject, logged: JsonObject, others: Mapping[str, JsonObject]) -> list[str]:
+    """Return a note on the sources of the fields, and one on each field that the logs change."""
+    left = [name for name, value in fields.items() if value]
+    parts = []
+    for source, content in {'the logs': logged, **others}.items():
+        if names := [name for name in left if content.get(name)]:
+            parts.append(f'from {source}: {", ".join(names)}')
+            left = [name for name in left if name not in names]
+
+    def is_changed(name: str, value: Any) -> bool:
+        text = str(value).casefold()
+        return (render_status(text, '') if name == 'status' else text) != logged[name]
+
+    changed = [
+        f'{name} is {str(content[name]):.40} in {source}, but {logged[name]} in the logs, which is '
+        'used'
+        for source, content in others.items()
+        for name in logged
+        if name in content and is_changed(name, content[name])
     ]
-    division = content.get('division')
-    flaws += [
-        f'{name}: division is {str(division):.40}, expected {logged} as in the logs'
-        for logged in sorted(map(str, divisions - {None}))
-        if division != logged
-    ]
-    gaps = find_gaps(content)
-    return flaws, [f'{name} lacks {", ".join(gaps)}'] if gaps else []
+    return [f'the system description: {"; ".join(parts)}', *changed]

@@ -132,20 +132,22 @@ class CountReader:
         key = keys.SUBMISSION_PLATFORM
         factor = re.match(r'(\d{1,6})x(?=\D)', str(self._log.value(key))[:1000])
         # in a platform such as 8xA100, the factor counts accelerators
-        total = self._described.accelerators
+        logged = self._logged(events.NUM_NODES)
+        totals = self._described.accelerators, logged and self._logged_accelerators(logged.number)
         named = None
-        if factor and (total is None or int(factor[1]) != total.number):
+        if factor and int(factor[1]) not in [total.number for total in totals if total]:
             source = FactSource('implied', key, self._log.line(key))
             named = make_count(integer(int(factor[1]), 1), source)
-        return self._settle('num_nodes', 'nodes', self._logged(events.NUM_NODES), *counts, named)
+        return self._settle('num_nodes', 'nodes', logged, *counts, named)
+
+    def _logged_accelerators(self, num_nodes: int) -> Count | None:
+        per_node = integer(self._log.value(events.ACCELERATORS_PER_NODE))
+        total = None if per_node is None else per_node * num_nodes
+        return make_count(total, self._log.source(events.ACCELERATORS_PER_NODE))
 
     def _accelerators(self, counts: list[Count | None]) -> int | None:
         """Return the number of accelerators on all nodes; one per rank if nothing else is known."""
-        per_node = integer(self._log.value(events.ACCELERATORS_PER_NODE))
-        logged = make_count(
-            per_node * self.num_nodes if per_node is not None and self.num_nodes else None,
-            self._log.source(events.ACCELERATORS_PER_NODE),
-        )
+        logged = self._logged_accelerators(self.num_nodes) if self.num_nodes else None
         return self._settle('num_accelerators', 'accelerators', logged, *counts)
 
     def _implied_batch(self) -> Count | None:

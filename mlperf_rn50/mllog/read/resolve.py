@@ -325,6 +325,7 @@ class RunResolver:
             round_name,
             status,
             org=self._org(),
+            logged_org=_text(log.value(keys.SUBMISSION_ORG)),
             platform=_text(log.value(keys.SUBMISSION_PLATFORM)),
             division=division,
             submission_status=availability if availability in _AVAILABILITIES else None,

@@ -1,0 +1,261 @@
+"""The official tools for a submission tree, called as verify_for_v*_training.sh calls them.
+
+Their exit codes are 0 for most errors, so their text is read. package_checker and
+result_summarizer work on a copy of the regular ResNet files, because they leave files in the tree,
+interpret characters of its path as patterns, and open special files; repo_checker only lists the
+tree. v0.5 has no tools for a tree.
+Source: mlcommons/logging, scripts and mlperf_logging.
+"""
+
+import csv
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from mlperf_rn50.files import read_text
+from mlperf_rn50.mllog.check.official import NEEDED, NotInstalled
+from mlperf_rn50.mllog.rulesets import ROUND_OF, V05
+from mlperf_rn50.text import some
+
+PARAMS = 'package_checker_params'  # a file that contains options of package_checker, one a line
+RCP_BYPASS = 'rcp-bypass'
+_OPTIONS = (RCP_BYPASS, 'seed-checker-bypass')
+# the first rulesets whose scripts call result_summarizer, call repo_checker, and read PARAMS
+_SUMMARIZER_SINCE, _REPO_CHECKER_SINCE, _PARAMS_SINCE = '0.7.0', '2.0.0', '2.0.0'
+_MAX_PARAMS = 1 << 16  # bytes
+_MAX_S = 600  # time limit for one tool, which usually takes seconds
+_MAX_NAMES = 3  # maximum number of files named in an error
+_LEVEL = re.compile(r'(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) - ')
+# errors that only repeat the one before
+_REPEATED = ('System description file checker failed', 'Seed checker failed')
+
+CheckResult = tuple[str, str]  # name of a checker, and its message
+
+
+class ToolError(NamedTuple):
+    tool: str
+    file: str  # file or folder of the tree, or ''
+    text: str
+
+
+@dataclass(frozen=True)
+class TreeVerdict:
+    errors: Sequence[ToolError] = ()
+    results: Sequence[CheckResult] = ()  # what each tool says
+    # minutes by system, multiplied by the scaling factor
+    scores: Mapping[str, float] = field(default_factory=dict)
+
+
+class _Done(NamedTuple):
+    """An ended tool."""
+
+    log: str  # from logging
+    crash: str  # last line of the error if it crashed, otherwise ''
+
+
+def read_params(home: Path, ruleset: str, system: str) -> tuple[set[str], list[ToolError]]:
+    """Return the options of package_checker that the files of a tree set for a system, and the
+    lines without effect.
+
+    From v2.0 on, the official script passes on whole lines of the file in the root.
+    package_checker reads the files in results/<system> and below; there a line must equal an
+    option, so only a last line without a newline counts.
+    """
+    options, errors = set[str](), list[ToolError]()
+    results = home / 'results' / system
+    for folder in (home, results, results / 'resnet'):
+        path = folder / PARAMS
+        if not path.is_file() or path.is_symlink():
+            continue
+        lines = read_text(path, _MAX_PARAMS, 'replace').split('\n')
+        read, where = lines[-1:], 'in a last line without a newline'
+        if folder == home:
+            read, where = lines[:-1], 'in lines that end with a newline'
+            if ruleset < _PARAMS_SINCE:
+                read, where = [], 'below results, because the official script reads no other file'
+        found = set(read) & set(_OPTIONS)
+        expected = f'{" or ".join(_OPTIONS)} {where}; others have no effect or stop the script'
+        name = str(path.relative_to(home))
+        options |= found
+        errors += [
+            ToolError(PARAMS, name, f'got {line!r:.80}, expected {expected}')
+            for line in lines
+            if line and not (line in found and line in read)
+        ]
+    return options, errors
+
+
+def _run(tool: str, *arguments: str) -> _Done:
+    """Run the command of an official tool in a folder of its own, where it leaves its log."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            done = subprocess.run(
+                [sys.executable, '-m', f'mlperf_logging.{tool}', *arguments],
+                cwd=folder,
+                text=True,
+                errors='replace',
+                capture_output=True,
+                stdin=subprocess.DEVNULL,
+                timeout=_MAX_S,
+            )
+        except subprocess.TimeoutExpired:
+            return _Done('', f'no answer after {_MAX_S} s')
+    lines = done.stderr.strip().splitlines() or [f'exit code {done.returncode}']
+    last = ' '.join(lines[-1].split())[-300:]
+    if last.startswith('ModuleNotFoundError'):
+        raise NotInstalled(NEEDED)
+    has_crashed = 'Traceback (most recent' in done.stderr or done.returncode < 0
+    return _Done(done.stderr, last if has_crashed else '')
+
+
+def _copy(home: Path, place: Path, systems: Collection[str]) -> Path:
+    """Copy the files that the tools read: regular files outside linked folders, except an old
+    scaling.json."""
+
+    def ignore(folder: str, names: list[str]) -> list[str]:
+        return [
+            p.name
+            for p in map(Path(folder).joinpath, names)
+            if p.name == 'scaling.json' or not (p.is_file() or p.is_dir() and not p.is_symlink())
+        ]
+
+    folders = [Path('systems'), *(Path('results', s, 'resnet') for s in systems)]
+    for folder in folders:
+        if (home / folder).is_dir():
+            shutil.copytree(home / folder, place / folder, ignore=ignore)
+    for params in (Path('results', s, PARAMS) for s in systems):
+        if (home / params).is_file():
+            shutil.copyfile(home / params, place / params)
+    return place
+
+
+def judge_tree(home: Path, ruleset: str, systems: Collection[str]) -> TreeVerdict:
+    """Run the official tools on systems of a tree whose logs were judged, and checked with
+    find_danger."""
+    if ruleset == V05:
+        text = 'levels 1 and 2 of the v0.5 rules; no official tool for its trees can be installed'
+        return TreeVerdict(results=[('logs', text)])
+    errors = list(dict.fromkeys(e for s in systems for e in read_params(home, ruleset, s)[1]))
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        tree = _copy(home, place / 'tree', systems)
+        root, _ = read_params(home, ruleset, '')
+        found_errors, results = _check_package(tree, ruleset, root)
+        errors += found_errors
+        results += _scalings(tree)
+        scores = dict[str, float]()
+        if ruleset >= _SUMMARIZER_SINCE:
+            scores, crash = summarize_tree(tree, ruleset, place)
+            results += [('result_summarizer', f'{s}: {m:.2f} min') for s, m in scores.items()]
+            errors += _without_score([s for s in systems if s not in scores], crash)
+    if ruleset >= _REPO_CHECKER_SINCE:
+        found_errors = _check_repo(home.resolve(), ruleset)
+        errors += found_errors
+        if not found_errors:
+            results.append(('repo_checker', 'found no errors'))
+    return TreeVerdict(errors, results, scores)
+
+
+def _without_score(systems: Sequence[str], crash: str) -> list[ToolError]:
+    if not systems:
+        return []
+    text = f'gives no score for {some(systems, _MAX_NAMES)}'
+    return [ToolError('result_summarizer', '', f'{text}: {crash}' if crash else text)]
+
+
+def _log_errors(log: str) -> Iterator[tuple[str, str]]:
+    """Yield (place, message) for each error in the log of a tool, without the repetitions.
+
+    The place is a folder or a described system. A message continues up to the next line with a
+    level.
+    """
+    folder = ''
+    starts = [m.start() for m in re.finditer(f'^{_LEVEL.pattern}', log, re.MULTILINE)]
+    for start, end in zip(starts, [*starts[1:], None]):
+        level, _, text = log[start:end].partition(' - ')
+        text = text.strip().strip('-').strip()
+        if found := re.match(r'Running compliance checks in dir (.*)', text):
+            folder = found[1]
+        if level in ('ERROR', 'CRITICAL') and text not in _REPEATED:
+            described = re.match(r'(System description checker failed) for (.*) : (.*)', text)
+            if described:
+                yield f'systems ({described[2]})', f'{described[1]}: {described[3]}'
+            else:
+                yield folder, text.replace(f'Result file {folder}/', '')
+
+
+def _check_package(
+    tree: Path, ruleset: str, options: Collection[str]
+) -> tuple[list[ToolError], list[CheckResult]]:
+    """Return the errors of package_checker, and what it says about passed checks."""
+    tool, words = 'package_checker', [f'--{name}' for name in sorted(options)]
+    done = _run(tool, str(tree), 'training', ruleset, *words)
+    if done.crash:
+        return [ToolError(tool, '', f'crashed: {done.crash}')], []
+    text = done.log.replace(f'{tree}/', '')
+    errors = [
+        ToolError(tool, folder, ' '.join(error.split())[:500])
+        for folder, error in _log_errors(text)
+    ]
+    is_clean = 'PACKAGE CHECKER FOUND NO ERRORS' in text
+    if not is_clean and not errors:
+        errors = [ToolError(tool, '', ' '.join(text[-500:].split()))]
+    results = []
+    if 'System description checker passed' in text and 'checker failed for' not in text:
+        results = [('system description', 'passed')]
+    converged = re.findall(r'in dir results/(.*)/resnet|RCP Test Passed: (.*)', text)
+    systems = [system for system, _ in converged]
+    results += [
+        ('convergence', f'{systems[k - 1]}: {result}')
+        for k, (_, result) in enumerate(converged)
+        if result
+    ]
+    if is_clean:
+        results.append((tool, f'found no errors ({ROUND_OF[ruleset]})'))
+    return errors, results
+
+
+def _scalings(tree: Path) -> list[CheckResult]:
+    """Return the scaling factors that package_checker has written."""
+    results = []
+    for path in sorted(tree.glob('results/*/resnet/scaling.json')):
+        factor = json.loads(path.read_text())['scaling_factor']
+        text = f'{factor:.4f} for {path.parent.parent.name}'
+        results.append(('scaling', f'{text}: faster than the reference, within its bounds'))
+    return results
+
+
+def summarize_tree(tree: Path, ruleset: str, place: Path) -> tuple[dict[str, float], str]:
+    """Return the scores of result_summarizer in minutes by system, and why it crashed, or ''.
+
+    For v0.7 it prints the traceback of a missing RCP checker, but gives scores. Its system names
+    are those in the descriptions, so the file name is taken from the address.
+    """
+    path = place / 'summary.csv'
+    arguments = [str(tree), 'training', ruleset, '--csv', str(path)]
+    done = _run('result_summarizer', *arguments)
+    rows = csv.DictReader(path.read_text().splitlines()) if path.is_file() else []
+    scores = {
+        Path(row['details_url']).stem: float(row['resnet']) for row in rows if row.get('resnet')
+    }
+    return scores, f'crashed: {done.crash}' if done.crash else ''
+
+
+def _check_repo(home: Path, ruleset: str) -> list[ToolError]:
+    """Return the errors of repo_checker, each with the first of its files."""
+    done = _run('repo_checker', str(home), 'training', ruleset)
+    if done.crash:
+        return [ToolError('repo_checker', '', f'crashed: {done.crash}')]
+    errors = []
+    for _, error in _log_errors(done.log):
+        kind, colon, names = error.replace(f'{home}/', '').partition(': ')
+        if colon:  # the other errors only say what to do
+            errors.append(ToolError('repo_checker', some(names.split('\n'), _MAX_NAMES), kind))
+    return errors

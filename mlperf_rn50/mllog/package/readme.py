@@ -1,0 +1,118 @@
+"""Files about a system in a submission tree: README.md with the lines that determine the result,
+the scripts that the rules require, and the file that names the program."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from mlperf_rn50.config_file import load_tree
+from mlperf_rn50.files import dump_json
+from mlperf_rn50.mllog.logged_run import Run
+from mlperf_rn50.mllog.package.system_desc import data_note
+from mlperf_rn50.mllog.package.tree_layouts import TreeLayout
+from mlperf_rn50.mllog.read.description import JsonObject, value_at
+from mlperf_rn50.text import printable
+
+_PREPARED = ('imagenet', 'digits', 'cifar10')  # data sets of `prepare`; others are folders
+_TYPES = {'float32': 'fp32', 'float16': 'fp16', 'bfloat16': 'bf16'}
+_TEMPLATES = Path(__file__).parent / 'templates'
+
+
+def find_line(sources: Mapping[str, str], pattern: str) -> str:
+    """Return the first line of a program that contains a pattern, as file:line, or '-'."""
+    for path, text in sources.items():
+        if found := re.search(pattern, text, re.MULTILINE):
+            return f'{path}:{text.count(chr(10), 0, found.start()) + 1}'
+    return '-'
+
+
+def _clean(value: Any) -> Any:
+    """Return a value of a log or configuration without characters that end a cell of a table."""
+    if isinstance(value, dict):
+        return {str(k): _clean(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_clean(v) for v in value]
+    return printable(value).replace('|', '/').replace('`', "'") if isinstance(value, str) else value
+
+
+def _command(runs: Sequence[Run], data_dir: str) -> tuple[str, str]:
+    """Return the launcher of the runs, and its command line for the shell.
+
+    It contains checked names and numbers, and no text of a log.
+    """
+    nodes = next((r.num_nodes for r in runs if r.num_nodes), 1)
+    ranks = next((r.num_ranks for r in runs if r.num_ranks), nodes)
+    launcher = 'mpirun' if nodes > 1 else 'local'
+    return launcher, (
+        f'launch/{launcher}.sh --config "$here/config_0.yaml" --run-dir "$here/runs" '
+        f'--data.dir "${{DATA_DIR:-{data_dir}}}" --run.seed null --seeds 5 '
+        f'--ranks-per-node {max(ranks // nodes, 1)} --clear-caches'
+    )
+
+
+def write_system(
+    home: Path,
+    paths: TreeLayout,
+    runs: Sequence[Run],
+    description: JsonObject,
+    env: JsonObject,
+    sources: Mapping[str, str],
+) -> None:
+    """Write the files about a system, beside the configurations of its runs."""
+    import jinja2
+
+    folder = home / paths.folder
+    config = _clean(load_tree(folder / 'config_0.yaml'))
+    dataset = config.get('data', {}).get('dataset') or 'imagenet'
+    kind = dataset if dataset in _PREPARED else 'folder'
+    launcher, command = _command(runs, f'data/{kind}')
+    facts = {
+        **config,
+        'paths': asdict(paths),
+        'run': runs[0],
+        'seeds': ', '.join(str(r.seed) for r in runs),
+        'label': printable(data_note(runs)),
+        'description': _clean(description),
+        'env': _clean(env),
+        'commit': value_at(env, 'git_commit'),
+        'code': os.path.relpath(home / paths.code, folder),
+        'kind': kind,
+        'data_dir': f'data/{kind}',
+        'launcher': launcher,
+        'command': command,
+        'line': lambda pattern: find_line(sources, pattern),
+    }
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        undefined=jinja2.ChainableUndefined,  # an older configuration lacks keys
+        keep_trailing_newline=True,
+    )
+    for template, name in (
+        ('README.md', paths.readme),
+        ('setup.sh', paths.setup),
+        ('init_datasets.sh', paths.data),
+        ('run_and_time.sh', paths.run),
+    ):
+        path = folder / name
+        path.write_text(environment.get_template(f'{template}.j2').render(facts, name=name))
+        path.chmod(0o755 if name.endswith('.sh') else 0o644)
+    _write_uses(folder / paths.uses, config.get('train', {}).get('precision'))
+
+
+def _write_uses(path: Path, precision: object) -> None:
+    """Write the file that names the program: empty, or with the fields of later rounds."""
+    kind = _TYPES.get(str(precision), 'fp32')
+    content = {
+        'Starting weights filename?': 'N/A',
+        'Weight transformations?': 'No',
+        'Weight data type(s)': kind if kind == 'fp32' else f'{kind}, with a copy in fp32',
+        'Input data type(s)': kind,
+        'Retraining': 'No',
+    }
+    if path.suffix == '.json':
+        dump_json(path, content)
+    elif not path.is_dir():
+        path.touch()

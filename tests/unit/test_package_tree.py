@@ -1,0 +1,210 @@
+"""Submission trees: layouts of the rounds, programs of commits, scripts and README of a system."""
+
+import json
+import re
+import shutil
+
+import pytest
+from helpers import CLI, ROOT, git, run
+from made_systems import commit_program
+from sample_log import ENV, write_five
+
+from mlperf_rn50.analysis.sets.load import Rules, load_run_sets
+from mlperf_rn50.mllog.package import submission
+from mlperf_rn50.mllog.package.code import accepted_keys, check_commit, copy_code, sources_of
+from mlperf_rn50.mllog.package.tree_layouts import layout_of, rule_files
+from mlperf_rn50.mllog.package.tree_verdict import PackageVerdict
+from mlperf_rn50.mllog.rulesets import ROUNDS
+
+NEW = 'benchmarks/resnet/implementations'
+
+
+@pytest.fixture(autouse=True)
+def without_verdict(monkeypatch):
+    """The official tools take seconds."""
+    monkeypatch.setattr(submission, 'judge_package', lambda *arguments: PackageVerdict())
+
+
+@pytest.fixture
+def runs(tmp_path):
+    return write_five(tmp_path / 'runs')
+
+
+def make(tmp_path, runs, system='box', round_name='v4.0', **keys):
+    """Package a set with the program in checkout/."""
+    given = {'org': 'us', 'out': tmp_path / 'out', 'code': tmp_path / 'checkout'} | keys
+    order = submission.Order(system=system, round=round_name, **given)
+    (run_set,) = load_run_sets([runs], Rules([ROUNDS[round_name]]))
+    return submission.make_package(run_set.runs, run_set.judgement, order)
+
+
+def files_of(home, code):
+    """Return the files of a tree, except those of the program."""
+    paths = [str(p.relative_to(home)) for p in home.rglob('*') if p.is_file()]
+    return {path for path in paths if f'/{code}/' not in path}
+
+
+@pytest.mark.parametrize(
+    'round_name, home, folder, names, description',
+    [
+        (
+            'v0.5',
+            'us/box',
+            'code/resnet',
+            'README.md setup_box.sh preproc_dataset.sh run_and_time_box.sh',
+            'results/box/entry.json submission.json',
+        ),
+        ('v0.7', 'us', f'{NEW}/box', 'README.md setup.sh init_datasets.sh run_and_time.sh', ''),
+        ('v4.0', 'us', f'{NEW}/box', 'README.md setup.sh init_datasets.sh run_and_time.sh', ''),
+    ],
+)
+def test_tree_has_the_files_of_its_round(
+    tmp_path, runs, round_name, home, folder, names, description
+):
+    code = f'mlperf_rn50-{commit_program(tmp_path / "checkout", runs)[:8]}'
+    made = make(tmp_path, runs, round_name=round_name, poc_email='a@b.c')
+    assert made.home == tmp_path / 'out' / home
+    expected = {f'{folder}/{name}' for name in names.split()}
+    expected |= {f'{folder}/{name}_{k}' for k in range(5) for name in ('config', 'env')}
+    expected |= {f'results/box/resnet/result_{k}.txt' for k in range(5)}
+    expected |= set(description.split() or ['systems/box.json', f'{folder}/box_{code}.json'])
+    found = {re.sub(r'(_\d)\.(yaml|json)$', r'\1', name) for name in files_of(made.home, code)}
+    assert found == expected
+    assert {*rule_files(layout_of(round_name), 'box', code)} <= files_of(made.home, code)
+
+
+def test_v06_has_a_folder_for_each_system_that_names_its_program():
+    files = rule_files(layout_of('v0.6'), 'box', 'mxnet')
+    folder = 'benchmarks/resnet/box'
+    names = 'README.md setup.sh preproc_dataset.sh run_and_time.sh uses_mxnet'
+    assert {*files} == {'systems/box.json', *(f'{folder}/{name}' for name in names.split())}
+
+
+@pytest.mark.parametrize(
+    'commits, refusal',
+    [
+        (['a' * 40] * 3 + ['b' * 40] * 2, 'b in result_3.txt, result_4.txt, expected one; repeat'),
+        ([None] * 5, 'got commit unknown in env.json of the runs, expected 40 hexadecimal digits'),
+        (['a' * 40 + '-dirty'] * 5, 'used commit aaaaaaaa with changed files, expected a commit'),
+        (['a' * 40] * 5, 'its history lacks commit aaaaaaaa of the runs'),
+        (['$(touch evil)'] * 5, 'got commit $(touch evil) in env.json'),
+    ],
+    ids='mixed unknown dirty absent hostile'.split(),
+)
+def test_runs_without_one_known_commit_are_refused(tmp_path, runs, commits, refusal):
+    commit_program(tmp_path / 'checkout', runs)
+    for k, commit in enumerate(commits):
+        env = json.dumps(ENV | {'git_commit': commit})
+        (runs / f'env{f"_{k}" if k else ""}.json').write_text(env)
+    made = make(tmp_path, runs)
+    assert made.home is None and refusal in ' '.join(made.refusals)
+    assert not (tmp_path / 'out').exists()
+
+
+def test_commit_outside_the_history_of_the_checkout_is_refused(tmp_path):
+    home = tmp_path / 'checkout'
+    main = commit_program(home)
+    git(home, 'checkout', '-qb', 'other')
+    other = commit_program(home, later='int')
+    git(home, 'checkout', '-q', main)
+    assert check_commit(home, main) == []
+    [text] = check_commit(home, other)
+    assert other[:8] in text and '--code DIR' in text
+
+
+def test_commit_without_a_called_file_is_refused(tmp_path):
+    home = tmp_path / 'checkout'
+    commit_program(home)
+    git(home, 'rm', '-q', 'launch/local.sh')
+    git(home, 'commit', '-qm', 'x')
+    commit = git(home, 'rev-parse', 'HEAD')
+    assert check_commit(home, commit) == [
+        f'commit {commit[:8]} lacks launch/local.sh, which the scripts call'
+    ]
+
+
+def test_configuration_that_the_commit_does_not_accept_is_refused(tmp_path, runs):
+    commit_program(tmp_path / 'checkout', runs)
+    for name in ('config_1.yaml', 'config_3.yaml'):
+        (runs / name).write_text('data: {dir: x, depth: 50}\nmodel: {name: y}\n')
+    made = make(tmp_path, runs)
+    assert made.home is None and [text.partition(': a key')[0] for text in made.refusals] == [
+        'config_1.yaml, config_3.yaml: data.depth',
+        'config_1.yaml, config_3.yaml: model.name',
+    ]
+
+
+def test_keys_of_this_program_are_found_without_running_it():
+    from dataclasses import fields
+
+    from mlperf_rn50.config import SECTIONS
+
+    expected = {name: {f.name for f in fields(part)} for name, part in SECTIONS.items()}
+    assert accepted_keys(sources_of(ROOT)) == expected
+
+
+def test_program_is_that_of_the_commit_of_the_runs(tmp_path, runs):
+    home = tmp_path / 'checkout'
+    commit = commit_program(home, runs)
+    commit_program(home, later='int')
+    (home / 'launch/local.sh').write_text('now')
+    copy_code(tmp_path / 'code', home, commit)
+    assert 'printf' in (tmp_path / 'code/launch/local.sh').read_text()
+    assert 'later' not in (tmp_path / 'code/mlperf_rn50/config.py').read_text()
+
+
+def test_two_systems_with_different_commits_keep_their_programs(tmp_path, runs):
+    other = shutil.copytree(runs, tmp_path / 'other')
+    first = commit_program(tmp_path / 'checkout', runs)
+    second = commit_program(tmp_path / 'checkout', other, later='int')
+    make(tmp_path, runs)
+    home = make(tmp_path, other, system='box2').home
+    for system, commit in (('box', first), ('box2', second)):
+        readme = (home / NEW / system / 'README.md').read_text()
+        assert commit in readme and f'../mlperf_rn50-{commit[:8]}/' in readme
+        assert f'mlperf_rn50-{commit[:8]}' in (home / NEW / system / 'run_and_time.sh').read_text()
+    programs = [home / NEW / f'mlperf_rn50-{c[:8]}/mlperf_rn50/config.py' for c in (first, second)]
+    assert ['later' in p.read_text() for p in programs] == [False, True]
+
+
+def test_replaced_system_leaves_the_other_one_and_no_unused_program(tmp_path, runs):
+    again = write_five(tmp_path / 'again', seeds=range(11, 19))
+    first = commit_program(tmp_path / 'checkout', runs)
+    second = commit_program(tmp_path / 'checkout', again, later='int')
+    make(tmp_path, runs, system='other')
+    home = make(tmp_path, runs).home
+    kept = {p: p.read_bytes() for p in home.rglob('*other*/**/*') if p.is_file()}
+    make(tmp_path, again, is_replacing=True)
+    assert {p: p.read_bytes() for p in home.rglob('*other*/**/*') if p.is_file()} == kept
+    result = home / 'results/box/resnet/result_0.txt'
+    assert result.read_bytes() == (again / 'result_0.txt').read_bytes()
+    make(tmp_path, again, system='other', is_replacing=True)
+    assert {p.name for p in (home / NEW).glob('mlperf_rn50-*')} == {f'mlperf_rn50-{second[:8]}'}
+    assert first != second and not list((tmp_path / 'out').glob('.package-*'))
+
+
+def test_scripts_call_the_launcher_of_the_program(tmp_path, runs):
+    commit = commit_program(tmp_path / 'checkout', runs)
+    tree = shutil.copytree(make(tmp_path, runs).home, tmp_path / 'a b' / 'us')
+    folder = tree / NEW / 'box'
+    done = run([folder / 'run_and_time.sh', '--run.seed', '5', '--seeds', '1'])
+    words = done.stdout.splitlines()
+    program = f'{folder}/../mlperf_rn50-{commit[:8]}'
+    assert done.returncode == 0 and words[words.index('--config') + 1] == f'{folder}/config_0.yaml'
+    assert words[-4:] == ['--run.seed', '5', '--seeds', '1'] and '--clear-caches' in words
+    assert run([folder / 'setup.sh']).returncode == 0, program
+    assert run([CLI[0].replace('python', 'shellcheck'), *folder.glob('*.sh')]).returncode == 0
+
+
+def test_readme_names_a_line_of_this_program_for_each_statement(tmp_path, runs, monkeypatch):
+    commit_program(tmp_path / 'checkout', runs)
+    monkeypatch.setattr(submission, 'sources_of', lambda code: sources_of(ROOT))
+    readme = make(tmp_path, runs).home / NEW / 'box/README.md'
+    _, _, *rows = readme.read_text().partition('| subject |')[2].splitlines()
+    places = {row.split('|')[1].strip(): row.split('|')[-2].strip() for row in rows}
+    assert len(places) > 10
+    for subject, place in places.items():
+        path, _, line = place.partition(':')
+        assert (ROOT / path).read_text().splitlines()[int(line) - 1].strip(), subject
+    path, _, line = places['learning rate'].partition(':')
+    assert 'def learning_rate' in (ROOT / path).read_text().splitlines()[int(line) - 1]
