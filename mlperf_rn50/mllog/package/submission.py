@@ -38,7 +38,7 @@ from mlperf_rn50.mllog.package.faults import Fault
 from mlperf_rn50.mllog.package.readme import write_system
 from mlperf_rn50.mllog.package.redact import check_logs, find_site, public_config, public_env
 from mlperf_rn50.mllog.package.tree_layouts import PROGRAM, TreeLayout, layout_of
-from mlperf_rn50.mllog.package.verdict import (
+from mlperf_rn50.mllog.package.tree_verdict import (
     WAYS_OUT,
     JudgedRuns,
     PackageVerdict,
