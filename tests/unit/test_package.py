@@ -17,7 +17,7 @@ from mlperf_rn50.analysis.sets.load import Rules, load_run_sets
 from mlperf_rn50.analysis.show.plain import render_text
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.mllog.package import submission, verdict
+from mlperf_rn50.mllog.package import submission, tree_verdict
 from mlperf_rn50.mllog.rulesets import ROUNDS
 
 DIGITS = shipped_logs() / 'digits_five'  # five real runs
@@ -172,7 +172,7 @@ def test_unsuitable_runs_are_refused(tmp_path):
     first, *others = run_set.runs
 
     def refusals(*runs):
-        return verdict.refusals_of(judge_set(replace(run_set, runs=runs)).judgement, runs)
+        return tree_verdict.refusals_of(judge_set(replace(run_set, runs=runs)).judgement, runs)
 
     assert refusals(first, *others) == []
     for change, rule in [
@@ -195,8 +195,8 @@ def test_one_failed_run_is_accepted_and_is_the_first_warning(tmp_path):
     folder = write_five(tmp_path / 'runs', ends=[None])
     append(result(folder, 2), mllog('global_batch_size', 0, 63))
     (run_set,) = load_run_sets([folder], Rules(['4.0.0']))
-    assert verdict.refusals_of(run_set.judgement, run_set.runs) == []
-    (grade, text), *remarks = verdict.find_remarks(run_set.runs, run_set.judgement)
+    assert tree_verdict.refusals_of(run_set.judgement, run_set.runs) == []
+    (grade, text), *remarks = tree_verdict.find_remarks(run_set.runs, run_set.judgement)
     assert (grade, text.partition(')')[0]) == (
         'warning',
         '1 of 5 runs did not converge (result_0.txt: failed',
@@ -306,7 +306,7 @@ def test_hanging_checker_is_stopped(tmp_path, monkeypatch):
     ],
 )
 def test_differing_scores_are_reported(tmp_path, scored, findings, is_shown):
-    judged = verdict.PackageVerdict(results=findings, scores={'box': 0.44})
+    judged = tree_verdict.PackageVerdict(results=findings, scores={'box': 0.44})
     tree = submission.Package('v4.0', tmp_path, verdict=judged)
     *_, last = lines_of(render_text(submission.package_answer(tree, 'x', scored)))
     text = 'warning the scores differ: 0.44 min from result_summarizer, 0.48 min from report;'
