@@ -148,6 +148,6 @@ def commit_program(home: Path, *runs: Path, **keys: str) -> str:
     for words in ('init -q', 'add -A', 'commit -qm x --allow-empty'):
         git(home, *words.split())
     commit = git(home, 'rev-parse', 'HEAD')
-    for path in (p for folder in runs for p in folder.glob('env*.json')):
+    for path in (p for folder in runs for p in folder.glob('env*.json') if p.is_file()):
         path.write_text(json.dumps(json.loads(path.read_text()) | {'git_commit': commit}))
     return commit
