@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 from helpers import CLI, ROOT, git, run
@@ -10,6 +11,7 @@ from made_systems import commit_program
 from sample_log import ENV, write_five
 
 from mlperf_rn50.analysis.sets.load import Rules, load_run_sets
+from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.package import submission
 from mlperf_rn50.mllog.package.code import accepted_keys, check_commit, copy_code, sources_of
 from mlperf_rn50.mllog.package.tree_layouts import layout_of, rule_files
@@ -181,6 +183,32 @@ def test_replaced_system_leaves_the_other_one_and_no_unused_program(tmp_path, ru
     make(tmp_path, again, system='other', is_replacing=True)
     assert {p.name for p in (home / NEW).glob('mlperf_rn50-*')} == {f'mlperf_rn50-{second[:8]}'}
     assert first != second and not list((tmp_path / 'out').glob('.package-*'))
+
+
+def test_failed_replacement_leaves_the_old_files(tmp_path, runs, monkeypatch):
+    again = write_five(tmp_path / 'again', seeds=range(11, 19))
+    commit_program(tmp_path / 'checkout', runs, again)
+    home = make(tmp_path, runs).home
+    before = {p: p.read_bytes() for p in home.rglob('*') if p.is_file()}
+    rename, failed = Path.rename, 0
+    for num_moves in range(20):
+        left = iter(range(num_moves))
+
+        def move(path, target, left=left):
+            if '.package-' in f'{path}{target}' and next(left, None) is None:
+                raise OSError(28, 'No space left on device')
+            return rename(path, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, 'rename', move)
+            try:
+                make(tmp_path, again, is_replacing=True)
+            except UserError:
+                failed += 1
+                assert {p: p.read_bytes() for p in home.rglob('*') if p.is_file()} == before
+            else:
+                break
+    assert failed >= 6 and {p: p.read_bytes() for p in home.rglob('*') if p.is_file()} != before
 
 
 def test_scripts_call_the_launcher_of_the_program(tmp_path, runs):

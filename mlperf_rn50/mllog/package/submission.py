@@ -187,13 +187,25 @@ def _merge(source: Path, target: Path) -> None:
             _merge(path, place)
 
 
-def _take_out(home: Path, paths: TreeLayout, place: Path) -> None:
-    """Move the files of a system into a temporary folder. Results are first, so that a tree never
-    has them with other files of another version."""
-    for name in _own_paths(paths):
-        if os.path.lexists(home / name):
-            (place / name).parent.mkdir(parents=True, exist_ok=True)
-            (home / name).rename(place / name)
+def _swap(home: Path, new: Path, paths: TreeLayout, old: Path) -> None:
+    """Replace the files of a system in a tree by new ones. If that fails, the tree has its old
+    files again.
+
+    Results are moved out first and in last, so that they never stand beside files of another
+    version.
+    """
+    moved = [name for name in _own_paths(paths) if os.path.lexists(home / name)]
+    try:
+        for name in moved:
+            (old / name).parent.mkdir(parents=True, exist_ok=True)
+            (home / name).rename(old / name)
+        _merge(new, home)
+    except BaseException:
+        for name in reversed([name for name in moved if os.path.lexists(old / name)]):
+            if os.path.lexists(home / name):  # files of the new version
+                os.replace(home / name, new / f'failed-{Path(name).name}')
+            os.replace(old / name, home / name)
+        raise
 
 
 def _remove_unused(home: Path, layout: TreeLayout, kept: str) -> None:
@@ -241,10 +253,10 @@ def make_package(runs: Sequence[Run], judgement: Judgement, order: Order) -> Pac
             if p.is_dir() and not (path := order.home / p.relative_to(new)).is_dir()
         )
         if order.is_replacing:
-            _take_out(order.home, paths, Path(place, 'old'))
-        _merge(new, order.home)
-        if order.is_replacing:
+            _swap(order.home, new, paths, Path(place, 'old'))
             _remove_unused(order.home, layout_of(order.round), code_name(commit))
+        else:
+            _merge(new, order.home)
     return Package(order.round, order.home, notes=notes, verdict=verdict)
 
 
