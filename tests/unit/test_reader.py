@@ -233,7 +233,7 @@ def test_linked_system_is_read_once(tmp_path):
     (tmp_path / 'store/2n/back').symlink_to('../../study')
     found = [(s.name, s.study.name, s.num_nodes) for s in load_run_sets([study])]
     assert found == [('1n', 'study', 1), ('2n', 'study', 2)]
-    assert '0 of 2 sets, 2 logs\n' in call('check', study).stdout
+    assert '0 of 2 sets (2 logs)\n' in call('check', study).stdout
 
 
 @pytest.mark.parametrize('command', ['report', 'check'])
