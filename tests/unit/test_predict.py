@@ -433,8 +433,6 @@ SHOWN = re.findall(
 @pytest.mark.parametrize('command, text', SHOWN, ids=[c[:40] for c, _ in SHOWN])
 def test_page_shows_the_output_of_the_command(command, text):
     assert len(SHOWN) == 2, 'the page shows a prediction and the errors'
-    shown, lines = text.splitlines(), call(*shlex.split(command)).stdout.rstrip().splitlines()
-    is_excerpt = '--validate' in command
-    assert set(shown) <= set(lines) and (is_excerpt or shown == lines), (
-        f'copy the output of mlperf-rn50 {command}'
-    )
+    lines = call(*shlex.split(command)).stdout.splitlines()
+    shown = [line for line in text.splitlines() if line != '...']
+    assert len(shown) > 4 and set(shown) <= set(lines), f'copy the output of mlperf-rn50 {command}'
