@@ -13,7 +13,7 @@ from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import open_regular
 from mlperf_rn50.model.fused import with_layout
 from mlperf_rn50.system.out_of_memory import PROC, read_numbers
-from mlperf_rn50.train.comm.device import wait_for
+from mlperf_rn50.train.comm.horovod import wait_for
 from mlperf_rn50.train.plan import make_plan
 
 CACHES = ('cold', 'warm')

@@ -14,7 +14,8 @@ from mxnet.ndarray import NDArray
 from mlperf_rn50.bench.measure import BenchSession, ResultTable, Row, spread_of
 from mlperf_rn50.config import Config
 from mlperf_rn50.model.resnet import depth_of, side_after, units
-from mlperf_rn50.train.comm.device import cast, gemm_times, measure_peak, wait_for
+from mlperf_rn50.train.comm.device import cast, gemm_times, measure_peak
+from mlperf_rn50.train.comm.horovod import wait_for
 
 GEMM_SIDES = (512, 1024, 2048, 4096)
 _PRODUCT_COLUMNS = """

@@ -36,7 +36,8 @@ from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.model.fused import with_layout
 from mlperf_rn50.model.zoo import build_model, count_flops, count_parameters, image_size_of
 from mlperf_rn50.text import grouped
-from mlperf_rn50.train.comm.device import measure_peak, wait_for
+from mlperf_rn50.train.comm.device import measure_peak
+from mlperf_rn50.train.comm.horovod import wait_for
 from mlperf_rn50.train.comm.sharing import sharing_of
 from mlperf_rn50.train.loop import STEPS_AHEAD
 from mlperf_rn50.train.plan import Plan, make_plan

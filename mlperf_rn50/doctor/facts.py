@@ -47,8 +47,8 @@ from mlperf_rn50.system.environment import package_versions
 from mlperf_rn50.system.gpus import VISIBLE, find_visible_gpus
 from mlperf_rn50.system.power import energy_facts, find_gpus
 from mlperf_rn50.system.processor import find_processor
-from mlperf_rn50.train.comm.device import device_id_of, wait_for
-from mlperf_rn50.train.comm.horovod import Comm
+from mlperf_rn50.train.comm.device import device_id_of
+from mlperf_rn50.train.comm.horovod import Comm, wait_for
 from mlperf_rn50.train.comm.sharing import describe_exchange
 from mlperf_rn50.train.plan import make_plan
 from mlperf_rn50.train.trainer import Trainer

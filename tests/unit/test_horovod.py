@@ -43,6 +43,13 @@ class Array:
     def wait_to_read(self):
         pass
 
+    asnumpy = wait_to_read
+
+    def reshape(self, _):
+        return self
+
+    __getitem__ = reshape
+
 
 class Horovod:
     """Horovod of a rank; it records exchanges without transferring data."""

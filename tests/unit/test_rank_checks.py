@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers import ROOT, json_table
 
-from mlperf_rn50.train.comm.device import wait_for
+from mlperf_rn50.train.comm.horovod import wait_for
 from mlperf_rn50.train.comm.rank_checks import describe_divergence, device_digests, find_stragglers
 
 
@@ -22,7 +22,7 @@ def test_waiting_for_a_gpu_copies_an_element():
     flat[:1].asnumpy.assert_called_once_with()
     wait_for(mx.nd.arange(6))
     modules = (ROOT / 'mlperf_rn50').rglob('*.py')
-    assert [p.name for p in modules if '.wait_to_read' in p.read_text()] == ['device.py']
+    assert [p.name for p in modules if '.wait_to_read' in p.read_text()] == ['horovod.py']
 
 
 def test_diverging_rank_of_three_is_named_with_the_first_array():

@@ -4,12 +4,10 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib import resources
 from operator import attrgetter
+from pathlib import Path
 from statistics import fmean
 from typing import Any
-
-import yaml
 
 from mlperf_rn50.analysis.recipe.choose import (
     STEP_SCHEDULE_EPOCHS,
@@ -21,6 +19,7 @@ from mlperf_rn50.analysis.recipe.choose import (
 from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.analysis.sets.run_set import generation_of, ratio
 from mlperf_rn50.config import Config, render_value
+from mlperf_rn50.config_file import load_tree
 from mlperf_rn50.data.options import IMAGENET
 from mlperf_rn50.mllog.logged_run import IMAGENET_TRAIN
 from mlperf_rn50.text import grouped, plural, span
@@ -40,9 +39,7 @@ _LOGGED = tuple(
     train.eval_offset""".split()
 )
 # Values that the submissions do not log.
-_SUBMITTED: dict[str, Any] = yaml.safe_load(
-    resources.files(__package__).joinpath('submitted.yaml').read_text(encoding='utf-8')
-)
+_SUBMITTED: dict[str, Any] = load_tree(Path(__file__).with_name('submitted.yaml'))
 # Keys whose deviations cause a warning; only the learning rate may scale with the batch.
 _WARNED = (
     'schedule.base_lr',

@@ -16,18 +16,6 @@ from mlperf_rn50.system.gpus import VISIBLE, View, choose_gpus, find_visible_gpu
 from mlperf_rn50.train.comm.horovod import Comm
 
 
-def wait_for(array: NDArray) -> None:
-    """Wait until an array is computed; raise the MXNetError of a failed operator.
-
-    With MXNET_ASYNC_GPU_ENGINE, wait_to_read() waits only for the launch (WaitForVar of NVIDIA's
-    threaded_engine.cc). A copy to the host waits for the GPU, in a thread for copies.
-    """
-    if array.context.device_type == 'gpu':
-        array.reshape((-1,))[:1].asnumpy()
-    else:
-        array.wait_to_read()
-
-
 def cast(array: NDArray, precision: str) -> NDArray:
     if precision == 'bfloat16':  # NumPy has no bfloat16, so amp_cast needs MXNet's type
         from mxnet.contrib.amp.amp import bfloat16

@@ -116,8 +116,15 @@ def _copy(sources: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
             source.copyto(target)
 
 
-def _wait_for(arrays: Sequence[NDArray]) -> None:
-    for array in arrays:
+def wait_for(array: NDArray) -> None:
+    """Wait until an array is computed; raise the MXNetError of a failed operator.
+
+    With MXNET_ASYNC_GPU_ENGINE, wait_to_read() waits only for the launch (WaitForVar of NVIDIA's
+    threaded_engine.cc). A copy to the host waits for the GPU, in a thread for copies.
+    """
+    if array.context.device_type == 'gpu':
+        array.reshape((-1,))[:1].asnumpy()
+    else:
         array.wait_to_read()
 
 
@@ -213,7 +220,8 @@ class HorovodComm(Comm):
         name = f'broadcast/{min(arrays)}'
         with self._exchange():
             self._sum(ordered, name)
-            _wait_for(ordered)
+            for array in ordered:
+                wait_for(array)
         self._host_cache.pop(name, None)  # free host memory that is rarely needed
 
     def average_gradients(self, grads, bucket=0):
@@ -241,7 +249,8 @@ class HorovodComm(Comm):
     def average(self, arrays):
         with self._exchange():
             self._sum(arrays, 'average')
-            _wait_for(arrays)
+            for array in arrays:
+                wait_for(array)
         for array in arrays:
             array /= self.world_size
 

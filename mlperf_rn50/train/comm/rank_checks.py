@@ -15,8 +15,7 @@ from mxnet.ndarray import NDArray
 from mlperf_rn50.errors import RunFailed
 from mlperf_rn50.system.cgroup import read_small
 from mlperf_rn50.system.power import BOOT_ID
-from mlperf_rn50.train.comm.device import wait_for
-from mlperf_rn50.train.comm.horovod import Comm
+from mlperf_rn50.train.comm.horovod import Comm, wait_for
 
 _NUM_JOINED = 4  # arrays per digest, which limits temporary memory; 95 MB with ResNet-50
 STRAGGLER_FACTOR = 1.15  # a straggler's compute time is above this multiple of the median

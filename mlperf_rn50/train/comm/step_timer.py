@@ -25,7 +25,7 @@ import numpy as np
 from mlperf_rn50.data.pipeline import has_async_engine
 from mlperf_rn50.mllog.elapsed import union_s
 from mlperf_rn50.runfolder.records import StepSpans
-from mlperf_rn50.train.comm.device import wait_for
+from mlperf_rn50.train.comm.horovod import wait_for
 
 # Columns of the times of a step: its phases in order, then parts of data, and the exchange during
 # the backward pass.
