@@ -249,6 +249,12 @@ def test_elastic_excludes_a_host_that_stays_silent(monkeypatch):
     assert (code, world.trace) == (EXIT_OK, 'tT')
 
 
+def test_elastic_never_excludes_all_hosts(monkeypatch):
+    monkeypatch.setattr(supervisor, 'ELASTIC_LIMIT_S', 0.0)
+    code, world = fake_run([attempt(EXIT_FAILED, silent=HOSTS)], restarts=1, elastic=True)
+    assert (code, world.trace) == (EXIT_OK, 'tt') and 'excluding' not in ''.join(world.messages)
+
+
 def test_earlier_stop_does_not_count_for_resumed_run(tmp_path):
     stopped = attempt(75, 'interrupted', 1, has_stop=True)
     world = Fake(tmp_path / 'run', stopped, attempt(137, begins=False))

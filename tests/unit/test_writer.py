@@ -142,6 +142,7 @@ def test_shape_of_the_decay_is_read_back(tmp_path, opt_name, decay):
     path = write_run(tmp_path / 'result_0.txt', config)
     [run_set] = load_run_sets([tmp_path])
     assert run_set.recipe.decay == decay
+    assert values(path, 'model_exclude_bn_from_l2', 'MLPv0.5.0') == [True]
     keys = ' '.join(e.key for e in events(path))
     assert ('lars' in keys) == (opt_name == 'lars') and ('poly' in keys) == (decay == 'poly')
     boundaries = values(path, 'opt_learning_rate_decay_boundary_epochs')
