@@ -112,7 +112,7 @@ def _check_order(order: Order) -> None:
         if not _NAME.fullmatch(name):
             raise UserError(
                 f'{option}: got {name!r:.100}, expected a letter or digit, then letters, digits, . '
-                '_ -'
+                '_ + -'
             )
     if layout_of(order.round).contact and not order.poc_email:
         raise UserError(
