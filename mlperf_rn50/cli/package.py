@@ -185,9 +185,9 @@ def _build(options: Namespace) -> tuple[Package, str, float | None]:
         rcp_bypass=options.rcp_bypass,
         given=given | ({'system_name': options.name} if options.name else {}),
     )
-    run_set, windows = _choose_runs(run_sets[0], order)
+    run_set, window_notes = _choose_runs(run_sets[0], order)
     result = submission.make_package(run_set.runs, run_set.judgement, order)
-    result = replace(result, notes=[*windows, *result.notes])
+    result = replace(result, notes=[*window_notes, *result.notes])
     heading = f'{result.home}: {order.system}, {order.round}'
     if not result.home:
         heading = (
@@ -202,22 +202,22 @@ def _choose_runs(run_set: RunSet, order: Order) -> tuple[RunSet, list[str]]:
     are more runs."""
     from mlperf_rn50.analysis.sets.load import make_run_set
     from mlperf_rn50.analysis.sets.run_set import RUNS_OF_A_SCORE
-    from mlperf_rn50.mllog.package import selection
+    from mlperf_rn50.mllog.package import windows
     from mlperf_rn50.mllog.package.tree_verdict import refusals_of
 
     runs = run_set.runs
-    is_whole = len(runs) <= RUNS_OF_A_SCORE or order.round < selection.WINDOWS_SINCE
+    is_whole = len(runs) <= RUNS_OF_A_SCORE or order.round < windows.WINDOWS_SINCE
     if is_whole or run_set.refusal or run_set.duplicates or {'running'} & {r.status for r in runs}:
         return run_set, []
     logs = {log.path: log for log in run_set.logs}
-    windows = {}
-    for part in selection.split_windows(runs, RUNS_OF_A_SCORE):
+    judged_sets = {}
+    for part in windows.split_windows(runs, RUNS_OF_A_SCORE):
         judged = make_run_set(run_set.folder, [logs[r.path] for r in part])
         is_refused = refusals_of(judged.judgement, judged.runs, bool(order.rcp_bypass))
         minutes = None if is_refused else judged.olympic_minutes
-        windows[selection.Window(part, math.inf if minutes is None else minutes)] = judged
-    chosen = selection.median_window([*windows])
-    return windows[chosen], selection.render_windows([*windows], chosen)
+        judged_sets[windows.Window(part, math.inf if minutes is None else minutes)] = judged
+    chosen = windows.median_window([*judged_sets])
+    return judged_sets[chosen], windows.render_windows([*judged_sets], chosen)
 
 
 def _check(tree: Path, round_name: str, run_sets: Sequence[RunSet]) -> Package:

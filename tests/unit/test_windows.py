@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mlperf_rn50.mllog.logged_run import Run
-from mlperf_rn50.mllog.package.selection import (
+from mlperf_rn50.mllog.package.windows import (
     Window,
     median_window,
     render_windows,
