@@ -281,7 +281,8 @@ class Engine:
 
 
 # mpirun and srun forward SIGUSR1 to their ranks and wait until the ranks end. mpirun kills its
-# ranks 1 s after SIGTERM. horovodrun forwards only SIGTERM, and kills the ranks 5 s later.
+# ranks at once after SIGTERM (engines/openmpi.sh). horovodrun forwards only SIGTERM, and kills the
+# ranks 5 s later.
 ENGINES: Mapping[str, Engine] = {
     'local': Engine('openmpi.sh', 'Train on this machine with one or more ranks'),
     'mpirun': Engine(
