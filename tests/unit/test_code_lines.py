@@ -20,16 +20,16 @@ log.end()
 
 def test_named_places_are_those_of_files_that_are_no_libraries(tmp_path):
     places = [
-        {'file': '/work/train.py', 'lineno': 3},
-        {'file': '/work/train.py', 'lineno': 3},
+        {'file': '/opt/train.py', 'lineno': 3},
+        {'file': '/opt/train.py', 'lineno': 3},
         {'file': '<string>', 'lineno': 3},
         {'file': 'N/A', 'lineno': 1},
         {'file': '/usr/lib/python3/site-packages/x.py', 'lineno': 3},
-        {'file': '/work/train.py', 'lineno': 'x'},
-        {'file': '/work/train.py'},
+        {'file': '/opt/train.py', 'lineno': 'x'},
+        {'file': '/opt/train.py'},
     ]
     log = write_lines(tmp_path / 'log', [mllog('seed', k, 1, **p) for k, p in enumerate(places)])
-    assert named_places([log]) == {('/work/train.py', 3)}
+    assert named_places([log]) == {('/opt/train.py', 3)}
 
 
 def test_lines_without_a_call_and_lines_of_absent_files_are_strange(tmp_path):
