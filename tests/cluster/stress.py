@@ -1,19 +1,21 @@
 """Random faults on namespace hosts during a training that restarts, compared with an undisturbed
 run of the same seed.
 
-Requires the same as hosts.py. Example, for faults about every 40 s on four hosts:
-  .venv/bin/python tests/cluster/stress.py --out /tmp/stress --faults 60 --seed 1 --elastic
+Requires the same as hosts.py. Example, for faults about every minute on eight hosts:
+  .venv/bin/python tests/cluster/stress.py --out stress --faults 100 --seed 1
 A fault kills a process of the job (kill -9), stops one for 10 s (SIGSTOP), or cuts a host's link
 for 5 s or 20 s. After the last fault, the run is stopped, and resumed for two more epochs, so that
 it reaches its end. OUT/reference has the undisturbed run; it is used again, and continued if it is
 too short. The exit code is 0 if the run reached its end, all losses and learning rates are
-identical, and each attempt has one recorded cause.
+identical, each attempt has one recorded cause, and neither processes nor files of a job are left.
+Goodput is that of `mlperf-rn50 report`, without the first start and the stop at the end.
 
 With --elastic, a host that fails twice without a newer checkpoint is excluded, after which losses
 are not comparable. Faults therefore hit a host only once between two checkpoints.
 """
 
 import argparse
+import json
 import os
 import random
 import re
@@ -39,11 +41,11 @@ data: {{dir: {folder}/data, dataset: digits, num_train: 1437, num_val: 360, num_
        image_size: 8, resize_shorter: 8, crop: none, mirror_probability: 0.0,
        mean: [127.5, 127.5, 127.5], std: [127.5, 127.5, 127.5], num_threads: 1, read_threads: 1}}
 model: {{name: resnet18, zero_gamma: true}}
-schedule: {{base_lr: 0.02, warmup_epochs: 1, decay: poly, decay_epochs: 400}}
+schedule: {{base_lr: 0.02, warmup_epochs: 1, decay: poly, decay_epochs: 9000}}
 train: {{global_batch_size: 240, eval_period: 4, eval_batch_size: 90, target_accuracy: 1.0,
         num_warmup_steps: 1}}
 comm: {{num_buckets: 1, stall_limit_s: 120}}
-checkpoint: {{period_epochs: 1, keep: 2}}
+checkpoint: {{period_epochs: 0, period_s: auto, keep: 2}}
 """
 
 
@@ -147,8 +149,11 @@ def inject(cluster: Cluster, host: Host, kind: str, rng: random.Random) -> str:
 def disturb(
     cluster: Cluster, launcher: Launcher, num_faults: int, period_s: float, rng: random.Random
 ) -> list[tuple[str, str, str]]:
-    """Inject faults while the launcher runs; return (kind, host, victim) of each."""
+    """Inject faults while the launcher runs, after its first checkpoint; return (kind, host,
+    victim) of each."""
     faults, hit, checkpoint = [], set(), ''
+    while launcher.is_running() and not newest_checkpoint(launcher.run_dir):
+        time.sleep(0.2)
     while len(faults) < num_faults and launcher.is_running():
         pause_end = time.monotonic() + period_s * rng.uniform(0.5, 1.5)
         kind = rng.choice(KINDS)
@@ -187,12 +192,45 @@ def make_reference(
     return {step: (loss, lr) for step, loss, lr in steps_of(run_dir)}
 
 
+def goodput_of(run_dir: Path) -> tuple[float, dict[str, float]]:
+    """Return the goodput of the disturbed run and its parts in seconds, without the first start
+    and the pause at the end."""
+    command = [ROOT / '.venv/bin/mlperf-rn50', 'report', run_dir, '--format', 'json']
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    [system] = json.loads(done.stdout)['systems']
+    parts = system['runs'][-1]['goodput_parts_s']
+    first = next(r for r in records(run_dir) if r['event'] == 'part' and r['name'] == 'start_up')
+    parts['start_up'] -= first['seconds']
+    del parts['paused']
+    return (parts['training'] + parts['evaluation']) / sum(parts.values()), parts
+
+
+def left_files(jobs: set[str]) -> list[str]:
+    """Return the folders that launchers or guards of these jobs did not remove."""
+    folders = [p for top in ('/dev/shm', tempfile.gettempdir()) for p in Path(top).iterdir()]
+    return sorted(str(p) for p in folders if any(f'-{job}-' in p.name for job in jobs))
+
+
+def left_processes(cluster: Cluster) -> list[str]:
+    """Return the processes that remain on the hosts 30 s after the end."""
+    end = time.monotonic() + 30
+    while (pids := [p for host in cluster.hosts for p in host.pids()]) and time.monotonic() < end:
+        time.sleep(0.5)
+    return [' '.join(words(pid))[:60] for pid in pids]
+
+
+def print_rows(rows: dict[str, object]) -> None:
+    print('\n| quantity | value |\n|---|---|')
+    for name, value in rows.items():
+        print(f'| {name} | {value} |')
+
+
 def run(options: argparse.Namespace, cluster: Cluster) -> int:
     """Run the disturbed and the undisturbed training; print a summary."""
     folder, rng = options.out, random.Random(options.seed)
     run_dir = folder / f'run_{options.seed}'
     restarts = ['--restarts', 999, *(['--elastic'] if options.elastic else [])]
-    launcher = Launcher(cluster, folder, run_dir, *restarts, '--train.max_epochs', 390)
+    launcher = Launcher(cluster, folder, run_dir, *restarts, '--train.max_epochs', 5000)
     faults = disturb(cluster, launcher, options.faults, options.period, rng)
     code = launcher.stop(cluster.hosts[0])
     wall_s, num_epochs = time.monotonic() - launcher.start_s, last_step(run_dir) // 6 + 2
@@ -200,6 +238,9 @@ def run(options: argparse.Namespace, cluster: Cluster) -> int:
         code = Launcher(
             cluster, folder, run_dir, '--resume', *restarts, '--train.max_epochs', num_epochs
         ).end()
+    processes = left_processes(cluster)
+    files = left_files({a['job'] for a in records(run_dir, 'attempts.jsonl')})
+    goodput, parts = goodput_of(run_dir)
     reference = make_reference(cluster, folder, num_epochs)
     output, attempts, metrics = (
         launcher.output.read_text(),
@@ -217,35 +258,32 @@ def run(options: argparse.Namespace, cluster: Cluster) -> int:
     # and not recorded.
     num_starts = len(re.findall(r': restart \d+ of ', output)) + 2
     causes = Counter(re.sub(r'\d+ on |\b\d+ s\b', '', a.get('cause') or 'none') for a in attempts)
-    excluded = re.findall(r'excluding (\S+)', output)
-    print('\n| quantity | value |\n|---|---|')
-    for kind in KINDS:
-        print(f'| faults: {kind} | {sum(k == kind for k, *_ in faults)} |')
-    print(
-        f'| faults of {options.faults} | {len(faults)} |\n| starts of the ranks | {num_starts} |\n'
-        f'| recorded attempts | {len(attempts)} |\n| attempts without a cause | {causes["none"]} |'
-    )
-    for cause, number in causes.most_common():
-        print(f'| cause: {cause} | {number} |')
-    print(
-        f'| excluded hosts | {" ".join(excluded) or "none"} |\n| wall time with faults | '
-        f'{wall_s:.0f} s |\n'
-        f'| reached the end | {"yes" if is_over else f"no (exit code {code})"} |\n'
-        f'| steps, repeated ones included | {len(seen)} |\n| steps of the plan | '
-        f'{last_step(run_dir)} |\n'
-        f'| steps with identical loss and learning rate | {len(seen) - len(bad)} |'
+    of_kind = Counter(kind for kind, *_ in faults)
+    print_rows(
+        {
+            **{f'faults: {kind}': of_kind[kind] for kind in KINDS},
+            f'faults of {options.faults}': len(faults),
+            'starts of the ranks': num_starts,
+            'recorded attempts': len(attempts),
+            'attempts without a cause': causes['none'],
+            **{f'cause: {cause}': number for cause, number in causes.most_common()},
+            'excluded hosts': ' '.join(re.findall(r'excluding (\S+)', output)) or 'none',
+            'wall time with faults': f'{wall_s:.0f} s',
+            'goodput': f'{100 * goodput:.1f} %',
+            **{f'part: {name}': f'{seconds:.0f} s' for name, seconds in parts.items()},
+            'reached the end': 'yes' if is_over else f'no (exit code {code})',
+            'steps, repeated ones included': len(seen),
+            'steps of the plan': last_step(run_dir),
+            'steps with identical loss and learning rate': len(seen) - len(bad),
+            'processes left': '; '.join(processes) or 'none',
+            'files left': ' '.join(files) or 'none',
+        }
     )
     if bad:
         print(f'first differing steps: {bad[:9]}')
-    return int(
-        not (
-            is_over
-            and not bad
-            and not causes['none']
-            and len(attempts) >= num_starts - 1
-            and len(faults) == options.faults
-        )
-    )
+    is_clean = not (bad or causes['none'] or processes or files)
+    is_complete = is_over and len(faults) == options.faults and len(attempts) >= num_starts - 1
+    return 0 if is_clean and is_complete else 1
 
 
 def main() -> int:
@@ -256,15 +294,15 @@ def main() -> int:
     add(
         '--out', type=Path, required=True, help='folder for the data set, the runs and their output'
     )
-    add('--faults', type=int, default=60)
+    add('--faults', type=int, default=100)
     add(
         '--seed',
         type=int,
         default=1,
         help='seed of the faults; the seed of the training is always 7',
     )
-    add('--hosts', type=int, default=4)
-    add('--period', type=float, default=40.0, help='mean seconds between faults')
+    add('--hosts', type=int, default=8)
+    add('--period', type=float, default=60.0, help='mean seconds between faults')
     add('--elastic', action='store_true')
     options = parser.parse_args()
     options.out = options.out.resolve()
