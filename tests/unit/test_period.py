@@ -48,6 +48,12 @@ def test_first_checkpoint_measures_the_cost_and_the_mean_cost_counts():
     assert period.period_s(120.0) == best_period_s(0.5, 100.0)
 
 
+@pytest.mark.parametrize('num_ranks', [1, 4])
+def test_rare_faults_still_leave_a_thousandth_of_the_time_to_checkpoints(num_ranks):
+    period = AutoPeriod(num_ranks, num_faults=0, down_s=0.0, costs_s=[0.07])
+    assert period.period_s(100.0) == pytest.approx(70.0)
+
+
 def test_period_is_reported_once_until_it_changes():
     period = AutoPeriod(num_ranks=4, num_faults=1, down_s=0.0)
     assert period.news(100.0) == ''  # the cost is unknown

@@ -15,6 +15,9 @@ from mlperf_rn50.text import plural
 # on 16,384 GPUs. Source: Llama Team, The Llama 3 Herd of Models, 2024, section 3.3.4.
 PRIOR_S = 54 * 86_400 * 16_384 / 419
 FIRST_S = 30.0  # period until the cost of a checkpoint is known
+# Checkpoints may always take a thousandth of the training: a site may have more faults than the
+# prior says, and the first one of a cheap checkpoint should not cost an hour.
+_MAX_RATIO = 1000.0
 _CHANGE = 1.5  # factor between two periods that are reported
 
 
@@ -55,7 +58,8 @@ class AutoPeriod:
     def period_s(self, now_s: float) -> float:
         if not self.costs_s:
             return FIRST_S
-        return best_period_s(statistics.fmean(self.costs_s), self.between_s(now_s))
+        cost_s = statistics.fmean(self.costs_s)
+        return min(best_period_s(cost_s, self.between_s(now_s)), _MAX_RATIO * cost_s)
 
     def news(self, now_s: float) -> str:
         """Return a period that differs from the last one reported, with its reasons; else ''."""
