@@ -329,7 +329,7 @@ def examine(
     train = config.train
     if not has_config:
         return rows, check_facts(parsed, train.device, train.precision)
-    num_parameters = count_parameters(build_model(config, mx.cpu(), 0))
+    num_parameters = count_parameters(build_model(config, mx.cpu(), None))
     return rows, check_facts(
         parsed,
         train.device,
