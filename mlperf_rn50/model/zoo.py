@@ -23,7 +23,7 @@ from mlperf_rn50.config import Config, image_shape, with_size
 from mlperf_rn50.errors import ConfigError, DataError, UserError
 from mlperf_rn50.model.fused import fusion_of
 from mlperf_rn50.model.options import ModelConfig
-from mlperf_rn50.model.resnet import ResNet, row_image_size
+from mlperf_rn50.model.resnet import ResNet, initialise_with_zeros, row_image_size
 from mlperf_rn50.model.weights import set_weights
 from mlperf_rn50.npz import Arrays
 from mlperf_rn50.system.processor import find_processor
@@ -236,7 +236,7 @@ def build_model(
     """Return an initialised, hybridized network.
 
     Args:
-        seed: of the initial weights; None for zeros, which take less time, if others replace them.
+        seed: of the initial weights; None for zeros, if weights will be set.
         is_plain: a ResNet has no fused operators and takes any image size.
     """
     if config.train.precision == 'bfloat16':
@@ -247,12 +247,12 @@ def build_model(
         amp.init('bfloat16')
     net = _make_resnet(config, is_plain) if config.model.is_resnet else _make_classifier(config)
     if seed is None:
-        net.collect_params().setattr('init', mx.init.Zero())
+        initialise_with_zeros(net, context)
     else:
         mx.random.seed(seed)
-    # of weights that state no initialisation, which a ResNet has none of
-    usual = mx.init.Xavier(rnd_type='gaussian', factor_type='in', magnitude=2)
-    net.initialize(usual, ctx=context)
+        # of layers that state no initialisation, which a ResNet does not have
+        default = mx.init.Xavier(rnd_type='gaussian', factor_type='in', magnitude=2)
+        net.initialize(default, ctx=context)
     if config.train.precision == 'float16':
         net.cast('float16')
     keys = {}
