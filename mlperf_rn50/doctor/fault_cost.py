@@ -4,6 +4,7 @@ import os
 import shutil
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import mxnet as mx
@@ -18,14 +19,14 @@ from mlperf_rn50.train.checkpoint.period import best_period_s, between_faults_s
 from mlperf_rn50.train.options import CheckpointConfig
 
 _BYTES_PER_PARAMETER = 8  # a float32 weight and its float32 momentum
-_MAX_BYTES = 256_000_000  # written at most, because a start should not wait long
+_MAX_BYTES = 256_000_000
 _BLOCK_BYTES = 8_000_000
+_PERIODS = ('period_s', 'second'), ('period_steps', 'step'), ('period_epochs', 'epoch')
 STARTED = 'MLPERF_RN50_STARTED'  # boot id and uptime, set by launch/engines/openmpi.sh
 
 
 def start_s() -> float | None:
-    """Return the time since the launcher started the ranks; None if it is unknown, or if the
-    launcher runs on another host."""
+    """Return the time since a launcher on this host started the ranks; otherwise None."""
     boot, _, up_s = os.environ.get(STARTED, '').partition(' ')
     if not boot or boot != read_small(BOOT_ID):
         return None
@@ -37,7 +38,7 @@ def checkpoint_bytes(config: Config) -> int:
 
 
 def try_writing(folder: Path, num_bytes: int, max_bytes: int = _MAX_BYTES) -> WriteTrial:
-    """Write and sync a file of this size, at most max_bytes, which has no name or is removed."""
+    """Write and sync a temporary file of this size, at most max_bytes."""
     size = min(num_bytes, max_bytes)
     problem = ''
     start = time.monotonic()
@@ -80,28 +81,18 @@ def check_fault_cost(
         restart = (
             f' and about {rank_0.start_s:.0f} s to start the ranks, as long as this start took'
         )
-    return Check(
-        name,
-        'ok',
-        f'{what} {trial.seconds:.2g} s on this disk ({rate / 1e6:.0f} MB/s); a fault costs {loss}'
-        f'{restart}',
-    )
+    time_text = f'{what} {trial.seconds:.2g} s on this disk ({rate / 1e6:.0f} MB/s)'
+    return Check(name, 'ok', f'{time_text}; a fault costs {loss}{restart}')
 
 
 def _repeated(config: CheckpointConfig, cost_s: float, num_ranks: int) -> str:
     """Return how much training a fault repeats; cost_s: time of a checkpoint."""
+    note = ''
     if config.period_s == 'auto':
         period_s = best_period_s(cost_s, between_faults_s(0.0, 0, num_ranks))
-        return (
-            f'at most {period_s:,.0f} s of repeated training (checkpoint.period_s: auto, if '
-            'training waits that long for each checkpoint)'
-        )
-    if config.period_s:
-        return f'at most {config.period_s:,.0f} s of repeated training (checkpoint.period_s)'
-    if config.period_steps:
-        steps = plural(config.period_steps, 'step')
-        return f'at most {steps} of repeated training (checkpoint.period_steps)'
-    if config.period_epochs:
-        epochs = plural(config.period_epochs, 'epoch')
-        return f'at most {epochs} of repeated training (checkpoint.period_epochs)'
+        config = replace(config, period_s=period_s)
+        note = ': auto, if training waits for the whole checkpoint'
+    for key, unit in _PERIODS:
+        if num := round(getattr(config, key)):
+            return f'at most {plural(num, unit)} of repeated training (checkpoint.{key}{note})'
     return 'all training so far, because the configuration writes no checkpoints'

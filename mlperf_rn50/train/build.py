@@ -192,8 +192,7 @@ def _report_reading(run: TrainingRun) -> Iterator[Batch]:
 
 
 def _measure(run: OpenRun, trainer: Trainer, flops: int) -> NetworkRecord:
-    """Return facts about a step; all ranks measure the peak of their device together, unless it is
-    known."""
+    """Return facts about a step; all ranks together measure a peak that is not known."""
     config, tensors = run.plan.config, trainer.optimizer.tensors
     is_small = config.comm.compression == 'fp16'
     num_bytes = sum(t.grad.size * (2 if is_small else t.grad.dtype().itemsize) for t in tensors)
@@ -217,11 +216,10 @@ def known_peak(metrics: Path, job: str, local_batch_size: int) -> float | None:
     peaks = [
         network.peak_flops_per_s
         for _, network in read_records(metrics, NetworkRecord)
-        if network.local_batch_size == local_batch_size
-        and launcher
-        and network.job.rpartition('-')[0] == launcher
+        if (network.job.rpartition('-')[0], network.local_batch_size)
+        == (launcher, local_batch_size)
     ]
-    return peaks[-1] if peaks else None
+    return peaks[-1] if launcher and peaks else None
 
 
 def _clear_caches(run: OpenRun) -> tuple[bool, str]:

@@ -84,9 +84,9 @@ class Trainer:
     the global batch grows; padding has weight 0. The update rescales the mean over ranks to the
     mean over the images of the step.
 
-    seed: of the initial weights; None if load_state follows. can_skip: whether a step that
-    overflows is skipped. statistics: running statistics of BatchNorm.
-    folded: network for evaluations, with BatchNorm folded into its convolutions.
+    seed: None if load_state follows. can_skip: whether a step that overflows is skipped.
+    statistics: running statistics of BatchNorm. folded: network for evaluations, with BatchNorm
+    folded into its convolutions.
     """
 
     def __init__(

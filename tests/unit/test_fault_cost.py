@@ -12,7 +12,7 @@ from mlperf_rn50.train.checkpoint.period import best_period_s, between_faults_s
 from mlperf_rn50.train.options import CheckpointConfig
 
 WHOLE = WriteTrial(200_000_000, 200_000_000, 0.4, '')
-AUTO_S = f'{best_period_s(4.0, between_faults_s(0.0, 0, 8)):,.0f} s'
+AUTO_S = f'{best_period_s(4.0, between_faults_s(0.0, 0, 8)):,.0f} seconds'
 
 
 def check(trial=WHOLE, start_s=None, **options):
@@ -24,7 +24,7 @@ def check(trial=WHOLE, start_s=None, **options):
     [
         (
             'a checkpoint of 200 MB takes 0.4 s on this disk (500 MB/s); a fault costs at most 600 '
-            's of repeated training (checkpoint.period_s)',
+            'seconds of repeated training (checkpoint.period_s)',
             check(),
         ),
         ('... (checkpoint.period_s) and about 7 s to start the ranks', check(start_s=7.4)),
