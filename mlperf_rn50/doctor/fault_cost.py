@@ -50,7 +50,7 @@ def try_writing(folder: Path, num_bytes: int, max_bytes: int = _MAX_BYTES) -> Wr
     except OSError as e:
         problem = e.strerror or str(e)
     seconds = time.monotonic() - start
-    return WriteTrial(num_bytes, written_bytes=size, seconds=seconds, problem=problem)
+    return WriteTrial(num_bytes, size, seconds, problem)
 
 
 def _write(folder: Path, size: int) -> None:
@@ -66,11 +66,10 @@ def check_fault_cost(
     rank_0: RankFacts, trial: WriteTrial, config: CheckpointConfig, num_ranks: int
 ) -> Check:
     """State the measured time of a checkpoint, and what a fault costs."""
-    name = 'checkpoint'
     size = f'{trial.num_bytes / 1e6:.0f} MB'
     if trial.problem:
         found = f'a file of {size} for the run folder on {rank_0.host}: {trial.problem}'
-        return Check(name, 'failed', found, 'choose a writable run.dir, or free space')
+        return Check('checkpoint', 'failed', found, 'choose a writable run.dir, or free space')
     rate = trial.written_bytes / trial.seconds
     what = f'a checkpoint of {size} takes'
     if trial.written_bytes < trial.num_bytes:
@@ -82,7 +81,7 @@ def check_fault_cost(
             f' and about {rank_0.start_s:.0f} s to start the ranks, as long as this start took'
         )
     time_text = f'{what} {trial.seconds:.2g} s on this disk ({rate / 1e6:.0f} MB/s)'
-    return Check(name, 'ok', f'{time_text}; a fault costs {loss}{restart}')
+    return Check('checkpoint', 'ok', f'{time_text}; a fault costs {loss}{restart}')
 
 
 def _repeated(config: CheckpointConfig, cost_s: float, num_ranks: int) -> str:

@@ -68,7 +68,7 @@ def build(run: OpenRun) -> BuiltRun:
     train_shard = plan.train_shard(comm.rank)
     train_data = train_batches(config, train_shard, progress.seed, progress.step, device_id)
     eval_data = eval_batches(config, plan.eval_shard(comm.rank), device_id)
-    flops = count_mean_flops(trainer)
+    flops = _mean_flops(trainer)
     if resumption:  # its clock runs already, so that a warm-up would only delay the first step
         restore(run, trainer, resumption)
     else:
@@ -100,7 +100,7 @@ def build(run: OpenRun) -> BuiltRun:
     return built
 
 
-def count_mean_flops(trainer: Trainer) -> int:
+def _mean_flops(trainer: Trainer) -> int:
     """Return the FLOP of a forward pass per image, as the mean over the planned epochs."""
     plan, config = trainer.plan, trainer.plan.config
     flops = {
