@@ -225,10 +225,12 @@ def resolve_tree(
     try:
         options = parse_config_options(parser, argv, parser.parse_object(tree, defaults=True))
         if not options.data.synthetic:
-            known = _known_data(Path(options.data.dir).expanduser()) | tree.get('data', {})
-            options = parse_config_options(
-                parser, argv, parser.parse_object({**tree, 'data': known}, defaults=True)
-            )
+            given = tree.get('data', {})
+            known = _known_data(Path(options.data.dir).expanduser()) | given
+            if known != given:  # the configuration of a resumed run has all keys
+                options = parse_config_options(
+                    parser, argv, parser.parse_object({**tree, 'data': known}, defaults=True)
+                )
     # OverflowError: integer too large for a float
     except (ArgumentError, RecursionError, OverflowError) as e:
         raise ConfigError(f'{where}: {_type_error(e, parser)[:500]}') from e

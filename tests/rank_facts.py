@@ -60,6 +60,8 @@ def rank_facts(rank: int = 0, host: str = 'h1', **changes) -> RankFacts:
         clock_offset_s=0.001,
         all_reduce_s=0.01,
         all_reduce_bytes=10**8,
+        start_s=None,
+        checkpoint=None,
     )
     return RankFacts(**{**facts, **changes})  # type: ignore[arg-type]
 

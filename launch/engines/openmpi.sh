@@ -24,6 +24,10 @@ options=(--bind-to none --oversubscribe --mca mpi_yield_when_idle 1 --mca btl_va
 [[ $slots != *.*[a-z]* ]] || options+=(--mca orte_keep_fqdn_hostnames 1)
 # Its help texts would follow every failure of a rank, so they are printed only while the launcher looks for a fault.
 [ -n "${MLPERF_RN50_MPI_HELP:-}" ] || options+=(--quiet)
+# For the doctor, which measures how long a start of the ranks takes.
+read -r up_s _ </proc/uptime
+read -r boot </proc/sys/kernel/random/boot_id
+export MLPERF_RN50_STARTED="$boot $up_s"
 for name in $("$here/launch/engines/variables.sh"); do
     options+=(-x "$name")
 done

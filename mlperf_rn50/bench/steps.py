@@ -334,7 +334,7 @@ def bench_exchange(session: BenchSession, case: Case) -> list[ResultTable]:
     sizes = [_time(session, [nd.zeros((size // 4,), session.context)]) for size in SIZES]
     rows = [{**row, 'algorithm_gb_per_s': row['bytes'] / row['time_ms'] / 1e6} for row in sizes]
     session = replace(session, config=case_config(session.config, case))
-    params = build_model(session.config, mx.cpu(), 0).collect_params().values()
+    params = build_model(session.config, mx.cpu(), None).collect_params().values()
     grads = [nd.zeros(p.shape, session.context) for p in params if p.grad_req != 'null']
     measured = _time(session, grads)
     step_ms = measure_case(session, case)['step_ms']

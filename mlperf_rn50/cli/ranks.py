@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -45,6 +46,8 @@ def open_ranks(config: Config, heartbeat: Heartbeat, subset_sizes: Sequence[int]
     from mlperf_rn50.train.comm.horovod import open_comm
     from mlperf_rn50.train.comm.sharing import sharing_of
 
+    gc.enable()  # see in_rank
+    gc.freeze()
     return open_comm(config.comm.compression, subset_sizes, heartbeat.exchange, sharing_of(config))
 
 
@@ -85,6 +88,8 @@ def in_rank(
     else:  # also without a launcher
         os.environ.update(missing_settings({**os.environ, DEVICE_VARIABLE: config.train.device}))
     program = _without_unused_packages()(program)
+    # until open_ranks, because the imports leave no garbage to look for
+    gc.disable()
     if launched_size() is None:
         return run_rank(program, Heartbeat(), can_stop)
     limits_s = {phase: getattr(config.comm, key) for phase, key in PHASES.items()}

@@ -22,6 +22,12 @@ from mlperf_rn50.data.pipeline import synthetic_inputs
 from mlperf_rn50.data.recordio import MANIFEST_NAME, Record, data_digest, find_split, load_manifest
 from mlperf_rn50.data.verify import check_sample, is_edited
 from mlperf_rn50.doctor.checks import check_facts
+from mlperf_rn50.doctor.fault_cost import (
+    check_fault_cost,
+    checkpoint_bytes,
+    start_s,
+    try_writing,
+)
 from mlperf_rn50.doctor.gpu_stack import (
     cuda_libraries,
     environment_facts,
@@ -42,7 +48,6 @@ from mlperf_rn50.doctor.result import (
 )
 from mlperf_rn50.errors import ConfigError, DataError, UserError
 from mlperf_rn50.model.fused import fusion_text, layout_warnings, with_layout
-from mlperf_rn50.model.zoo import build_model, count_parameters
 from mlperf_rn50.system.environment import package_versions
 from mlperf_rn50.system.gpus import VISIBLE, find_visible_gpus
 from mlperf_rn50.system.power import energy_facts, find_gpus
@@ -56,7 +61,6 @@ from mlperf_rn50.train.trainer import Trainer
 _NUM_PROBED = 64
 _NUM_CLOCK_READINGS = 5
 _ALL_REDUCE_FLOATS = 4 << 20
-_BYTES_PER_PARAMETER = 8  # a float32 weight and its float32 momentum
 
 
 def code_digest() -> str:
@@ -255,7 +259,8 @@ def _own_facts(config: Config, has_config: bool, comm: Comm) -> RankFacts:
     """Return the facts of this rank. All ranks must call this."""
     import nvidia.dali
 
-    comm.barrier()  # so that the other ranks do not work either
+    comm.barrier()  # all have started, and do not work
+    started_s = start_s()
     use = use_of_cores()
     run_dir = Path(config.run.dir).absolute()
     folder_problem = run_folder_problem(run_dir, comm) if has_config else None
@@ -278,6 +283,9 @@ def _own_facts(config: Config, has_config: bool, comm: Comm) -> RankFacts:
 
     has_data = has_config and not config.data.synthetic
     existing = next(f for f in (run_dir, *run_dir.parents) if f.exists())
+    checkpoint = None
+    if has_config and comm.rank == 0:
+        checkpoint = try_writing(existing, checkpoint_bytes(config))
     return RankFacts(
         host=platform.node(),
         python=sys.version.split()[0],
@@ -309,6 +317,8 @@ def _own_facts(config: Config, has_config: bool, comm: Comm) -> RankFacts:
         clock_offset_s=_clock_offset_s(comm),
         all_reduce_s=_all_reduce_s(comm, device_context(usable_id)),
         all_reduce_bytes=4 * _ALL_REDUCE_FLOATS,
+        start_s=started_s,
+        checkpoint=checkpoint,
     )
 
 
@@ -327,14 +337,16 @@ def examine(
         return [], []
     parsed = [parse_facts(row) for row in rows]
     train = config.train
-    if not has_config:
+    written = parsed[0].checkpoint
+    if written is None:
         return rows, check_facts(parsed, train.device, train.precision)
-    num_parameters = count_parameters(build_model(config, mx.cpu(), 0))
-    return rows, check_facts(
+    checks = check_facts(
         parsed,
         train.device,
         train.precision,
         num_nodes=config.run.num_nodes,
         ranks_per_node=config.run.ranks_per_node,
-        needed_disk_bytes=_BYTES_PER_PARAMETER * num_parameters * (config.checkpoint.keep + 1),
+        needed_disk_bytes=written.num_bytes * (config.checkpoint.keep + 1),
     )
+    cost = check_fault_cost(parsed[0], written, config.checkpoint, len(parsed))
+    return rows, [*checks, cost]

@@ -75,6 +75,16 @@ class Trial:
 
 
 @dataclass(frozen=True)
+class WriteTrial:
+    """Trial of writing a checkpoint of num_bytes; written_bytes, in seconds, or a problem."""
+
+    num_bytes: int
+    written_bytes: int
+    seconds: float
+    problem: str
+
+
+@dataclass(frozen=True)
 class RankFacts:
     host: str
     python: str
@@ -116,6 +126,8 @@ class RankFacts:
     clock_offset_s: float  # to rank 0
     all_reduce_s: float
     all_reduce_bytes: int
+    start_s: float | None  # from the launcher's start until all ranks had started; None: unknown
+    checkpoint: WriteTrial | None  # of rank 0, with a configuration
 
     @property
     def used_gpus(self) -> list[Gpu]:

@@ -121,7 +121,7 @@ class Supervisor:
                 silent = self.silent(self.placement.hosts)
                 attempt = self.explain_failure(job, attempt, silent)
             self._record(job, attempt)
-            end_code = self._decide(attempt, restarts_left)
+            end_code = self._decide(attempt, restarts_left, have_answered=not silent)
             if end_code is not None:
                 return end_code
 
@@ -136,7 +136,7 @@ class Supervisor:
                 f'{" ".join(train_options)}'
             )
 
-    def _decide(self, attempt: Attempt, restarts_left: int) -> int | None:
+    def _decide(self, attempt: Attempt, restarts_left: int, have_answered: bool) -> int | None:
         """Return the launcher's exit code after an attempt, or None once the hosts are ready for
         the next one."""
         end_code, reason = attempts.judge(
@@ -153,7 +153,7 @@ class Supervisor:
         if pause_s := attempts.pause_s(attempts.count_stuck(self._attempts)):
             self.say(f'waiting {pause_s:.0f} s because the last attempt wrote no newer checkpoint')
             self.signals.pause(pause_s)
-        if not self.regroup():
+        if not self.regroup(have_answered and not pause_s):
             return EXIT_FAILED
         if self.signals.is_requested:
             return EXIT_RESUMABLE if attempt.can_resume else EXIT_FAILED
@@ -275,9 +275,9 @@ class Supervisor:
             return f'host {host} {failure.cause}'
         return f'rank {failure.rank} on {host}: {failure.cause}'
 
-    def regroup(self) -> bool:
-        """Exclude failing hosts; wait for silent hosts or exclude them; return whether another
-        attempt is possible."""
+    def regroup(self, have_answered: bool = False) -> bool:
+        """Exclude failing hosts; wait for silent hosts or exclude them, unless all have just
+        answered; return whether another attempt is possible."""
         for host, cause in self._bad_hosts().items():
             self.say(
                 f'excluding {host} after {attempts.MAX_FAILURES} failures in attempts without a '
@@ -285,7 +285,7 @@ class Supervisor:
             )
             self._exclude({host})
         start = time.monotonic()
-        while silent := self.silent(self.placement.hosts):
+        while not have_answered and (silent := self.silent(self.placement.hosts)):
             waited_s = time.monotonic() - start
             if self.signals.is_requested:
                 return True

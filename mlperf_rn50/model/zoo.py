@@ -23,7 +23,7 @@ from mlperf_rn50.config import Config, image_shape, with_size
 from mlperf_rn50.errors import ConfigError, DataError, UserError
 from mlperf_rn50.model.fused import fusion_of
 from mlperf_rn50.model.options import ModelConfig
-from mlperf_rn50.model.resnet import ResNet, row_image_size
+from mlperf_rn50.model.resnet import ResNet, initialise_with_zeros, row_image_size
 from mlperf_rn50.model.weights import set_weights
 from mlperf_rn50.npz import Arrays
 from mlperf_rn50.system.processor import find_processor
@@ -206,17 +206,14 @@ def build_for_sizes(config: Config, net: nn.HybridBlock) -> dict[int, nn.HybridB
     return result
 
 
-def _initialised_resnet(config: Config, context: mx.Context, is_plain: bool) -> ResNet:
+def _make_resnet(config: Config, is_plain: bool) -> ResNet:
     if is_plain:
-        net = ResNet(config)
-    else:
-        fusion = fusion_of(config, find_processor())
-        net = ResNet(config, fusion=fusion, image_size=row_image_size(config))
-    net.initialize(ctx=context)
-    return net
+        return ResNet(config)
+    fusion = fusion_of(config, find_processor())
+    return ResNet(config, fusion=fusion, image_size=row_image_size(config))
 
 
-def _initialised_classifier(config: Config, context: mx.Context) -> Classifier:
+def _make_classifier(config: Config) -> Classifier:
     net = Classifier(config.model, config.data.num_classes)
     data = config.data
     smallest = min({*data.sizes, data.size_of(), data.eval_size or data.image_size})
@@ -230,26 +227,32 @@ def _initialised_classifier(config: Config, context: mx.Context) -> Classifier:
             f'data.image_size, data.sizes, data.eval_size: got {smallest}, too small for {name}, '
             f'expected about {image_size_of(name)}; raise it'
         ) from e
-    net.initialize(mx.init.Xavier(rnd_type='gaussian', factor_type='in', magnitude=2), ctx=context)
     return net
 
 
 def build_model(
-    config: Config, context: mx.Context, seed: int, is_plain: bool = False
+    config: Config, context: mx.Context, seed: int | None, is_plain: bool = False
 ) -> nn.HybridBlock:
-    """Return an initialised, hybridized network. is_plain: a ResNet has no fused operators and
-    takes any image size."""
+    """Return an initialised, hybridized network.
+
+    Args:
+        seed: of the initial weights; None for zeros, if weights will be set.
+        is_plain: a ResNet has no fused operators and takes any image size.
+    """
     if config.train.precision == 'bfloat16':
         from mxnet.contrib import amp
 
         # amp adds casts around operators; weights stay float32. No loss scaling is needed with
         # bfloat16's range.
         amp.init('bfloat16')
-    mx.random.seed(seed)
-    if config.model.is_resnet:
-        net = _initialised_resnet(config, context, is_plain)
+    net = _make_resnet(config, is_plain) if config.model.is_resnet else _make_classifier(config)
+    if seed is None:
+        initialise_with_zeros(net, context)
     else:
-        net = _initialised_classifier(config, context)
+        mx.random.seed(seed)
+        # of layers that state no initialisation, which a ResNet does not have
+        default = mx.init.Xavier(rnd_type='gaussian', factor_type='in', magnitude=2)
+        net.initialize(default, ctx=context)
     if config.train.precision == 'float16':
         net.cast('float16')
     keys = {}
@@ -267,7 +270,7 @@ def restore_model(
 ) -> nn.HybridBlock:
     """Return a network of ordinary operators with these weights. Raise DataError if any are missing
     or do not fit."""
-    net = build_model(config, context, 0, is_plain=True)
+    net = build_model(config, context, None, is_plain=True)
     try:
         notes = set_weights(net, arrays)
     except UserError as e:

@@ -187,6 +187,8 @@ def _bind(command: Sequence[str]) -> None:
         # Otherwise, a stop request before the watcher handles the signal would kill the program.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
     os.environ.update(missing_settings(os.environ))
+    if sys.version_info < (3, 12):  # MXNet imports distutils, which is faster without setuptools
+        os.environ.setdefault('SETUPTOOLS_USE_DISTUTILS', 'stdlib')
     if os.environ.get('MLPERF_RN50_BIND') == 'off':
         os.execvp(command[0], list(command))
     per_device = environment_number('MLPERF_RN50_RANKS_PER_DEVICE') or 1

@@ -53,34 +53,32 @@ def build(run: OpenRun) -> BuiltRun:
     run.emit(events.Noted('building the network'))
     device_id = device_id_of(config, comm)
     leave_openmp_to_engine()
+    resumption = run.resumption
     trainer = Trainer(
         plan,
         comm,
-        progress.seed,
+        None if resumption else progress.seed,
         device_id,
         on_exchange=heartbeat.mark_exchange,
         on_step=heartbeat.record_step,
     )
     own = {'rank': comm.rank, 'host': run.host}
     times = RankTimes(comm, trainer.timer, own, run.folder.trace_request, heartbeat)
-    source, notes = '', list[str]()
-    if config.train.init_weights is not None and not run.resumption:
-        path = Path(config.train.init_weights)
-        source, notes = comm.from_rank_0(lambda: _load_initial(trainer, path))
-    trainer.broadcast()
     # The pipelines read no data before the clock starts.
     train_shard = plan.train_shard(comm.rank)
     train_data = train_batches(config, train_shard, progress.seed, progress.step, device_id)
     eval_data = eval_batches(config, plan.eval_shard(comm.rank), device_id)
-    run.emit(events.Noted('warming up on synthetic images, before the clock starts'))
-    flops = _warm_up(trainer, device_id)
+    flops = _mean_flops(trainer)
+    if resumption:  # its clock runs already, so that a warm-up would only delay the first step
+        restore(run, trainer, resumption)
+    else:
+        source, notes = _initialise(trainer)
+        run.emit(events.Noted('warming up on synthetic images, before the clock starts'))
+        _warm_up(trainer, device_id)
+        _report_network(run, trainer, flops, source, notes)
     traced = parse_trace(config.run.trace)
     # after the warm-up, which also counts steps
     trainer.timer.start_trace(len(traced), traced.start)
-    if run.resumption:
-        restore(run, trainer, run.resumption)
-    else:
-        _report_network(run, trainer, flops, source, notes)
     _report_settings(run)
     run.emit(events.NetworkMeasured(_measure(run, trainer, flops)))
     mx.nd.waitall()
@@ -97,24 +95,31 @@ def build(run: OpenRun) -> BuiltRun:
         best_weights=BestWeights(run.folder, plan, classes, progress.data_sha256),
         writer=BackgroundWriter(on_wait=heartbeat.beat),
     )
-    if not run.resumption:
+    if not resumption:
         run.emit(events.InitStopped())
     return built
 
 
-def _warm_up(trainer: Trainer, device_id: int | None) -> int:
-    """Warm up the network for each size of images; return the FLOP of a forward pass per image,
-    as the mean over the planned epochs."""
+def _mean_flops(trainer: Trainer) -> int:
+    """Return the FLOP of a forward pass per image, as the mean over the planned epochs."""
+    plan, config = trainer.plan, trainer.plan.config
+    flops = {
+        side: count_flops(net, image_shape(with_size(config, side)))
+        for side, net in trainer.nets.items()
+    }
+    return round(mean(flops[config.data.size_of(epoch)] for epoch in range(plan.max_epochs)))
+
+
+def _warm_up(trainer: Trainer, device_id: int | None) -> None:
+    """Warm up the network for each size of images."""
     plan, config, rank = trainer.plan, trainer.plan.config, trainer.comm.rank
-    configs = {side: with_size(config, side) for side in trainer.nets}
+    sizes = (with_size(config, side) for side in trainer.nets)
     train_shard, eval_shard = plan.train_shard(rank), plan.eval_shard(rank)
     trainer.warm_up(
-        (synthetic_batches(c, train_shard, device_id) for c in configs.values()),
+        (synthetic_batches(c, train_shard, device_id) for c in sizes),
         next(synthetic_batches(for_evaluation(config), eval_shard, device_id)),
         config.train.num_warmup_steps,
     )
-    flops = {side: count_flops(trainer.nets[side], image_shape(c)) for side, c in configs.items()}
-    return round(mean(flops[config.data.size_of(epoch)] for epoch in range(plan.max_epochs)))
 
 
 def _report_network(
@@ -187,19 +192,34 @@ def _report_reading(run: TrainingRun) -> Iterator[Batch]:
 
 
 def _measure(run: OpenRun, trainer: Trainer, flops: int) -> NetworkRecord:
-    """Return facts about a step; all ranks measure the peak of their device together."""
+    """Return facts about a step; all ranks together measure a peak that is not known."""
     config, tensors = run.plan.config, trainer.optimizer.tensors
     is_small = config.comm.compression == 'fp16'
     num_bytes = sum(t.grad.size * (2 if is_small else t.grad.dtype().itemsize) for t in tensors)
-    run.comm.barrier()
+    local_batch_size = run.plan.global_batch_size // run.comm.world_size
+    job = os.environ.get('MLPERF_RN50_JOB', '')
+    peak = run.comm.from_rank_0(lambda: known_peak(run.folder.metrics, job, local_batch_size))
     return NetworkRecord(
-        local_batch_size=run.plan.global_batch_size // run.comm.world_size,
+        local_batch_size=local_batch_size,
         flops_per_image=flops,
         gradient_bytes=num_bytes,
         num_buckets=len(trainer.optimizer.buckets),
-        peak_flops_per_s=measure_peak(config.train.precision, trainer.context, **_PEAK),
-        job=os.environ.get('MLPERF_RN50_JOB', ''),
+        peak_flops_per_s=peak or measure_peak(config.train.precision, trainer.context, **_PEAK),
+        job=job,
     )
+
+
+def known_peak(metrics: Path, job: str, local_batch_size: int) -> float | None:
+    """Return the peak that an earlier start by the same launcher has measured with as many ranks;
+    None if there is none."""
+    launcher = job.rpartition('-')[0]
+    peaks = [
+        network.peak_flops_per_s
+        for _, network in read_records(metrics, NetworkRecord)
+        if (network.job.rpartition('-')[0], network.local_batch_size)
+        == (launcher, local_batch_size)
+    ]
+    return peaks[-1] if launcher and peaks else None
 
 
 def _clear_caches(run: OpenRun) -> tuple[bool, str]:
@@ -220,6 +240,15 @@ def _clear_caches(run: OpenRun) -> tuple[bool, str]:
     text = problem or f'{plural(num_failed, "node")} failed (needs root)'
     run.emit(events.Warned(f'the page cache was not flushed: {text}'))
     return False, text
+
+
+def _initialise(trainer: Trainer) -> tuple[str, list[str]]:
+    """Give all ranks the same initial weights; return a description of loaded ones, and notes."""
+    source, notes = '', list[str]()
+    if (given := trainer.plan.config.train.init_weights) is not None:
+        source, notes = trainer.comm.from_rank_0(lambda: _load_initial(trainer, Path(given)))
+    trainer.broadcast()
+    return source, notes
 
 
 def _load_initial(trainer: Trainer, path: Path) -> tuple[str, list[str]]:

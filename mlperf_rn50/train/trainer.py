@@ -84,15 +84,16 @@ class Trainer:
     the global batch grows; padding has weight 0. The update rescales the mean over ranks to the
     mean over the images of the step.
 
-    can_skip: whether a step that overflows is skipped. statistics: running statistics of BatchNorm.
-    folded: network for evaluations, with BatchNorm folded into its convolutions.
+    seed: None if load_state follows. can_skip: whether a step that overflows is skipped.
+    statistics: running statistics of BatchNorm. folded: network for evaluations, with BatchNorm
+    folded into its convolutions.
     """
 
     def __init__(
         self,
         plan: Plan,
         comm: Comm,
-        seed: int,
+        seed: int | None,
         device_id: int | None,
         on_exchange: Callable[[bool], None] = lambda is_exchanging: None,
         on_step: Callable[[StepSpans], None] = lambda spans: None,

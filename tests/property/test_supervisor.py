@@ -53,7 +53,7 @@ class Fake:
 
     def __init__(self, folder, *script):
         self.folder, self.script = folder, list(script)
-        self.is_requested, self.silent, self.paused = False, set(), 0.0
+        self.is_requested, self.silent, self.paused, self.num_looks = False, set(), 0.0, 0
         self.messages, self.calls, self.statuses = [], [], []
 
     @property
@@ -93,6 +93,10 @@ class Fake:
         events += [{'event': 'end', 'status': todo['end']}] if todo['end'] else []
         write_metrics(run, *events)
 
+    def find_silent(self, hosts):
+        self.num_looks += 1
+        return {h: '' for h in hosts if h in self.silent}
+
     def pause(self, seconds):
         self.paused += seconds
         self.silent = set()  # hosts become reachable again during a pause
@@ -101,7 +105,7 @@ class Fake:
         """Supervise a run, and read what it recorded; return its exit code."""
         supervisor = Supervisor(
             start=self.start,
-            silent=lambda hosts: {h: '' for h in hosts if h in self.silent},
+            silent=self.find_silent,
             say=self.messages.append,
             signals=self,
             options=replace(OPTIONS, **options),
@@ -313,3 +317,10 @@ def test_fault_of_a_drill_is_caused_in_the_first_start_only():
     _, world = fake_run([GAINS], restarts=1, drill=Drill('kill', rank=1, step=5))
     first, second = (words for _, words in world.calls)
     assert first[-2:] == ['--drill', 'kill:rank1@step5'] and '--drill' not in second
+
+
+@pytest.mark.parametrize('fault, num_looks', [(KILLED, 1), (GONE, 3), (STUCK, 2)])
+def test_hosts_that_have_just_answered_are_not_asked_again(fault, num_looks):
+    """The others are asked once more, at least after a pause."""
+    _, world = fake_run([fault], restarts=1)
+    assert world.num_looks == num_looks

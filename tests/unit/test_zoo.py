@@ -96,6 +96,12 @@ def test_seed_determines_weights_but_not_their_names():
     assert list(nets[0]) == list(nets[1]) and all(n.startswith('googlenet_') for n in nets[0])
 
 
+@pytest.mark.parametrize('name', ['resnet18', 'googlenet'])
+def test_without_a_seed_all_weights_are_0(name):
+    params = build_model(config_of(name, 4), mx.cpu(), None).collect_params().values()
+    assert not any(p.data().asnumpy().any() for p in params)
+
+
 @pytest.mark.parametrize(
     'name, sizes',
     json_table("""

@@ -1,0 +1,97 @@
+"""Cost of a checkpoint and of a fault: what rank 0 measures, and the check that states it."""
+
+import os
+import shutil
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import mxnet as mx
+
+from mlperf_rn50.config import Config
+from mlperf_rn50.doctor.result import Check, RankFacts, WriteTrial
+from mlperf_rn50.model.zoo import build_model, count_parameters
+from mlperf_rn50.system.cgroup import read_small
+from mlperf_rn50.system.power import BOOT_ID
+from mlperf_rn50.text import plural
+from mlperf_rn50.train.checkpoint.period import best_period_s, between_faults_s
+from mlperf_rn50.train.options import CheckpointConfig
+
+_BYTES_PER_PARAMETER = 8  # a float32 weight and its float32 momentum
+_MAX_BYTES = 256_000_000
+_BLOCK_BYTES = 8_000_000
+_PERIODS = ('period_s', 'second'), ('period_steps', 'step'), ('period_epochs', 'epoch')
+STARTED = 'MLPERF_RN50_STARTED'  # boot id and uptime, set by launch/engines/openmpi.sh
+
+
+def start_s() -> float | None:
+    """Return the time since a launcher on this host started the ranks; otherwise None."""
+    boot, _, up_s = os.environ.get(STARTED, '').partition(' ')
+    if not boot or boot != read_small(BOOT_ID):
+        return None
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - float(up_s)
+
+
+def checkpoint_bytes(config: Config) -> int:
+    return _BYTES_PER_PARAMETER * count_parameters(build_model(config, mx.cpu(), None))
+
+
+def try_writing(folder: Path, num_bytes: int, max_bytes: int = _MAX_BYTES) -> WriteTrial:
+    """Write and sync a temporary file of this size, at most max_bytes."""
+    size = min(num_bytes, max_bytes)
+    problem = ''
+    start = time.monotonic()
+    try:
+        if shutil.disk_usage(folder).free < 2 * size:
+            problem = 'less than twice its size is free'
+        else:
+            _write(folder, size)
+    except OSError as e:
+        problem = e.strerror or str(e)
+    seconds = time.monotonic() - start
+    return WriteTrial(num_bytes, size, seconds, problem)
+
+
+def _write(folder: Path, size: int) -> None:
+    block = os.urandom(min(size, _BLOCK_BYTES))  # a disk may compress zeros
+    with tempfile.TemporaryFile(dir=folder) as file:
+        for first in range(0, size, len(block)):
+            file.write(block[: size - first])
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def check_fault_cost(
+    rank_0: RankFacts, trial: WriteTrial, config: CheckpointConfig, num_ranks: int
+) -> Check:
+    """State the measured time of a checkpoint, and what a fault costs."""
+    size = f'{trial.num_bytes / 1e6:.0f} MB'
+    if trial.problem:
+        found = f'a file of {size} for the run folder on {rank_0.host}: {trial.problem}'
+        return Check('checkpoint', 'failed', found, 'choose a writable run.dir, or free space')
+    rate = trial.written_bytes / trial.seconds
+    what = f'a checkpoint of {size} takes'
+    if trial.written_bytes < trial.num_bytes:
+        what = f'{trial.written_bytes / 1e6:.0f} of the {size} of a checkpoint take'
+    loss = _repeated(config, trial.num_bytes / rate, num_ranks)
+    restart = ''
+    if rank_0.start_s is not None:
+        restart = (
+            f' and about {rank_0.start_s:.0f} s to start the ranks, as long as this start took'
+        )
+    time_text = f'{what} {trial.seconds:.2g} s on this disk ({rate / 1e6:.0f} MB/s)'
+    return Check('checkpoint', 'ok', f'{time_text}; a fault costs {loss}{restart}')
+
+
+def _repeated(config: CheckpointConfig, cost_s: float, num_ranks: int) -> str:
+    """Return how much training a fault repeats; cost_s: time of a checkpoint."""
+    note = ''
+    if config.period_s == 'auto':
+        period_s = best_period_s(cost_s, between_faults_s(0.0, 0, num_ranks))
+        config = replace(config, period_s=period_s)
+        note = ': auto, if training waits for the whole checkpoint'
+    for key, unit in _PERIODS:
+        if num := round(getattr(config, key)):
+            return f'at most {plural(num, unit)} of repeated training (checkpoint.{key}{note})'
+    return 'all training so far, because the configuration writes no checkpoints'
