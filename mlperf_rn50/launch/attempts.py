@@ -1,13 +1,14 @@
-"""Results of attempts (starts of the ranks) from the files in the run folder, and the decision on
-the next attempt.
+"""Results of attempts, and the decision on the next one.
 
-If metrics.jsonl ends with an EndRecord, its status determines the exit code of the run, not the
-exit code of the ranks.
+An attempt is one start of the ranks. Its result is read from the files in the run folder: if
+metrics.jsonl ends with an EndRecord, its status determines the exit code of the run, whatever code
+the ranks ended with.
 """
 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from itertools import takewhile
 from pathlib import Path
 
@@ -34,6 +35,13 @@ ProgressRecord = (
     | records.ResumedRecord
     | records.EndRecord
 )
+
+
+class HostChange(Enum):
+    """What becomes of excluded hosts that answer again."""
+
+    TAKE_BACK = auto()
+    REJECT = auto()
 
 
 @dataclass(frozen=True)
@@ -135,6 +143,20 @@ def judge(
         return EXIT_FAILED, ''
     reason = '' if can_exclude else give_up_reason(past)
     return EXIT_FAILED if reason else None, reason
+
+
+def change_of_hosts(attempt: Attempt, has_returned: bool, is_trial: bool) -> HostChange | None:
+    """Return why the next attempt has other hosts without a failure that uses a restart; None if it
+    has not.
+
+    has_returned: whether the launcher stopped the ranks for returned hosts. is_trial: whether the
+    attempt was the first one with such hosts.
+    """
+    if has_returned and attempt.end == 'interrupted':
+        return HostChange.TAKE_BACK
+    has_started = attempt.has_stepped or attempt.gained or attempt.end not in (None, 'failed')
+    # without them, the run has trained before
+    return HostChange.REJECT if is_trial and not has_started else None
 
 
 def count_stuck(attempts: Sequence[Attempt]) -> int:

@@ -2,17 +2,25 @@
 
 import platform
 import re
+import shlex
 import shutil
 import subprocess
+import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import read_text
-from mlperf_rn50.launch.helpers import memory_file, start_helper, text_of, wait_briefly
+from mlperf_rn50.launch.helpers import (
+    kill_session,
+    memory_file,
+    start_helper,
+    text_of,
+    wait_briefly,
+)
 from mlperf_rn50.system.signals import SignalQueue
 
 _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]*')
@@ -23,6 +31,7 @@ _ANY = range(1, 10**6)  # numbers of ranks
 # Word of a line in a hostfile of Open MPI, in which cpu and count mean slots.
 _WORD = re.compile(r'(?:slots|cpu|count|(max[_-]slots|slots[_-]max))=([1-9][0-9]{0,5})')
 _MAX_CONNECTIONS = 64  # maximum number of simultaneous ssh connections
+RETEST_S = 30.0  # between two tests whether excluded hosts answer again
 
 
 @dataclass(frozen=True)
@@ -174,3 +183,42 @@ def silent_hosts(names: Sequence[str], signals: SignalQueue) -> dict[str, str]:
                 if process.returncode != 0:
                     silent[name] = ''.join(text_of(output).splitlines()[-1:])
     return {} if signals.is_requested else silent
+
+
+class ReturnTests:
+    """Tests over ssh, in the background, whether excluded hosts answer again.
+
+    The hosts that answer have returned once one of them has answered twice in a row: a failing link
+    does not stop the run again and again, and guards have time to end the ranks of an earlier job.
+    The test looks for a program of the checkout, because a host may answer before it has its disks.
+    """
+
+    def __init__(self, program: str) -> None:
+        self._command = ['test', '-x', shlex.quote(program)]
+        self._tests: dict[str, subprocess.Popen] = {}
+        self._answered: set[str] = set()
+        self._next_s = 0.0
+
+    def returned(self, names: Collection[str]) -> set[str]:
+        """Return those of the hosts that have returned, if any; start their next test when it is
+        due. Never waits."""
+        found: set[str] = set()
+        is_complete = all(test.poll() is not None for test in self._tests.values())
+        if self._tests and is_complete:
+            answered = {name for name, test in self._tests.items() if test.returncode == 0}
+            self._tests.clear()
+            if answered & self._answered:
+                found = answered & set(names)
+            self._answered = answered - found
+        now = time.monotonic()
+        if now >= self._next_s:
+            self._next_s = now + RETEST_S
+            for test in self._tests.values():  # a login that hangs
+                kill_session(test)
+            if is_complete:
+                self._tests = {name: self._start(name) for name in names}
+        return found
+
+    def _start(self, name: str) -> subprocess.Popen:
+        command = [*_SSH, name, *self._command]
+        return start_helper(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -62,7 +62,7 @@ class Fake:
         letters = ((words[0][0], hosts) for hosts, words in self.calls)
         return ''.join(x.upper() if hosts == ('h1', 'h3') else x for x, hosts in letters)
 
-    def start(self, layout, job, words, status):
+    def start(self, layout, job, words, status, should_stop):
         self.calls.append((layout.hosts, words))
         before = status and status()
         todo = self.script.pop(0) if self.script else CONVERGES
@@ -101,6 +101,7 @@ class Fake:
         """Supervise a run, and read what it recorded; return its exit code."""
         supervisor = Supervisor(
             start=self.start,
+            returned=lambda hosts: set(),
             silent=lambda hosts: {h: '' for h in hosts if h in self.silent},
             say=self.messages.append,
             signals=self,
@@ -280,7 +281,7 @@ def test_older_run_is_resumed_from_the_given_checkpoint_and_later_from_its_newes
     keep_checkpoint(old, 1)
     given, paths = old.checkpoints / 'step_00000001', []
 
-    def start(layout, job, words, status):
+    def start(layout, job, words, status, should_stop):
         paths.append(words[words.index('--resume') + 1])
         assert status() is None
         write_metrics(old, {'event': 'resumed', 'step': 1})

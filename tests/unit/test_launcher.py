@@ -213,7 +213,7 @@ def test_slow_start_is_reported(capfd, monkeypatch, tmp_path):
     started = Launcher('mpirun', ENGINES['mpirun'], launch_options('--config', 'c.yaml'), signals)
     for limit_s in (900.0, 0.0):
         config = Config(comm=CommConfig(start_limit_s=limit_s))
-        started.start(config, place, '1-2', ['doctor'], lambda: None)
+        started.start(config, place, '1-2', ['doctor'], lambda: None, lambda: False)
     assert [c['limit_s'] for c in calls] == [1020.0, 0.0]
     calls[0]['report']('still starting after 1020 s')
     cause = 'doctor: still starting after 1020 s'
