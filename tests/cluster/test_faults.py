@@ -101,7 +101,7 @@ def cut(phase, *texts, num_hosts=2, until=None, options=ALONE, code=1, causes=No
         cut(
             'training',
             'excluding h3, which did not answer',
-            r'2 ranks \(before: 3\), global batch 24 \(before: 24\), learning rate times 1',
+            r'2 ranks \(before: 3\) on h1, h2, global batch 24 \(before: 24\), learning rate times 1',
             num_hosts=3,
             options=(*AGAIN, '--elastic'),
             code=0,
