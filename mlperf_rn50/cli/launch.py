@@ -137,7 +137,7 @@ def choose_run(options: Options) -> Options:
 def supervise(launcher: Launcher, placement: Placement, config: Config) -> int:
     """Make the runs of a launcher; return its exit code."""
     from mlperf_rn50.launch.hosts import ReturnTests, silent_hosts
-    from mlperf_rn50.launch.launcher import GRACE_S, GUARD, new_token
+    from mlperf_rn50.launch.launcher import GRACE_S, new_token
     from mlperf_rn50.launch.supervisor import Supervisor
     from mlperf_rn50.runfolder.locks import folder_lock
     from mlperf_rn50.system.mpi_session import mpi_settings
@@ -150,7 +150,7 @@ def supervise(launcher: Launcher, placement: Placement, config: Config) -> int:
         code = Supervisor(
             start=partial(launcher.start, config),
             silent=lambda names: silent_hosts(names if options.hosts else (), signals),
-            returned=ReturnTests(GUARD).returned,
+            returned=ReturnTests().returned,
             say=launcher.say,
             signals=signals,
             options=options,

@@ -6,9 +6,8 @@ the ranks ended with.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 from itertools import takewhile
 from pathlib import Path
 
@@ -35,13 +34,6 @@ ProgressRecord = (
     | records.ResumedRecord
     | records.EndRecord
 )
-
-
-class HostChange(Enum):
-    """What becomes of excluded hosts that answer again."""
-
-    TAKE_BACK = auto()
-    REJECT = auto()
 
 
 @dataclass(frozen=True)
@@ -126,12 +118,16 @@ def judge(
     restarts_left: int,
     past: Sequence[Attempt],
     can_exclude: bool = False,
+    is_free: bool = False,
 ) -> tuple[int | None, str]:
     """Return the launcher's exit code after an attempt, or None to restart the ranks, and a reason
     to print, or ''.
 
-    past: all attempts, this one included; can_exclude: whether a failing host can be excluded.
+    past: all attempts, this one included; can_exclude: whether a failing host can be excluded;
+    is_free: result of is_free_restart.
     """
+    if is_free:
+        return None, ''
     if attempt.end is not None:
         return EXIT_CODES[attempt.end], ''
     if is_stop_requested:
@@ -145,18 +141,21 @@ def judge(
     return EXIT_FAILED if reason else None, reason
 
 
-def change_of_hosts(attempt: Attempt, has_returned: bool, is_trial: bool) -> HostChange | None:
-    """Return why the next attempt has other hosts without a failure that uses a restart; None if it
-    has not.
+def has_started(attempt: Attempt) -> bool:
+    """Return whether an attempt took a step, or ended otherwise than by a failure."""
+    return attempt.has_stepped or attempt.gained or attempt.end not in (None, 'failed')
 
-    has_returned: whether the launcher stopped the ranks for returned hosts. is_trial: whether the
-    attempt was the first one with such hosts.
+
+def is_free_restart(attempt: Attempt, returned: Collection[str], on_trial: Collection[str]) -> bool:
+    """Return whether the restart after an attempt is none of --restarts, because without returned
+    hosts the run would have gone on.
+
+    Args:
+        returned: hosts for which the launcher stopped the ranks, to take them back.
+        on_trial: hosts that were taken back for this attempt.
     """
-    if has_returned and attempt.end == 'interrupted':
-        return HostChange.TAKE_BACK
-    has_started = attempt.has_stepped or attempt.gained or attempt.end not in (None, 'failed')
-    # without them, the run has trained before
-    return HostChange.REJECT if is_trial and not has_started else None
+    is_stopped = bool(returned) and attempt.end == 'interrupted'
+    return is_stopped or bool(on_trial) and not has_started(attempt)
 
 
 def count_stuck(attempts: Sequence[Attempt]) -> int:

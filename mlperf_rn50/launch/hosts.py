@@ -7,10 +7,11 @@ import shutil
 import subprocess
 import time
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from subprocess import DEVNULL
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import read_text
@@ -26,6 +27,7 @@ from mlperf_rn50.system.signals import SignalQueue
 _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]*')
 _SSH = 'ssh -n -o BatchMode=yes -o ConnectTimeout=5'.split()
 _SSH_LIMIT_S = 10
+_HAS_CHECKOUT = f'test -e {shlex.quote(__file__)}'
 _MAX_BYTES = 1 << 20  # maximum size of a hostfile
 _ANY = range(1, 10**6)  # numbers of ranks
 # Word of a line in a hostfile of Open MPI, in which cpu and count mean slots.
@@ -175,7 +177,7 @@ def silent_hosts(names: Sequence[str], signals: SignalQueue) -> dict[str, str]:
         with ExitStack() as stack:
             outputs = [stack.enter_context(memory_file()) for _ in part]
             processes = [
-                start_helper([*_SSH, name, 'true'], stdout=subprocess.DEVNULL, stderr=output)
+                start_helper([*_SSH, name, 'true'], stdout=DEVNULL, stderr=output)
                 for name, output in zip(part, outputs)
             ]
             wait_briefly(processes, signals, _SSH_LIMIT_S)
@@ -190,35 +192,33 @@ class ReturnTests:
 
     The hosts that answer have returned once one of them has answered twice in a row: a failing link
     does not stop the run again and again, and guards have time to end the ranks of an earlier job.
-    The test looks for a program of the checkout, because a host may answer before it has its disks.
+    The test looks for a file of the checkout, because a host may answer before it has its disks.
     """
 
-    def __init__(self, program: str) -> None:
-        self._command = ['test', '-x', shlex.quote(program)]
+    def __init__(self) -> None:
         self._tests: dict[str, subprocess.Popen] = {}
         self._answered: set[str] = set()
         self._next_s = 0.0
 
-    def returned(self, names: Collection[str]) -> set[str]:
+    def returned(self, names: Sequence[str]) -> set[str]:
         """Return those of the hosts that have returned, if any; start their next test when it is
         due. Never waits."""
         found: set[str] = set()
-        is_complete = all(test.poll() is not None for test in self._tests.values())
-        if self._tests and is_complete:
-            answered = {name for name, test in self._tests.items() if test.returncode == 0}
+        running = [test for test in self._tests.values() if test.poll() is None]
+        if self._tests and not running:
+            answered = {name for name, test in self._tests.items() if not test.returncode}
             self._tests.clear()
             if answered & self._answered:
-                found = answered & set(names)
+                found = answered.intersection(names)
             self._answered = answered - found
         now = time.monotonic()
-        if now >= self._next_s:
-            self._next_s = now + RETEST_S
-            for test in self._tests.values():  # a login that hangs
-                kill_session(test)
-            if is_complete:
-                self._tests = {name: self._start(name) for name in names}
+        if now < self._next_s:
+            return found
+        self._next_s = now + RETEST_S
+        for test in running:  # its login hangs
+            kill_session(test)
+        if not running:
+            for name in names:
+                command = [*_SSH, name, _HAS_CHECKOUT]
+                self._tests[name] = start_helper(command, stdout=DEVNULL, stderr=DEVNULL)
         return found
-
-    def _start(self, name: str) -> subprocess.Popen:
-        command = [*_SSH, name, *self._command]
-        return start_helper(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -119,8 +119,9 @@ class StageClock:
 
     def __init__(self, limit_s: float, status: StatusReader | None):
         self.stage = Stage.RUNNING
-        self.has_begun = False  # whether the ranks have written to the run folder
-        self.has_ended = False  # whether the run, but not yet the engine, has ended
+        self.awaited = _WAITING
+        # of the run, as last seen by StatusReader; the engine may still run when it has ended
+        self.run_status: str | None = None
         self._status = status
         self._since = self._looked = time.monotonic()
         self._limits = {
@@ -137,13 +138,6 @@ class StageClock:
     def left_s(self) -> float:
         return self._since + self.limit_s - time.monotonic()
 
-    @property
-    def awaited(self) -> str:
-        """What the launcher waits for; '' for an end that it forces without a message."""
-        if self.has_ended and self.stage in _WAITING:
-            return 'the run has ended, but not its processes'
-        return _WAITING.get(self.stage, '')
-
     def update_limits(self) -> None:
         """Look from time to time, and when the time is up, whether the run has begun or ended.
 
@@ -152,16 +146,15 @@ class StageClock:
         """
         now = time.monotonic()
         is_due = now - self._looked >= LOOK_S or self.left_s() <= 0
-        if not self._status or self.has_ended or self.stage not in _WAITING or not is_due:
+        if not self._status or self.run_status or self.stage not in _WAITING or not is_due:
             return
         self._looked = now
-        status = self._status()
-        if status is not None:
-            self.has_begun = True
+        self.run_status = self._status()
+        if self.run_status is not None:
             self._limits[Stage.RUNNING] = float('inf')
-        if status:
-            self.has_ended = True
+        if self.run_status:
             self._since = now
+            self.awaited = dict.fromkeys(_WAITING, 'the run has ended, but not its processes')
             self._limits[Stage.RUNNING], self._limits[Stage.STOPPING] = END_LIMITS_S
 
     def enter(self, stage: Stage) -> None:
@@ -213,16 +206,16 @@ def run_engine(
         number = signals.next(min(1.0, clock.left_s()))
         clock.update_limits()
         required = stage_of(number, signals.is_forced or not status)
-        is_training = clock.stage is Stage.RUNNING and clock.has_begun and not clock.has_ended
-        if required is None and is_training and should_stop():
+        is_running = clock.stage is Stage.RUNNING
+        if required is None and is_running and clock.run_status == '' and should_stop():
             required = Stage.STOPPING
         is_late = required is None and clock.left_s() <= 0
-        has_failed |= number == HOST_LOST or is_late and clock.stage is Stage.RUNNING
+        has_failed |= number == HOST_LOST or is_late and is_running
         stage = next_stage(clock.stage, required, is_late)
         if stage is clock.stage and not is_late:
             continue
-        if is_late and clock.awaited:
-            report(f'{clock.awaited} after {clock.limit_s:.0f} s')
+        if is_late and clock.stage in clock.awaited:
+            report(f'{clock.awaited[clock.stage]} after {clock.limit_s:.0f} s')
         clock.enter(stage)
         if stage is Stage.STOPPING:
             for messenger in messengers or [process]:

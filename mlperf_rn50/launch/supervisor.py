@@ -18,7 +18,6 @@ from mlperf_rn50.errors import (
     UserError,
 )
 from mlperf_rn50.launch import attempts
-from mlperf_rn50.launch.attempts import HostChange
 from mlperf_rn50.launch.engines import Options
 from mlperf_rn50.launch.placement import Placement
 from mlperf_rn50.mllog.goodput import read_goodput
@@ -70,13 +69,13 @@ class Supervisor:
     _attempts: list[Attempt] = field(default_factory=list)  # including those before a requeue
     _num_jobs: int = 0
     _has_drilled: bool = False  # whether ranks were started with the drill
-    # excluded because they did not answer; hosts that failed while they answered stay excluded
-    _absent: list[str] = field(default_factory=list)
-    _returned: set[str] = field(default_factory=set)  # answer again, to be taken back
-    _on_trial: set[str] = field(default_factory=set)  # taken back for the present attempt
 
     def __post_init__(self) -> None:
         self._all_hosts = self.placement.hosts
+        # excluded because they did not answer; hosts that failed while they answered stay excluded
+        self._absent: list[str] = []
+        self._returned: set[str] = set()  # answer again, to be taken back
+        self._on_trial: set[str] = set()  # taken back for the present attempt
 
     def run_all(self) -> int:
         """Make all runs in turn; return the largest exit code or, after a second Ctrl-C,
@@ -84,24 +83,19 @@ class Supervisor:
         worst = 0
         runs = plan_runs(self.placement.run_dir, self.options)
         for number, is_resumed in enumerate(runs, 1):
-            has_drilled = self._has_drilled
-            if self._absent:
-                self._returned = set(self._absent).difference(self.silent(self._absent))
-                self._take_back()
+            self._returned = set(self._absent).difference(self.silent(self._absent))
+            self._take_back()
             code = self.run_to_end(is_resumed)
-            if self._has_drilled and not has_drilled:
+            if number == 1 and self._has_drilled:
                 self._report_drill()
-            if self.signals.is_requested and number < len(runs) and self._is_over():
+            is_over = any(a.end in attempts.OVER for a in self._attempts[-1:])
+            if self.signals.is_requested and is_over and number < len(runs):
                 self.say(f'stopped after {number} of {plural(len(runs), "run")}')
-                code = EXIT_RESUMABLE  # the other runs
+                code = EXIT_RESUMABLE  # with the next run
             worst = max(worst, code)
             if self.signals.is_requested or code == EXIT_USAGE:
                 break
         return EXIT_AT_ONCE if self.signals.is_forced and worst else worst
-
-    def _is_over(self) -> bool:
-        """Return whether the last attempt has brought its run to an end."""
-        return bool(self._attempts) and self._attempts[-1].end in attempts.OVER
 
     def _report_drill(self) -> None:
         """Report the time of the run in which a fault was caused; nothing if it is unknown."""
@@ -118,9 +112,7 @@ class Supervisor:
         run_dir, chosen = self.placement.run_dir, self.options.run
         self._placements.clear()
         self._attempts = read_attempts(run_dir, self.batch_job)
-        resumed = None
-        if is_resumed:
-            resumed = chosen or newest_run(run_dir)
+        resumed = (chosen or newest_run(run_dir)) if is_resumed else None
         train_options = self.train_options(resumed)
         restarts_left = self.options.restarts
         is_checked, is_first = False, True
@@ -147,11 +139,13 @@ class Supervisor:
             if not attempt.end and not self.signals.is_requested:
                 silent = self.silent(self.placement.hosts)
                 attempt = self.explain_failure(job, attempt, silent)
-            change = self._change_of_hosts(attempt)
-            if change is HostChange.TAKE_BACK:
+            is_free = not self.signals.is_requested and attempts.is_free_restart(
+                attempt, self._returned, self._on_trial
+            )
+            if is_free and attempt.end == 'interrupted':
                 attempt = replace(attempt, cause=f'{names_of(self._returned)} answers again')
             self._record(job, attempt)
-            end_code = self._decide(attempt, restarts_left, change)
+            end_code = self._decide(attempt, restarts_left, is_free)
             if end_code is not None:
                 return end_code
 
@@ -162,39 +156,28 @@ class Supervisor:
             is_first = False
             resumed = None if attempt.run is None else RunFolder(run_dir, attempt.run)
             train_options = self.train_options(resumed)
-            restarts_left -= not change
-            number = f'restart {self.options.restarts - restarts_left} of {self.options.restarts}'
-            self.say(f'{"resuming" if change else number}: {" ".join(train_options)}')
+            what = 'start on other hosts'
+            if not is_free:
+                restarts_left -= 1
+                what = f'restart {self.options.restarts - restarts_left} of {self.options.restarts}'
+            self.say(f'{what}: {" ".join(train_options)}')
 
-    def _decide(
-        self, attempt: Attempt, restarts_left: int, change: HostChange | None
-    ) -> int | None:
+    def _decide(self, attempt: Attempt, restarts_left: int, is_free: bool) -> int | None:
         """Return the launcher's exit code after an attempt, or None once the hosts are ready for
         the next one."""
-        if change is HostChange.REJECT:
+        if is_free and not attempts.has_started(attempt):
             self.say(
                 f'excluding {names_of(self._on_trial)} until the end, because the start with it '
                 'failed before a step'
             )
             self._exclude(self._on_trial)
-        end_code = None if change else self._judge(attempt, restarts_left)
-        if end_code is not None:
-            return end_code
-        self._take_back()
-        if not self.regroup():
-            return EXIT_FAILED
-        if self.signals.is_requested:
-            return EXIT_RESUMABLE if attempt.can_resume else EXIT_FAILED
-        return None
-
-    def _judge(self, attempt: Attempt, restarts_left: int) -> int | None:
-        """Return the launcher's exit code, or None after the pause before a restart."""
         end_code, reason = attempts.judge(
             attempt,
             self.signals.is_requested,
             restarts_left,
             past=self._attempts,
             can_exclude=bool(self._bad_hosts()),
+            is_free=is_free,
         )
         if reason:
             self.say(reason)
@@ -203,6 +186,11 @@ class Supervisor:
         if pause_s := attempts.pause_s(attempts.count_stuck(self._attempts)):
             self.say(f'waiting {pause_s:.0f} s because the last attempt wrote no newer checkpoint')
             self.signals.pause(pause_s)
+        self._take_back()
+        if not self.regroup():
+            return EXIT_FAILED
+        if self.signals.is_requested:
+            return EXIT_RESUMABLE if attempt.can_resume else EXIT_FAILED
         return None
 
     def _found_fault(self, job: str, code: int, is_only: bool) -> bool:
@@ -341,20 +329,18 @@ class Supervisor:
             if self.signals.is_requested:
                 return True
             can_exclude = self.options.elastic and len(silent) < len(self.placement.hosts)
-            if can_exclude and waited_s >= ELASTIC_LIMIT_S:
-                self.say(
-                    f'excluding {" ".join(silent)}, which did not answer for '
-                    f'{ELASTIC_LIMIT_S:.0f} s'
-                )
-                self._exclude(silent)
-                self._absent += silent
-                return True
-            if waited_s >= _WAIT_LIMIT_S:
-                self.say(
-                    f'{" ".join(silent)} did not answer for {_WAIT_LIMIT_S:.0f} s; not restarted'
-                )
+            limit_s = ELASTIC_LIMIT_S if can_exclude else _WAIT_LIMIT_S
+            if waited_s < limit_s:
+                self.signals.pause(_RETRY_S)
+                continue
+            names = names_of(silent)
+            if not can_exclude:
+                self.say(f'{names} did not answer for {limit_s:.0f} s; not restarted')
                 return False
-            self.signals.pause(_RETRY_S)
+            self.say(f'excluding {names}, which did not answer for {limit_s:.0f} s')
+            self._exclude(silent)
+            self._absent += silent
+            return True
         return True
 
     def _bad_hosts(self) -> dict[str, str]:
@@ -383,8 +369,8 @@ class Supervisor:
         if self._absent:
             self._returned = self.returned(self._absent)
         if self._returned:
-            shown = names_of(self._returned)
-            self.say(f'{shown} answers again; stopping at a checkpoint to take it back')
+            names = names_of(self._returned)
+            self.say(f'{names} answers again; stopping at a checkpoint to take it back')
         return bool(self._returned)
 
     def _take_back(self) -> None:
@@ -394,13 +380,6 @@ class Supervisor:
         present = self._on_trial.union(self.placement.hosts)
         hosts = tuple(host for host in self._all_hosts if host in present)
         self.placement = replace(self.placement, hosts=hosts)
-
-    def _change_of_hosts(self, attempt: Attempt) -> HostChange | None:
-        if self.signals.is_requested:
-            return None
-        return attempts.change_of_hosts(
-            attempt, has_returned=bool(self._returned), is_trial=bool(self._on_trial)
-        )
 
 
 def names_of(hosts: Collection[str]) -> str:
