@@ -264,7 +264,7 @@ GROWS = attempt(EXIT_RESUMABLE, 'interrupted', 1, returned={'h2'})
         outcome(EXIT_OK, 'dtDTdt', FIT, GONE, FIT, GROWS, FIT, restarts=1, doctor=True),
         outcome(EXIT_OK, 'tTtTt', GONE, GROWS, {**GONE, 'steps': 1}, GROWS, restarts=2),
         outcome(EXIT_FAILED, 'tTt', GONE, GROWS, GAINS, restarts=1),
-        # if it is silent once more, the run goes on without it, and takes it back later
+        # a host that is silent again at the restart is taken back later
         outcome(EXIT_OK, 'tTTt', GONE, {**GROWS, 'silent': {'h2'}}, GROWS, restarts=1),
         # it stays out if the start with it fails before a step
         *(
