@@ -156,7 +156,8 @@ class Supervisor:
             is_first = False
             resumed = None if attempt.run is None else RunFolder(run_dir, attempt.run)
             train_options = self.train_options(resumed)
-            what = 'start on other hosts'
+            num_hosts = plural(len(self.placement.hosts), 'host')
+            what = f'resuming on {num_hosts}, which uses no restart'
             if not is_free:
                 restarts_left -= 1
                 what = f'restart {self.options.restarts - restarts_left} of {self.options.restarts}'
