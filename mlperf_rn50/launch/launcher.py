@@ -69,8 +69,9 @@ GRACE_S = 120.0
 _GUARDS_S = 60.0
 _GUARD_S = 0.5
 _LIST_S = 20.0  # time for launch/guard.sh to list the processes of a job; each host has 15 s
-# appended to a job's name for a test of Open MPI, so that guards of one do not end the other
-_MPI_TEST = 'm'
+# In names of jobs beside the attempts (a test of Open MPI, the end of MPS). They differ from those of
+# attempts, whose guards may still be ending processes by the name of their job.
+SIDE_JOB = 'm'
 GUARD = str(CHECKOUT / 'launch/guard.sh')
 # Linux's limit per argument, MAX_ARG_STRLEN, less the final zero byte
 _MAX_ARGUMENT_BYTES = (128 << 10) - 1
@@ -318,7 +319,7 @@ class Launcher:
         )
         has_begun = status is not None and status() is not None
         if code in _MPI_ERRORS and not has_begun:
-            self.try_mpi(placement, job + _MPI_TEST, config.train.device)
+            self.try_mpi(placement, job + SIDE_JOB, config.train.device)
         return code
 
     def try_mpi(self, placement: Placement, job: str, device: str) -> None:
@@ -469,7 +470,7 @@ class Launcher:
             for lost in read_failures(placement.run_dir):
                 self.say(f'host {lost.host} {lost.cause}')
             if code == EXIT_FAILED:
-                self.try_mpi(placement, job + _MPI_TEST, device)
+                self.try_mpi(placement, job + SIDE_JOB, device)
         return code
 
     def requeue(self, code: int, run_dir: Path) -> int:
