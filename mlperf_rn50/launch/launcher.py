@@ -69,8 +69,8 @@ GRACE_S = 120.0
 _GUARDS_S = 60.0
 _GUARD_S = 0.5
 _LIST_S = 20.0  # time for launch/guard.sh to list the processes of a job; each host has 15 s
-# In names of jobs beside the attempts (a test of Open MPI, the end of MPS). They differ from those of
-# attempts, whose guards may still be ending processes by the name of their job.
+# In the names of jobs beside the attempts (a test of Open MPI, the end of MPS), because the guards
+# of an attempt may still be ending the processes with its name.
 SIDE_JOB = 'm'
 GUARD = str(CHECKOUT / 'launch/guard.sh')
 # Linux's limit per argument, MAX_ARG_STRLEN, less the final zero byte

@@ -152,10 +152,11 @@ def test_cut_link(start, cluster, phase, num_hosts, until, options, code, texts,
 
 
 @pytest.mark.slow  # a host is tested every 30 s
-def test_excluded_host_is_taken_back_once_its_link_is_restored(start_to, cluster):
+@pytest.mark.parametrize('launcher', ['mpirun.sh', 'horovodrun.sh'])
+def test_excluded_host_is_taken_back_once_its_link_is_restored(start_to, cluster, launcher):
     """The configured batch of 27 images is rounded down for 2 ranks, and comes back for 3."""
     options = ('--restarts', 1, '--elastic', '--train.global_batch_size', 27)
-    job = start_to(*ALONE, *options, num_hosts=3)
+    job = start_to(*ALONE, *options, num_hosts=3, launcher=launcher)
     for is_up, number in ((False, 1), (True, 2)):
         cluster.set_link(cluster.hosts[2], is_up)
         job.wait_for(
