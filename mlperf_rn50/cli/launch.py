@@ -136,8 +136,8 @@ def choose_run(options: Options) -> Options:
 
 def supervise(launcher: Launcher, placement: Placement, config: Config) -> int:
     """Make the runs of a launcher; return its exit code."""
-    from mlperf_rn50.launch.hosts import silent_hosts
-    from mlperf_rn50.launch.launcher import GRACE_S, new_token
+    from mlperf_rn50.launch.hosts import ReturnTests, silent_hosts
+    from mlperf_rn50.launch.launcher import GRACE_S, SIDE_JOB, new_token
     from mlperf_rn50.launch.supervisor import Supervisor
     from mlperf_rn50.runfolder.locks import folder_lock
     from mlperf_rn50.system.mpi_session import mpi_settings
@@ -145,11 +145,12 @@ def supervise(launcher: Launcher, placement: Placement, config: Config) -> int:
     options, signals, device = launcher.options, launcher.signals, config.train.device
     token = new_token()
     if options.doctor and mpi_settings(os.environ, CHECKOUT / '.venv'):
-        launcher.try_mpi(placement, f'{token}-m', device)
+        launcher.try_mpi(placement, f'{token}-{SIDE_JOB}', device)
     with folder_lock(placement.run_dir):
         code = Supervisor(
             start=partial(launcher.start, config),
             silent=lambda names: silent_hosts(names if options.hosts else (), signals),
+            returned=ReturnTests().returned,
             say=launcher.say,
             signals=signals,
             options=options,
@@ -162,7 +163,7 @@ def supervise(launcher: Launcher, placement: Placement, config: Config) -> int:
         with closing(SignalQueue(LAUNCHER_SIGNALS)) as own:
             replace(launcher, signals=own).start_ranks(
                 replace(placement, ranks_per_node=1),
-                f'{token}-m',
+                f'{token}-{SIDE_JOB}',
                 [str(CHECKOUT / 'launch/mps.sh'), 'stop'],
                 device,
                 limit_s=GRACE_S,

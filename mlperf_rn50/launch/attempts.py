@@ -1,12 +1,12 @@
-"""Results of attempts (starts of the ranks) from the files in the run folder, and the decision on
-the next attempt.
+"""Results of attempts, and the decision on the next one.
 
-If metrics.jsonl ends with an EndRecord, its status determines the exit code of the run, not the
-exit code of the ranks.
+An attempt is one start of the ranks. Its result is read from the files in the run folder: if
+metrics.jsonl ends with an EndRecord, its status determines the exit code of the run, whatever code
+the ranks ended with.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -118,12 +118,16 @@ def judge(
     restarts_left: int,
     past: Sequence[Attempt],
     can_exclude: bool = False,
+    is_free: bool = False,
 ) -> tuple[int | None, str]:
     """Return the launcher's exit code after an attempt, or None to restart the ranks, and a reason
     to print, or ''.
 
-    past: all attempts, this one included; can_exclude: whether a failing host can be excluded.
+    past: all attempts, this one included; can_exclude: whether a failing host can be excluded;
+    is_free: result of is_free_restart.
     """
+    if is_free:
+        return None, ''
     if attempt.end is not None:
         return EXIT_CODES[attempt.end], ''
     if is_stop_requested:
@@ -135,6 +139,23 @@ def judge(
         return EXIT_FAILED, ''
     reason = '' if can_exclude else give_up_reason(past)
     return EXIT_FAILED if reason else None, reason
+
+
+def has_started(attempt: Attempt) -> bool:
+    """Return whether an attempt took a step, or ended otherwise than by a failure."""
+    return attempt.has_stepped or attempt.gained or attempt.end not in (None, 'failed')
+
+
+def is_free_restart(attempt: Attempt, returned: Collection[str], on_trial: Collection[str]) -> bool:
+    """Return whether the restart after an attempt is none of --restarts, because without returned
+    hosts the run would have gone on.
+
+    Args:
+        returned: hosts for which the launcher stopped the ranks, to take them back.
+        on_trial: hosts that were taken back for this attempt.
+    """
+    is_stopped = bool(returned) and attempt.end == 'interrupted'
+    return is_stopped or bool(on_trial) and not has_started(attempt)
 
 
 def count_stuck(attempts: Sequence[Attempt]) -> int:

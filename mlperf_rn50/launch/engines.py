@@ -128,7 +128,7 @@ def launch_parser(name: str, description: str, has_hosts: bool, image_option: st
     add(
         '--elastic',
         'with --restarts: resume on the hosts that answer within 30 s, without those that failed '
-        'twice',
+        'twice; take hosts back that answer again',
         action='store_true',
     )
     add(

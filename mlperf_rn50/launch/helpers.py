@@ -41,6 +41,12 @@ def start_helper(command: Sequence[str], **outputs: Any) -> subprocess.Popen:
     return subprocess.Popen(command, preexec_fn=as_child, start_new_session=True, **outputs)
 
 
+def kill_session(process: subprocess.Popen) -> None:
+    """Kill a helper and its children, without a wait for their end."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
 def wait_briefly(
     processes: Sequence[subprocess.Popen], signals: SignalQueue, limit_s: float
 ) -> bool:
@@ -52,8 +58,7 @@ def wait_briefly(
             break
     late = [p for p in processes if p.returncode is None]
     for process in late:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # its session
+        kill_session(process)
         with suppress(subprocess.TimeoutExpired):  # it may hang in a file system
             process.wait(_KILL_LIMIT_S)
     return not late

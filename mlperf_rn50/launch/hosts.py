@@ -2,27 +2,38 @@
 
 import platform
 import re
+import shlex
 import shutil
 import subprocess
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from subprocess import DEVNULL
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import read_text
-from mlperf_rn50.launch.helpers import memory_file, start_helper, text_of, wait_briefly
+from mlperf_rn50.launch.helpers import (
+    kill_session,
+    memory_file,
+    start_helper,
+    text_of,
+    wait_briefly,
+)
 from mlperf_rn50.system.signals import SignalQueue
 
 _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]*')
 _SSH = 'ssh -n -o BatchMode=yes -o ConnectTimeout=5'.split()
 _SSH_LIMIT_S = 10
+_HAS_CHECKOUT = f'test -e {shlex.quote(__file__)}'
 _MAX_BYTES = 1 << 20  # maximum size of a hostfile
 _ANY = range(1, 10**6)  # numbers of ranks
 # Word of a line in a hostfile of Open MPI, in which cpu and count mean slots.
 _WORD = re.compile(r'(?:slots|cpu|count|(max[_-]slots|slots[_-]max))=([1-9][0-9]{0,5})')
 _MAX_CONNECTIONS = 64  # maximum number of simultaneous ssh connections
+RETEST_S = 30.0  # between two tests whether excluded hosts answer again
 
 
 @dataclass(frozen=True)
@@ -166,7 +177,7 @@ def silent_hosts(names: Sequence[str], signals: SignalQueue) -> dict[str, str]:
         with ExitStack() as stack:
             outputs = [stack.enter_context(memory_file()) for _ in part]
             processes = [
-                start_helper([*_SSH, name, 'true'], stdout=subprocess.DEVNULL, stderr=output)
+                start_helper([*_SSH, name, 'true'], stdout=DEVNULL, stderr=output)
                 for name, output in zip(part, outputs)
             ]
             wait_briefly(processes, signals, _SSH_LIMIT_S)
@@ -174,3 +185,40 @@ def silent_hosts(names: Sequence[str], signals: SignalQueue) -> dict[str, str]:
                 if process.returncode != 0:
                     silent[name] = ''.join(text_of(output).splitlines()[-1:])
     return {} if signals.is_requested else silent
+
+
+class ReturnTests:
+    """Tests over ssh, in the background, whether excluded hosts answer again.
+
+    The hosts that answer have returned once one of them has answered twice in a row: a failing link
+    does not stop the run again and again, and guards have time to end the ranks of an earlier job.
+    The test looks for a file of the checkout, because a host may answer before it has its disks.
+    """
+
+    def __init__(self) -> None:
+        self._tests: dict[str, subprocess.Popen] = {}
+        self._answered: set[str] = set()
+        self._next_s = 0.0
+
+    def returned(self, names: Sequence[str]) -> set[str]:
+        """Return those of the hosts that have returned, if any; start their next test when it is
+        due. Never waits."""
+        found: set[str] = set()
+        running = [test for test in self._tests.values() if test.poll() is None]
+        if self._tests and not running:
+            answered = {name for name, test in self._tests.items() if not test.returncode}
+            self._tests.clear()
+            if answered & self._answered:
+                found = answered.intersection(names)
+            self._answered = answered - found
+        now = time.monotonic()
+        if now < self._next_s:
+            return found
+        self._next_s = now + RETEST_S
+        for test in running:  # its login hangs
+            kill_session(test)
+        if not running:
+            for name in names:
+                command = [*_SSH, name, _HAS_CHECKOUT]
+                self._tests[name] = start_helper(command, stdout=DEVNULL, stderr=DEVNULL)
+        return found

@@ -43,7 +43,7 @@ from mlperf_rn50.launch.helpers import (
     wait_briefly,
 )
 from mlperf_rn50.launch.hosts import check_ranks, silent_hosts
-from mlperf_rn50.launch.supervisor import NOT_REACHED, Placement, StatusReader
+from mlperf_rn50.launch.supervisor import NOT_REACHED, Placement, StatusReader, StopReader
 from mlperf_rn50.runfolder.records import Failure, note_failure, read_attempts, read_failures
 from mlperf_rn50.system.launcher_env import RANK_VARIABLES, resume_command
 from mlperf_rn50.system.mpi_session import (
@@ -69,6 +69,9 @@ GRACE_S = 120.0
 _GUARDS_S = 60.0
 _GUARD_S = 0.5
 _LIST_S = 20.0  # time for launch/guard.sh to list the processes of a job; each host has 15 s
+# In the names of jobs beside the attempts (a test of Open MPI, the end of MPS), because the guards
+# of an attempt may still be ending the processes with its name.
+SIDE_JOB = 'm'
 GUARD = str(CHECKOUT / 'launch/guard.sh')
 # Linux's limit per argument, MAX_ARG_STRLEN, less the final zero byte
 _MAX_ARGUMENT_BYTES = (128 << 10) - 1
@@ -98,12 +101,28 @@ def stage_of(number: int | None, is_forced: bool) -> Stage | None:
     return Stage.STOPPING if number in STOP_SIGNALS else None
 
 
+def next_stage(stage: Stage, required: Stage | None, is_late: bool) -> Stage:
+    """Return the stage after the present one, never an earlier one.
+
+    Args:
+        required: by a signal or a stop request; None for neither.
+        is_late: whether the time limit of the present stage is exceeded.
+    """
+    if required is not None:
+        return max(stage, required)
+    if not is_late:
+        return stage
+    return Stage.KILLING if stage >= Stage.TERMINATING else Stage.TERMINATING
+
+
 class StageClock:
     """Stage of stopping an engine, and the time limit of each stage."""
 
     def __init__(self, limit_s: float, status: StatusReader | None):
         self.stage = Stage.RUNNING
-        self.has_ended = False  # whether the run, but not yet the engine, has ended
+        self.awaited = _WAITING
+        # of the run, as last seen by StatusReader; the engine may still run when it has ended
+        self.run_status: str | None = None
         self._status = status
         self._since = self._looked = time.monotonic()
         self._limits = {
@@ -120,7 +139,7 @@ class StageClock:
     def left_s(self) -> float:
         return self._since + self.limit_s - time.monotonic()
 
-    def look(self) -> None:
+    def update_limits(self) -> None:
         """Look from time to time, and when the time is up, whether the run has begun or ended.
 
         A run that has begun needs no limit for its start; the processes of one that has ended get
@@ -128,15 +147,15 @@ class StageClock:
         """
         now = time.monotonic()
         is_due = now - self._looked >= LOOK_S or self.left_s() <= 0
-        if not self._status or self.has_ended or self.stage not in _WAITING or not is_due:
+        if not self._status or self.run_status or self.stage not in _WAITING or not is_due:
             return
         self._looked = now
-        status = self._status()
-        if status is not None:
+        self.run_status = self._status()
+        if self.run_status is not None:
             self._limits[Stage.RUNNING] = float('inf')
-        if status:
-            self.has_ended = True
+        if self.run_status:
             self._since = now
+            self.awaited = dict.fromkeys(_WAITING, 'the run has ended, but not its processes')
             self._limits[Stage.RUNNING], self._limits[Stage.STOPPING] = END_LIMITS_S
 
     def enter(self, stage: Stage) -> None:
@@ -151,6 +170,7 @@ def run_engine(
     job: str,
     limit_s: float = 0.0,
     status: StatusReader | None = None,
+    should_stop: StopReader = lambda: False,
     report: Callable[[str], object] = lambda _: None,
     end_signal: signal.Signals = signal.SIGTERM,
     messengers: Sequence[subprocess.Popen] = (),
@@ -167,6 +187,7 @@ def run_engine(
             enforce their own limits.
         status: see StatusReader; None for a program without a state to save, which a stop request
             ends.
+        should_stop: whether the run must write a checkpoint and end; asked once the run has begun.
         report: called with a message about an exceeded limit, before the engine is terminated.
         messengers: processes that forward SIGUSR1 to the ranks as a stop request; if empty, the
             engine forwards it.
@@ -181,25 +202,21 @@ def run_engine(
         stderr=output,
     )
     clock = StageClock(limit_s, status)
-    is_lost = False
+    has_failed = False
     while process.poll() is None:
         number = signals.next(min(1.0, clock.left_s()))
+        clock.update_limits()
         required = stage_of(number, signals.is_forced or not status)
-        clock.look()
-        is_lost |= number == HOST_LOST
-        if required is None and clock.left_s() <= 0:
-            is_lost |= clock.stage is Stage.RUNNING
-            if clock.stage in _WAITING:
-                what = _WAITING[clock.stage]
-                if clock.has_ended:
-                    what = 'the run has ended, but not its processes'
-                report(f'{what} after {clock.limit_s:.0f} s')
-            is_stubborn = clock.stage >= Stage.TERMINATING
-            stage = Stage.KILLING if is_stubborn else Stage.TERMINATING
-        elif required is None or required <= clock.stage:
-            continue  # no signal, or one whose stage is reached
-        else:
-            stage = required
+        is_running = clock.stage is Stage.RUNNING
+        if required is None and is_running and clock.run_status == '' and should_stop():
+            required = Stage.STOPPING
+        is_late = required is None and clock.left_s() <= 0
+        has_failed |= number == HOST_LOST or is_late and is_running
+        stage = next_stage(clock.stage, required, is_late)
+        if stage is clock.stage and not is_late:
+            continue
+        if is_late and clock.stage in clock.awaited:
+            report(f'{clock.awaited[clock.stage]} after {clock.limit_s:.0f} s')
         clock.enter(stage)
         if stage is Stage.STOPPING:
             for messenger in messengers or [process]:
@@ -214,7 +231,7 @@ def run_engine(
         kill_job(job, process.pid)
     # mpirun leaves its ssh clients behind if their logins hang
     kill_all(processes_of(job, with_ranks=False))
-    if is_lost:
+    if has_failed:
         return EXIT_FAILED
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
@@ -272,6 +289,7 @@ class Launcher:
         job: str,
         words: Sequence[str],
         status: StatusReader | None,
+        should_stop: StopReader,
     ) -> int:
         """Run a command of the program on all ranks, with limits for its start and end; return its
         exit code."""
@@ -296,11 +314,12 @@ class Launcher:
             config.train.device,
             limit_s=limit_s + GRACE_S if limit_s else 0.0,
             status=status,
+            should_stop=should_stop,
             report=report,
         )
         has_begun = status is not None and status() is not None
         if code in _MPI_ERRORS and not has_begun:
-            self.try_mpi(placement, f'{job}m', config.train.device)
+            self.try_mpi(placement, job + SIDE_JOB, config.train.device)
         return code
 
     def try_mpi(self, placement: Placement, job: str, device: str) -> None:
@@ -356,6 +375,7 @@ class Launcher:
         *,
         limit_s: float = 0.0,
         status: StatusReader | None = None,
+        should_stop: StopReader = lambda: False,
         report: Callable[[str], object] = lambda _: None,
         env: Mapping[str, str] = os.environ,
         output: int | None = None,
@@ -385,6 +405,7 @@ class Launcher:
                 job,
                 limit_s=limit_s,
                 status=status,
+                should_stop=should_stop,
                 report=report,
                 end_signal=signal.SIGINT if self.engine.in_slurm else signal.SIGTERM,
                 messengers=() if self.engine.forwards_stop else guards,
@@ -449,7 +470,7 @@ class Launcher:
             for lost in read_failures(placement.run_dir):
                 self.say(f'host {lost.host} {lost.cause}')
             if code == EXIT_FAILED:
-                self.try_mpi(placement, f'{job}m', device)
+                self.try_mpi(placement, job + SIDE_JOB, device)
         return code
 
     def requeue(self, code: int, run_dir: Path) -> int:

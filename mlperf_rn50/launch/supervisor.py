@@ -43,6 +43,8 @@ ELASTIC_LIMIT_S = 30.0  # the same with --elastic, which then excludes them
 _RETRY_S = 2.0  # pause between checks for silent hosts
 # Returns the status of a run that has ended, '' before the end, None if no run has begun.
 StatusReader = Callable[[], str | None]
+# Returns whether a run that trains must write a checkpoint and end, because hosts have returned.
+StopReader = Callable[[], bool]
 
 
 @dataclass
@@ -51,9 +53,11 @@ class Supervisor:
     silent."""
 
     # Run a command on all ranks, under a job name.
-    start: Callable[[Placement, str, Sequence[str], StatusReader | None], int]
+    start: Callable[[Placement, str, Sequence[str], StatusReader | None, StopReader], int]
     # return silent hosts with reasons; none without ssh
     silent: Callable[[Sequence[str]], dict[str, str]]
+    # return those of the excluded hosts that answer again, without a wait
+    returned: Callable[[Sequence[str]], set[str]]
     say: Callable[[str], None]
     signals: SignalQueue
     options: Options
@@ -61,26 +65,43 @@ class Supervisor:
     batch_job: str  # name that is the same for all starts of a requeued job
     token: str
     # placement of each job since the newest checkpoint
-    _stuck: dict[str, Placement] = field(default_factory=dict)
+    _placements: dict[str, Placement] = field(default_factory=dict)
     _attempts: list[Attempt] = field(default_factory=list)  # including those before a requeue
     _num_jobs: int = 0
+    _has_drilled: bool = False  # whether ranks were started with the drill
+
+    def __post_init__(self) -> None:
+        self._all_hosts = self.placement.hosts
+        # excluded because they did not answer; hosts that failed while they answered stay excluded
+        self._absent: list[str] = []
+        self._returned: set[str] = set()  # answer again, to be taken back
+        self._on_trial: set[str] = set()  # taken back for the present attempt
 
     def run_all(self) -> int:
         """Make all runs in turn; return the largest exit code or, after a second Ctrl-C,
         EXIT_AT_ONCE."""
         worst = 0
-        for is_resumed in plan_runs(self.placement.run_dir, self.options):
+        runs = plan_runs(self.placement.run_dir, self.options)
+        for number, is_resumed in enumerate(runs, 1):
+            if self._absent:
+                self._returned = set(self._absent).difference(self.silent(self._absent))
+            self._take_back()
             code = self.run_to_end(is_resumed)
+            if number == 1 and self._has_drilled:
+                self._report_drill()
+            is_over = any(a.end in attempts.OVER for a in self._attempts[-1:])
+            if self.signals.is_requested and is_over and number < len(runs):
+                self.say(f'stopped after {number} of {plural(len(runs), "run")}')
+                code = EXIT_RESUMABLE  # with the next run
             worst = max(worst, code)
-            self._report_drill()
             if self.signals.is_requested or code == EXIT_USAGE:
                 break
         return EXIT_AT_ONCE if self.signals.is_forced and worst else worst
 
     def _report_drill(self) -> None:
-        """Report the time of a run in which a fault was caused; nothing if it is unknown."""
+        """Report the time of the run in which a fault was caused; nothing if it is unknown."""
         run = newest_run(self.placement.run_dir)
-        if not self.options.drill or run is None:
+        if run is None:
             return
         with suppress(UserError):
             if goodput := read_goodput(read_run(run.result)):
@@ -90,29 +111,28 @@ class Supervisor:
         """Make one run with its restarts; return 0 if converged, 1 if not, 2 for a usage error, 75
         if resumable."""
         run_dir, chosen = self.placement.run_dir, self.options.run
-        self._stuck.clear()
+        self._placements.clear()
         self._attempts = read_attempts(run_dir, self.batch_job)
-        resumed = None
-        if is_resumed:
-            resumed = chosen or newest_run(run_dir)
+        resumed = (chosen or newest_run(run_dir)) if is_resumed else None
         train_options = self.train_options(resumed)
         restarts_left = self.options.restarts
-        is_checked = False
+        is_checked, is_first = False, True
         while True:
             self._num_jobs += 1
             job = f'{self.token}-{self._num_jobs}'
             before = attempts.read_progress(run_dir, chosen)
 
             # the doctor, then the ranks
-            code = 0 if is_checked else self._run_doctor(job, train_options)
-            is_fit = not code
-            if not is_fit and self._found_fault(job, code, restarts_left):
-                return code
-            if is_fit and not self.signals.is_requested:
+            code = doctor_code = 0 if is_checked else self._run_doctor(job, train_options)
+            if self._found_fault(job, doctor_code, is_only=is_first or not restarts_left):
+                return doctor_code
+            if not doctor_code and not self.signals.is_requested:
                 code = self._start(job, ['train', *train_options], partial(self._status, before))
 
             # the result, its cause, and what follows from it
-            attempt = attempts.read_attempt(run_dir, before, code, train_options[0] == '--resume')
+            attempt = attempts.read_attempt(
+                run_dir, before, exit_code=code, is_resumed=train_options[0] == '--resume'
+            )
             if attempt.end == 'interrupted' and self._is_host_lost(job, code):
                 # guards send the ranks a stop request if a host is lost
                 attempt = replace(attempt, end=None)
@@ -120,31 +140,50 @@ class Supervisor:
             if not attempt.end and not self.signals.is_requested:
                 silent = self.silent(self.placement.hosts)
                 attempt = self.explain_failure(job, attempt, silent)
+            is_free = not self.signals.is_requested and attempts.is_free_restart(
+                attempt, self._returned, self._on_trial
+            )
+            if is_free and attempt.end == 'interrupted':
+                attempt = replace(attempt, cause=f'{names_of(self._returned)} answers again')
             self._record(job, attempt)
-            end_code = self._decide(attempt, restarts_left, have_answered=not silent)
+            end_code = self._decide(
+                attempt, restarts_left, is_free=is_free, have_answered=not silent
+            )
             if end_code is not None:
                 return end_code
 
             # A restart checks the hosts again unless they passed, the cause was outside the program
             # and all answer.
-            is_checked = is_fit and attempt.origin == 'outside' and not silent
+            is_checked = not (doctor_code or silent or self._on_trial)
+            is_checked &= attempt.origin == 'outside'
+            is_first = False
             resumed = None if attempt.run is None else RunFolder(run_dir, attempt.run)
             train_options = self.train_options(resumed)
-            restarts_left -= 1
-            self.say(
-                f'restart {self.options.restarts - restarts_left} of {self.options.restarts}: '
-                f'{" ".join(train_options)}'
-            )
+            num_hosts = plural(len(self.placement.hosts), 'host')
+            what = f'resuming on {num_hosts}, which uses no restart'
+            if not is_free:
+                restarts_left -= 1
+                what = f'restart {self.options.restarts - restarts_left} of {self.options.restarts}'
+            self.say(f'{what}: {" ".join(train_options)}')
 
-    def _decide(self, attempt: Attempt, restarts_left: int, have_answered: bool) -> int | None:
+    def _decide(
+        self, attempt: Attempt, restarts_left: int, is_free: bool, have_answered: bool
+    ) -> int | None:
         """Return the launcher's exit code after an attempt, or None once the hosts are ready for
         the next one."""
+        if is_free and not attempts.has_started(attempt):
+            self.say(
+                f'excluding {names_of(self._on_trial)} until the end, because the start with it '
+                'failed before a step'
+            )
+            self._exclude(self._on_trial)
         end_code, reason = attempts.judge(
             attempt,
             self.signals.is_requested,
             restarts_left,
             past=self._attempts,
             can_exclude=bool(self._bad_hosts()),
+            is_free=is_free,
         )
         if reason:
             self.say(reason)
@@ -153,19 +192,22 @@ class Supervisor:
         if pause_s := attempts.pause_s(attempts.count_stuck(self._attempts)):
             self.say(f'waiting {pause_s:.0f} s because the last attempt wrote no newer checkpoint')
             self.signals.pause(pause_s)
-        if not self.regroup(have_answered and not pause_s):
+        self._take_back()
+        if not self.regroup(have_answered and not (pause_s or self._on_trial)):
             return EXIT_FAILED
         if self.signals.is_requested:
             return EXIT_RESUMABLE if attempt.can_resume else EXIT_FAILED
         return None
 
-    def _found_fault(self, job: str, code: int, restarts_left: int) -> bool:
-        """Return whether a doctor that ended with this code found a fault; a killed rank or a lost
-        host is a failed attempt instead."""
-        if self.signals.is_requested or code not in (EXIT_FAILED, EXIT_USAGE):
+    def _found_fault(self, job: str, code: int, is_only: bool) -> bool:
+        """Return whether a doctor that ended with this code found a fault, after which nothing is
+        tried again; a killed rank or a lost host is a failed attempt instead.
+
+        is_only: whether this is the first start of a run, or the last one that is allowed.
+        """
+        if self._on_trial or self.signals.is_requested or code not in (EXIT_FAILED, EXIT_USAGE):
             return False
-        is_last = self._num_jobs == 1 or not restarts_left
-        return code == EXIT_USAGE or is_last and not self._has_failure(job)
+        return code == EXIT_USAGE or is_only and not self._has_failure(job)
 
     def _is_host_lost(self, job: str, code: int) -> bool:
         """Return whether a run was interrupted because a host was lost, not by the user."""
@@ -198,9 +240,10 @@ class Supervisor:
     def _status(self, before: attempts.RunProgress) -> str | None:
         """Return the status of a run that has ended, '' once the ranks have written to its folder,
         before that None."""
-        if attempts.read_progress(self.placement.run_dir, before.chosen) == before:
+        run_dir = self.placement.run_dir
+        if attempts.read_progress(run_dir, before.chosen) == before:
             return None
-        return attempts.read_attempt(self.placement.run_dir, before, 0, True).end or ''
+        return attempts.read_attempt(run_dir, before, exit_code=0, is_resumed=True).end or ''
 
     def _start(self, job: str, words: Sequence[str], status: StatusReader | None) -> int:
         what = 'starting' if words[0] == 'train' else 'checking the nodes with'
@@ -211,9 +254,11 @@ class Supervisor:
             '--run.ranks_per_device': self.options.ranks_per_device,
         }
         layout = [word for name, number in values.items() for word in (name, str(number))]
-        if self.options.drill and self._num_jobs == 1 and words[0] == 'train':
+        if self.options.drill and not self._has_drilled and words[0] == 'train':
             layout += ['--drill', str(self.options.drill)]
-        return self.start(self.placement, job, [*words, *self.options.train, *layout], status)
+            self._has_drilled = True
+        command = [*words, *self.options.train, *layout]
+        return self.start(self.placement, job, command, status, self._find_returned)
 
     def _run_doctor(self, job: str, train_options: Sequence[str]) -> int:
         if not self.options.doctor or self.signals.is_requested:
@@ -226,9 +271,9 @@ class Supervisor:
             note_attempt(self.placement.run_dir, self.batch_job, attempt)
             self._attempts.append(attempt)
         if attempt.gained:
-            self._stuck.clear()
+            self._placements.clear()
         else:
-            self._stuck[job] = self.placement
+            self._placements[job] = self.placement
 
     def explain_failure(self, job: str, attempt: Attempt, silent: Mapping[str, str]) -> Attempt:
         """Report where an attempt failed and which hosts do not answer; return the attempt with the
@@ -290,19 +335,18 @@ class Supervisor:
             if self.signals.is_requested:
                 return True
             can_exclude = self.options.elastic and len(silent) < len(self.placement.hosts)
-            if can_exclude and waited_s >= ELASTIC_LIMIT_S:
-                self.say(
-                    f'excluding {" ".join(silent)}, which did not answer for '
-                    f'{ELASTIC_LIMIT_S:.0f} s'
-                )
-                self._exclude(silent)
-                return True
-            if waited_s >= _WAIT_LIMIT_S:
-                self.say(
-                    f'{" ".join(silent)} did not answer for {_WAIT_LIMIT_S:.0f} s; not restarted'
-                )
+            limit_s = ELASTIC_LIMIT_S if can_exclude else _WAIT_LIMIT_S
+            if waited_s < limit_s:
+                self.signals.pause(_RETRY_S)
+                continue
+            names = names_of(silent)
+            if not can_exclude:
+                self.say(f'{names} did not answer for {limit_s:.0f} s; not restarted')
                 return False
-            self.signals.pause(_RETRY_S)
+            self.say(f'excluding {names}, which did not answer for {limit_s:.0f} s')
+            self._exclude(silent)
+            self._absent += silent
+            return True
         return True
 
     def _bad_hosts(self) -> dict[str, str]:
@@ -313,13 +357,39 @@ class Supervisor:
         failures = []
         for failure in read_failures(self.placement.run_dir):
             job = failure.job.removesuffix(_DOCTOR)
-            if placement := self._stuck.get(job):  # with the host names that the user gave
+            if placement := self._placements.get(job):  # with the host names that the user gave
                 failures.append(replace(failure, job=job, host=placement.name_of(failure)))
         return bad_hosts(failures, self.placement.hosts)
 
     def _exclude(self, hosts: Collection[str]) -> None:
         hosts_left = tuple(h for h in self.placement.hosts if h not in hosts)
         self.placement = replace(self.placement, hosts=hosts_left)
+        self._on_trial = self._on_trial.difference(hosts)
+
+    def _find_returned(self) -> bool:
+        """Return whether to stop the ranks, because excluded hosts answer again.
+
+        The stop request itself writes a checkpoint, so no step is lost. To wait for the next
+        regular one would only train longer on fewer hosts.
+        """
+        if self._absent:
+            self._returned = self.returned(self._absent)
+        if self._returned:
+            names = names_of(self._returned)
+            self.say(f'{names} answers again; stopping at a checkpoint to take it back')
+        return bool(self._returned)
+
+    def _take_back(self) -> None:
+        """Add the hosts that have returned, in the order in which the user gave all hosts."""
+        self._on_trial, self._returned = self._returned, set()
+        self._absent = [host for host in self._absent if host not in self._on_trial]
+        present = self._on_trial.union(self.placement.hosts)
+        hosts = tuple(host for host in self._all_hosts if host in present)
+        self.placement = replace(self.placement, hosts=hosts)
+
+
+def names_of(hosts: Collection[str]) -> str:
+    return ' '.join(sorted(hosts))
 
 
 def plan_runs(folder: Path, options: Options) -> list[bool]:

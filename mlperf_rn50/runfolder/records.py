@@ -157,6 +157,7 @@ class ResumedRecord(Struct, tag_field='event', tag='resumed', omit_defaults=True
     number_of_nodes: Count | None = None
     global_batch_size: Count | None = None
     lr_scale: Number | None = None
+    hosts: dict[str, Count] = {}  # ranks on each host; env.json has those of the first start
     time_s: Number | None = None
     epoch: Epochs | None = None  # trained so far
     # of time_s, in seconds: fields of mllog.elapsed.ElapsedParts

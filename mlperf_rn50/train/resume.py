@@ -221,7 +221,7 @@ def report_resumption(run: TrainingRun, loaded: LoadedCheckpoint) -> None:
     run.emit(
         events.Resumed(
             run.plan,
-            num_hosts=len(run.nodes),
+            hosts=run.nodes,
             step=progress.step,
             clock_s=progress.clock_s,
             elapsed_s=clock.without_s + progress.clock_s,

@@ -86,11 +86,11 @@ class Resumed(Event, frozen=True):
 
     clock_s: training that the checkpoint covers. elapsed_s: time since run_start. stopped_s: this
     time at the last sign of life before. parts: of elapsed_s. before: state in the checkpoint.
-    changes: configuration changes since the checkpoint.
+    hosts: as in Opened. changes: configuration changes since the checkpoint.
     """
 
     plan: Plan
-    num_hosts: int
+    hosts: Sequence[tuple[str, int]]
     step: int
     clock_s: float
     elapsed_s: float

@@ -101,7 +101,7 @@ def cut(phase, *texts, num_hosts=2, until=None, options=ALONE, code=1, causes=No
         cut(
             'training',
             'excluding h3, which did not answer',
-            r'2 ranks \(before: 3\), global batch 24 \(before: 24\), learning rate times 1',
+            r'2 ranks \(before: 3\) on h1, h2, global batch 24 \(before: 24\), learning',
             num_hosts=3,
             options=(*AGAIN, '--elastic'),
             code=0,
@@ -149,6 +149,33 @@ def test_cut_link(start, cluster, phase, num_hosts, until, options, code, texts,
         assert_nothing_lost(job.run_dir)
     if options is SHORT:
         assert len(run_metrics(job.run_dir, 'eval')) == 3
+
+
+@pytest.mark.slow  # a host is tested every 30 s
+@pytest.mark.parametrize('launcher', ['mpirun.sh', 'horovodrun.sh'])
+def test_excluded_host_is_taken_back_once_its_link_is_restored(start_to, cluster, launcher):
+    """The configured batch of 27 images is rounded down for 2 ranks, and comes back for 3."""
+    options = ('--restarts', 1, '--elastic', '--train.global_batch_size', 27)
+    job = start_to(*ALONE, *options, num_hosts=3, launcher=launcher)
+    for is_up, number in ((False, 1), (True, 2)):
+        cluster.set_link(cluster.hosts[2], is_up)
+        job.wait_for(
+            lambda number=number: len(run_metrics(job.run_dir, 'resumed')) == number, 'the resume'
+        )
+    fewer, all_ = run_metrics(job.run_dir, 'resumed')
+    assert (fewer['hosts'], all_['hosts']) == ({'h1': 1, 'h2': 1}, {'h1': 1, 'h2': 1, 'h3': 1})
+    assert [m['global_batch_size'] for m in (fewer, all_)] == [26, 27]
+    assert [m['lr_scale'] for m in (fewer, all_)] == [pytest.approx(26 / 27), 1.0]
+    job.wait_for_step(all_['step'] + 3)
+    job.process.send_signal(signal.SIGTERM)
+    code, output = job.end()
+    assert code == 75 and 'h3 answers again' in output and 'restart 1 of 1' in output, output
+    assert causes_of(job)[1:] == ['h3 answers again', 'interrupted']
+    # No step before the growth is lost; both batches make 6 steps of an epoch.
+    lines = [m for _, m in read_lines(job.run_dir / 'metrics.jsonl', dict)]
+    steps = [m['step'] for m in lines[: lines.index(all_)] if m['event'] == 'train']
+    epoch, step = divmod(steps[-1], 6)
+    assert all_['step'] == 6 * epoch + step * 26 // 27
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import platform
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers import keep_checkpoint, launch_options, write_metrics
@@ -36,7 +37,8 @@ starts = st.builds(
 
 def attempt(code, end=None, steps=0, begins=True, has_stop=False, silent=(), **keys):
     """Return the script of a start of the ranks. Further keys: cause, host (blames) and rank of a
-    failure, and whether it is_outside; step that it reaches; is_forced after a second Ctrl-C."""
+    failure, and whether it is_outside; step that it reaches; is_forced after a second Ctrl-C;
+    returned hosts, which answer again during the start."""
     script = {'code': code, 'end': end, 'steps': steps, 'begins': begins, 'has_stop': has_stop}
     return script | {'silent': set(silent), **keys}
 
@@ -54,7 +56,7 @@ class Fake:
     def __init__(self, folder, *script):
         self.folder, self.script = folder, list(script)
         self.is_requested, self.silent, self.paused, self.num_looks = False, set(), 0.0, 0
-        self.messages, self.calls, self.statuses = [], [], []
+        self.messages, self.calls, self.statuses, self.stops = [], [], [], []
 
     @property
     def trace(self):
@@ -62,13 +64,14 @@ class Fake:
         letters = ((words[0][0], hosts) for hosts, words in self.calls)
         return ''.join(x.upper() if hosts == ('h1', 'h3') else x for x, hosts in letters)
 
-    def start(self, layout, job, words, status):
+    def start(self, layout, job, words, status, should_stop):
         self.calls.append((layout.hosts, words))
         before = status and status()
         todo = self.script.pop(0) if self.script else CONVERGES
         self.is_requested |= todo['has_stop']
         self.is_forced |= todo.get('is_forced', False)
-        self.silent = todo['silent']
+        self.silent, self.returned = todo['silent'], todo.get('returned', set())
+        self.stops.append(should_stop())
         if 'blames' in todo:
             self.folder.mkdir(exist_ok=True)
             keys = {k: todo[k] for k in ('rank', 'is_outside') if k in todo}
@@ -106,6 +109,7 @@ class Fake:
         supervisor = Supervisor(
             start=self.start,
             silent=self.find_silent,
+            returned=lambda hosts: self.returned.intersection(hosts),
             say=self.messages.append,
             signals=self,
             options=replace(OPTIONS, **options),
@@ -253,6 +257,58 @@ def test_elastic_excludes_a_host_that_stays_silent(monkeypatch):
     assert (code, world.trace) == (EXIT_OK, 'tT')
 
 
+GROWS = attempt(EXIT_RESUMABLE, 'interrupted', 1, returned={'h2'})
+
+
+@pytest.mark.parametrize(
+    'code, trace, script, options, message',
+    [
+        # the ranks are stopped for a returned host, without the use of a restart
+        outcome(EXIT_OK, 'tTt', GONE, GROWS, message='h2 answers again', restarts=1),
+        outcome(EXIT_OK, 'dtDTdt', FIT, GONE, FIT, GROWS, FIT, restarts=1, doctor=True),
+        outcome(EXIT_OK, 'tTtTt', GONE, GROWS, {**GONE, 'steps': 1}, GROWS, restarts=2),
+        outcome(EXIT_FAILED, 'tTt', GONE, GROWS, GAINS, restarts=1),
+        # a host that is silent again at the restart is taken back later
+        outcome(EXIT_OK, 'tTTt', GONE, {**GROWS, 'silent': {'h2'}}, GROWS, restarts=1),
+        # it stays out if the start with it fails before a step
+        *(
+            outcome(EXIT_OK, 'tTtT', GONE, GROWS, fault, GROWS | CONVERGES, restarts=1)
+            for fault in (STUCK, GONE, attempt(EXIT_USAGE, begins=False), attempt(1, 'failed'))
+        ),
+        outcome(
+            *(EXIT_OK, 'dtDTdDT', FIT, GONE, FIT, GROWS, UNFIT, FIT),
+            message='excluding h2 until the end',
+            restarts=1,
+            doctor=True,
+        ),
+        # a host that failed twice while it answered stays out
+        outcome(EXIT_OK, 'ttT', BROKEN, BROKEN, GROWS | CONVERGES),
+        # it is also taken back by the restart after a failure, and at the next run
+        outcome(EXIT_OK, 'tTt', GONE, {**GAINS, 'returned': {'h2'}}, restarts=2),
+        outcome(EXIT_OK, 'tTt', GONE, restarts=1, seeds=2),
+        # the end of the run and a stop request come first
+        outcome(EXIT_OK, 'tT', GONE, GROWS | CONVERGES),
+        outcome(EXIT_RESUMABLE, 'tT', GONE, {**GROWS, 'has_stop': True}),
+    ],
+)
+def test_elastic_takes_back_a_host_that_answers_again(
+    monkeypatch, code, trace, script, options, message
+):
+    monkeypatch.setattr(supervisor, 'ELASTIC_LIMIT_S', 0.0)
+    got, world = fake_run(script, elastic=True, **options)
+    assert (got, world.trace) == (code, trace)
+    assert message in '\n'.join(world.messages)
+
+
+def test_stop_for_a_returned_host_is_recorded_as_no_failure(monkeypatch):
+    monkeypatch.setattr(supervisor, 'ELASTIC_LIMIT_S', 0.0)
+    _, world = fake_run([GONE, GROWS], elastic=True, restarts=1)
+    assert world.stops == [False, True, False]
+    ends = [(a.end, a.cause, a.origin) for a in world.attempts[1:]]
+    assert ends == [('interrupted', 'h2 answers again', ''), ('converged', 'converged', '')]
+    assert sum('restart 1 of 1' in message for message in world.messages) == 1
+
+
 def test_elastic_never_excludes_all_hosts(monkeypatch):
     monkeypatch.setattr(supervisor, 'ELASTIC_LIMIT_S', 0.0)
     code, world = fake_run([attempt(EXIT_FAILED, silent=HOSTS)], restarts=1, elastic=True)
@@ -275,6 +331,19 @@ def test_resume_continues_the_set_of_seeds(tmp_path):
     assert ['--resume' in words for _, words in world.calls] == [False, False, True, False, False]
 
 
+def test_fault_at_the_first_start_of_each_run_is_no_failed_attempt():
+    code, world = fake_run([FIT, CONVERGES, UNFIT], restarts=5, doctor=True, seeds=2)
+    assert (code, world.trace) == (EXIT_FAILED, 'dtd')
+
+
+def test_stop_request_at_the_end_of_a_run_leaves_the_other_runs(tmp_path):
+    world = Fake(tmp_path / 'run', attempt(0, 'converged', 1, has_stop=True))
+    assert world.run(seeds=2) == EXIT_RESUMABLE
+    world.is_requested = False
+    assert world.run(seeds=2, resume=True) == EXIT_OK
+    assert ['--resume' in words for _, words in world.calls] == [False, False]
+
+
 def test_older_run_is_resumed_from_the_given_checkpoint_and_later_from_its_newest(tmp_path):
     old, new = (RunFolder(tmp_path, number) for number in range(2))
     for run, end in ((old, 'interrupted'), (new, 'converged')):
@@ -284,7 +353,7 @@ def test_older_run_is_resumed_from_the_given_checkpoint_and_later_from_its_newes
     keep_checkpoint(old, 1)
     given, paths = old.checkpoints / 'step_00000001', []
 
-    def start(layout, job, words, status):
+    def start(layout, job, words, status, should_stop):
         paths.append(words[words.index('--resume') + 1])
         assert status() is None
         write_metrics(old, {'event': 'resumed', 'step': 1})
@@ -324,3 +393,12 @@ def test_hosts_that_have_just_answered_are_not_asked_again(fault, num_looks):
     """The others are asked once more, at least after a pause."""
     _, world = fake_run([fault], restarts=1)
     assert world.num_looks == num_looks
+
+
+def test_goodput_follows_the_run_of_the_drill_only(monkeypatch):
+    monkeypatch.setattr(supervisor, 'read_run', lambda path: path)
+    monkeypatch.setattr(supervisor, 'read_goodput', lambda run: SimpleNamespace(text=run.name))
+    _, world = fake_run([GAINS], restarts=1, seeds=2, drill=Drill('kill', rank=1, step=5))
+    assert [m for m in world.messages if 'goodput' in m] == [
+        'drill kill:rank1@step5: goodput result_0.txt'
+    ]

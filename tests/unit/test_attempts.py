@@ -7,7 +7,12 @@ import pytest
 from helpers import assert_one_line, begin_run, call, keep_checkpoint, write_metrics
 
 from mlperf_rn50.launch import attempts
-from mlperf_rn50.launch.attempts import describe_unfinished, read_attempt, read_progress
+from mlperf_rn50.launch.attempts import (
+    describe_unfinished,
+    is_free_restart,
+    read_attempt,
+    read_progress,
+)
 from mlperf_rn50.runfolder.locks import FileLock
 from mlperf_rn50.runfolder.records import Attempt, note_attempt, read_attempts
 from mlperf_rn50.system.launcher_env import COMMAND
@@ -111,3 +116,21 @@ def test_plan_of_a_resume_is_that_of_its_run(tmp_path):
     ):
         done = call('launch', 'local', *words, '--ranks-per-node', 2, '--dry-run')
         assert f'global batch          {2 * batch}' in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    'end, has_stepped, returned, on_trial, expected',
+    [
+        ('interrupted', True, ['h2'], [], True),  # stopped to take h2 back
+        ('converged', True, ['h2'], [], False),  # ended before the stop
+        (None, True, ['h2'], [], False),  # failed during the stop
+        (None, False, [], ['h2'], True),  # the start with h2 failed
+        ('failed', False, [], ['h2'], True),
+        (None, True, [], ['h2'], False),  # a step was taken with h2
+        (None, False, [], [], False),
+        ('interrupted', True, [], [], False),
+    ],
+)
+def test_restart_because_of_returned_hosts_is_free(end, has_stepped, returned, on_trial, expected):
+    attempt = Attempt(0, 1, end, gained=False, can_resume=True, has_stepped=has_stepped)
+    assert is_free_restart(attempt, returned, on_trial) == expected

@@ -2,14 +2,26 @@
 
 import os
 import re
+from types import SimpleNamespace
 
+import psutil
 import pytest
-from helpers import launch_options, own_signals, prepend_path, write_programs
+from helpers import (
+    launch_options,
+    own_signals,
+    prepend_path,
+    wait_for,
+    write_files,
+    write_programs,
+)
 
 from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.launch import hosts
 from mlperf_rn50.launch.helpers import LAUNCHER_SIGNALS
 from mlperf_rn50.launch.hosts import (
+    RETEST_S,
     Host,
+    ReturnTests,
     check_ranks,
     common_slots,
     parse_hostfile,
@@ -115,3 +127,47 @@ h1) exit;; h2) echo Banner >&2; echo "ssh: no route" >&2; exit 255;; *) exit 1;;
         signals = SignalQueue(LAUNCHER_SIGNALS)
         silent = silent_hosts([*here, 'h1', 'h2', 'h3'], signals)
     assert silent == {'h2': 'ssh: no route', 'h3': ''}
+
+
+def has_ended_or_hangs(process):
+    return process.status() == psutil.STATUS_ZOMBIE or process.name() == 'sleep'
+
+
+@pytest.fixture
+def tested(tmp_path, monkeypatch):
+    """Function that makes the next test of excluded hosts; returns those that have returned.
+
+    A host answers if tmp_path has a file with its name; the login of h9 hangs.
+    """
+    ssh = f'[ $6 != h9 ] || exec sleep 600; $7 && [ -e {tmp_path}/$6 ]'
+    write_programs(tmp_path, ssh=ssh)
+    prepend_path(monkeypatch, tmp_path)
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(hosts, 'time', clock)
+    tests = ReturnTests()
+
+    def tested(*names):
+        clock.now += RETEST_S
+        found = tests.returned(names)  # starts the tests, or kills those that hang
+        wait_for(lambda: all(map(has_ended_or_hangs, psutil.Process().children())))
+        return found | tests.returned(names)
+
+    return tested
+
+
+def test_hosts_have_returned_once_one_has_answered_twice_in_a_row(tested, tmp_path):
+    names = 'h2', 'h3', 'h4'
+    write_files(tmp_path, {'h2': ''})
+    assert tested(*names) == set()
+    (tmp_path / 'h2').unlink()
+    write_files(tmp_path, {'h3': ''})
+    assert tested(*names) == set()
+    write_files(tmp_path, {'h4': ''})
+    assert tested(*names) == {'h3', 'h4'}
+    assert tested('h2', 'h4') == set()  # a host that was taken back counts from the beginning
+
+
+def test_login_that_hangs_delays_the_return_of_others_only_to_the_next_test(tested, tmp_path):
+    write_files(tmp_path, {'h2': ''})
+    found = [tested('h2', 'h9') for _ in range(5)]
+    assert {'h2'} in found and {'h9'} not in found

@@ -30,6 +30,8 @@ from mlperf_rn50.launch.engines import ENGINES
 from mlperf_rn50.launch.helpers import LAUNCHER_SIGNALS
 from mlperf_rn50.launch.launcher import (
     Launcher,
+    Stage,
+    next_stage,
     processes_of,
     remove_leftovers,
     run_engine,
@@ -105,6 +107,34 @@ def test_stop_request_is_forwarded(run_shell):
     messenger = SimpleNamespace(send_signal=sent.append)
     assert run_shell(WAITS, STOP, AT_ONCE, messengers=[messenger]) == (15, [])
     assert sent == [signal.SIGUSR1]
+
+
+def test_run_is_stopped_for_a_returned_host_once_it_has_begun(run_shell):
+    asked = []
+    code, _ = run_shell(
+        WAITS, is_late=True, status=lambda: '', should_stop=lambda: not asked.append(1)
+    )
+    assert code == 75 and asked == [1]
+    asked.clear()  # no run has begun
+    code, _ = run_shell(WAITS, is_late=True, limit_s=20.0, should_stop=lambda: not asked.append(1))
+    assert code == 1 and not asked
+
+
+@pytest.mark.parametrize(
+    'stage, required, is_late, expected',
+    [
+        ('RUNNING', None, False, 'RUNNING'),
+        ('RUNNING', 'STOPPING', False, 'STOPPING'),
+        ('RUNNING', None, True, 'TERMINATING'),
+        ('STOPPING', None, True, 'TERMINATING'),
+        ('TERMINATING', 'STOPPING', False, 'TERMINATING'),
+        ('TERMINATING', None, True, 'KILLING'),
+        ('KILLING', None, True, 'KILLING'),
+    ],
+)
+def test_next_stage(stage, required, is_late, expected):
+    got = next_stage(Stage[stage], Stage[required] if required else None, is_late)
+    assert got is Stage[expected]
 
 
 OUTLIVED = 'the run has ended, but not its processes after'
@@ -213,7 +243,7 @@ def test_slow_start_is_reported(capfd, monkeypatch, tmp_path):
     started = Launcher('mpirun', ENGINES['mpirun'], launch_options('--config', 'c.yaml'), signals)
     for limit_s in (900.0, 0.0):
         config = Config(comm=CommConfig(start_limit_s=limit_s))
-        started.start(config, place, '1-2', ['doctor'], lambda: None)
+        started.start(config, place, '1-2', ['doctor'], lambda: None, lambda: False)
     assert [c['limit_s'] for c in calls] == [1020.0, 0.0]
     calls[0]['report']('still starting after 1020 s')
     cause = 'doctor: still starting after 1020 s'

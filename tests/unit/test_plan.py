@@ -9,7 +9,7 @@ from mlperf_rn50.config import Config, RunConfig
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.train.options import ScheduleConfig, TrainConfig
-from mlperf_rn50.train.plan import make_elastic_plan, make_plan, render_plan
+from mlperf_rn50.train.plan import make_elastic_plan, make_plan, render_plan, resumed_step
 
 
 def plan_for(world_size, data=None, run=None, schedule=None, **train):
@@ -112,6 +112,8 @@ def test_learning_rate_is_given_for_runs_of_epochs(schedule, max_epochs, text):
 {"global_batch_size": 64}                                   | 3 | 63
 {"global_batch_size": 64, "gradient_accumulation_steps": 2} | 3 | 60
 {"local_batch_size": 16}                                    | 3 | 48  # 4 ranks of 16 before
+{"global_batch_size": 64}                                   | 4 | 64
+{"local_batch_size": 16}                                    | 4 | 64
 """),
 )
 def test_elastic_plan_keeps_the_batch_if_possible_and_scales_the_rate(train, world_size, batch):
@@ -123,6 +125,22 @@ def test_elastic_plan_keeps_the_batch_if_possible_and_scales_the_rate(train, wor
         p.learning_rate(plan.steps_per_epoch * 20) for p in (plan, replace(plan, lr_scale=1.0))
     ]
     assert rates[0] / rates[1] == scale
+
+
+@pytest.mark.parametrize('step', [0, 1, 7, 10, 15, 16, 29])
+@pytest.mark.parametrize('ranks', [(4, 3), (3, 4)])
+def test_resume_on_other_ranks_skips_no_image_and_repeats_less_than_a_batch(ranks, step):
+    data = DataConfig(num_train=1000)
+    c = Config(data=data, train=TrainConfig(global_batch_size=64))
+    before, now = (make_elastic_plan(c, n, 64) for n in ranks)
+
+    def trained(plan, step):
+        epoch, step_in_epoch = divmod(step, plan.steps_per_epoch)
+        return epoch, step_in_epoch * plan.global_batch_size
+
+    epoch, num_images = trained(before, step)
+    resumed = trained(now, resumed_step(now, step, before.global_batch_size))
+    assert resumed[0] == epoch and 0 <= num_images - resumed[1] < now.global_batch_size
 
 
 def test_elastic_plan_without_an_image_per_rank_is_refused():

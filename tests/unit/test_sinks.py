@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -39,7 +40,7 @@ PLAN = make_plan(tiny_config(), 1)
 STEP = events.StepDone(records.TrainRecord(1, 0.1, 1.0, 2.0), 1, 1.5, 0.1, 100.0)
 RESUMED = events.Resumed(
     PLAN,
-    num_hosts=1,
+    hosts=[('h1', 1)],
     step=40,
     clock_s=9.0,
     elapsed_s=100.0,
@@ -150,6 +151,16 @@ def test_change_of_the_loss_scale_is_in_every_output(tmp_path):
         assert f'loss scale 65536 -> 32768 after {when}' in run.train_log.read_text()
     logged = [e for _, e in read_events(run.result) if e.key == 'loss_scale']
     assert [(e.value, e.metadata['step']) for e in logged] == [(32768.0, 0), (32768.0, 7)]
+
+
+def test_resume_on_fewer_ranks_names_the_hosts_and_their_ranks(tmp_path):
+    run = RunFolder(tmp_path, 0)
+    hosts, before = [('h1', 1), ('h4', 2)], replace(RESUMED.before, world_size=4)
+    emit(open_sinks(run), msgspec.structs.replace(RESUMED, hosts=hosts, before=before))
+    [resumed] = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    assert resumed['hosts'] == {'h1': 1, 'h4': 2}
+    assert 'new plan: 1 rank (before: 4) on h1, h4' in run.train_log.read_text()
+    assert 'h4' not in run.result.read_text()  # may be published
 
 
 def test_changes_of_a_resumed_run_are_in_every_output(tmp_path, capsys):

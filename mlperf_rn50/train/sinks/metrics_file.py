@@ -33,6 +33,7 @@ class Metrics:
                     step=event.step,
                     time_s=event.elapsed_s,
                     epoch=event.step / event.plan.steps_per_epoch,
+                    hosts=dict(event.hosts),
                     **resumed_facts(event),
                 )
             case events.Evaluated():

@@ -83,7 +83,7 @@ def resumed_facts(event: events.Resumed) -> dict[str, Any]:
     return {
         'elapsed_parts': render_parts(event.parts),
         'number_of_ranks': plan.world_size,
-        'number_of_nodes': event.num_hosts,
+        'number_of_nodes': len(event.hosts),
         'global_batch_size': plan.global_batch_size,
         'lr_scale': plan.lr_scale,
         **({'changed': changed} if changed else {}),

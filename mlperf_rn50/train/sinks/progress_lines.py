@@ -12,7 +12,7 @@ from mlperf_rn50.config import Config
 from mlperf_rn50.files import LineFile
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.system.launcher_env import print_stderr
-from mlperf_rn50.text import plural
+from mlperf_rn50.text import plural, some
 from mlperf_rn50.train import run_events as events
 
 _PLAIN_PERIOD_S = 30.0  # time between two progress lines if stderr is not a terminal
@@ -96,8 +96,10 @@ class ProgressLines:
         if event.parts:
             self._print(f'time since run_start: {event.parts.text}')
         if plan.world_size != before.world_size:
+            hosts = some([name for name, _ in event.hosts], 8)
             self._print(
-                f'new plan: {plural(plan.world_size, "rank")} (before: {before.world_size}), '
+                f'new plan: {plural(plan.world_size, "rank")} (before: {before.world_size}) on '
+                f'{hosts}, '
                 f'global batch {plan.global_batch_size} (before: {before.global_batch_size}), '
                 f'learning rate times {plan.lr_scale:.4g}'
             )
