@@ -141,11 +141,6 @@ def judge(
     return EXIT_FAILED if reason else None, reason
 
 
-def has_started(attempt: Attempt) -> bool:
-    """Return whether an attempt took a step, or ended otherwise than by a failure."""
-    return attempt.has_stepped or attempt.gained or attempt.end not in (None, 'failed')
-
-
 def is_free_restart(attempt: Attempt, returned: Collection[str], on_trial: Collection[str]) -> bool:
     """Return whether the restart after an attempt is none of --restarts, because without returned
     hosts the run would have gone on.
@@ -154,8 +149,10 @@ def is_free_restart(attempt: Attempt, returned: Collection[str], on_trial: Colle
         returned: hosts for which the launcher stopped the ranks, to take them back.
         on_trial: hosts that were taken back for this attempt.
     """
-    is_stopped = bool(returned) and attempt.end == 'interrupted'
-    return is_stopped or bool(on_trial) and not has_started(attempt)
+    if attempt.end == 'interrupted':
+        return bool(returned)
+    has_started = attempt.has_stepped or attempt.gained
+    return bool(on_trial) and attempt.end in (None, 'failed') and not has_started
 
 
 def count_stuck(attempts: Sequence[Attempt]) -> int:

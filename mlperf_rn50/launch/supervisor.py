@@ -5,7 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -64,13 +64,12 @@ class Supervisor:
     placement: Placement
     batch_job: str  # name that is the same for all starts of a requeued job
     token: str
-    # placement of each job since the newest checkpoint
-    _placements: dict[str, Placement] = field(default_factory=dict)
-    _attempts: list[Attempt] = field(default_factory=list)  # including those before a requeue
-    _num_jobs: int = 0
-    _has_drilled: bool = False  # whether ranks were started with the drill
 
     def __post_init__(self) -> None:
+        self._placements: dict[str, Placement] = {}  # of each job since the newest checkpoint
+        self._attempts: list[Attempt] = []  # including those before a requeue
+        self._num_jobs = 0
+        self._has_drilled = False  # whether ranks were started with the drill
         self._all_hosts = self.placement.hosts
         # excluded because they did not answer; hosts that failed while they answered stay excluded
         self._absent: list[str] = []
@@ -144,7 +143,8 @@ class Supervisor:
                 attempt, self._returned, self._on_trial
             )
             if is_free and attempt.end == 'interrupted':
-                attempt = replace(attempt, cause=f'{names_of(self._returned)} answers again')
+                cause = f'stopped to take back {names_of(self._returned)}'
+                attempt = replace(attempt, cause=cause)
             self._record(job, attempt)
             end_code = self._decide(
                 attempt, restarts_left, is_free=is_free, have_answered=not silent
@@ -159,8 +159,7 @@ class Supervisor:
             is_first = False
             resumed = None if attempt.run is None else RunFolder(run_dir, attempt.run)
             train_options = self.train_options(resumed)
-            num_hosts = plural(len(self.placement.hosts), 'host')
-            what = f'resuming on {num_hosts}, which uses no restart'
+            what = f'resuming on {names_of(self.placement.hosts)}, which uses no restart'
             if not is_free:
                 restarts_left -= 1
                 what = f'restart {self.options.restarts - restarts_left} of {self.options.restarts}'
@@ -171,10 +170,10 @@ class Supervisor:
     ) -> int | None:
         """Return the launcher's exit code after an attempt, or None once the hosts are ready for
         the next one."""
-        if is_free and not attempts.has_started(attempt):
+        if is_free and attempt.end != 'interrupted':
             self.say(
-                f'excluding {names_of(self._on_trial)} until the end, because the start with it '
-                'failed before a step'
+                f'excluding {names_of(self._on_trial)} until the end, because the first start '
+                'after their return failed before a step'
             )
             self._exclude(self._on_trial)
         end_code, reason = attempts.judge(
@@ -376,7 +375,7 @@ class Supervisor:
             self._returned = self.returned(self._absent)
         if self._returned:
             names = names_of(self._returned)
-            self.say(f'{names} answers again; stopping at a checkpoint to take it back')
+            self.say(f'stopping at a checkpoint to take back {names}, which answered twice')
         return bool(self._returned)
 
     def _take_back(self) -> None:

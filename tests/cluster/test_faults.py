@@ -169,8 +169,8 @@ def test_excluded_host_is_taken_back_once_its_link_is_restored(start_to, cluster
     job.wait_for_step(all_['step'] + 3)
     job.process.send_signal(signal.SIGTERM)
     code, output = job.end()
-    assert code == 75 and 'h3 answers again' in output and 'restart 1 of 1' in output, output
-    assert causes_of(job)[1:] == ['h3 answers again', 'interrupted']
+    assert code == 75 and 'to take back h3' in output and 'restart 1 of 1' in output, output
+    assert causes_of(job)[1:] == ['stopped to take back h3', 'interrupted']
     # No step before the growth is lost; both batches make 6 steps of an epoch.
     lines = [m for _, m in read_lines(job.run_dir / 'metrics.jsonl', dict)]
     steps = [m['step'] for m in lines[: lines.index(all_)] if m['event'] == 'train']

@@ -264,7 +264,7 @@ GROWS = attempt(EXIT_RESUMABLE, 'interrupted', 1, returned={'h2'})
     'code, trace, script, options, message',
     [
         # the ranks are stopped for a returned host, without the use of a restart
-        outcome(EXIT_OK, 'tTt', GONE, GROWS, message='h2 answers again', restarts=1),
+        outcome(EXIT_OK, 'tTt', GONE, GROWS, message='to take back h2, which', restarts=1),
         outcome(EXIT_OK, 'dtDTdt', FIT, GONE, FIT, GROWS, FIT, restarts=1, doctor=True),
         outcome(EXIT_OK, 'tTtTt', GONE, GROWS, {**GONE, 'steps': 1}, GROWS, restarts=2),
         outcome(EXIT_FAILED, 'tTt', GONE, GROWS, GAINS, restarts=1),
@@ -305,7 +305,7 @@ def test_stop_for_a_returned_host_is_recorded_as_no_failure(monkeypatch):
     _, world = fake_run([GONE, GROWS], elastic=True, restarts=1)
     assert world.stops == [False, True, False]
     ends = [(a.end, a.cause, a.origin) for a in world.attempts[1:]]
-    assert ends == [('interrupted', 'h2 answers again', ''), ('converged', 'converged', '')]
+    assert ends == [('interrupted', 'stopped to take back h2', ''), ('converged', 'converged', '')]
     assert sum('restart 1 of 1' in message for message in world.messages) == 1
 
 
