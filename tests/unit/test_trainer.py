@@ -133,7 +133,7 @@ def test_exchanges_of_a_step_do_not_grow_with_the_number_of_ranks(training, tmp_
     comm.reset_mock()  # the start of the attempt
     for step in range(3):  # the timer marks the buckets of the second one
         trainer.read(trainer.step(batches, step, 0.01))
-        times.find_request()
+        times.find_trace_request()
         times.take_trace()
     of_a_step = ['sum_in_background', *['average_gradients'] * len(trainer.optimizer.buckets)]
     assert [name for name, *_ in comm.method_calls] == 3 * of_a_step
@@ -247,7 +247,7 @@ def test_restored_variances_keep_their_values_at_another_batch(training):
     other.load_state(TrainerState(saved))
     assert_equal(variances_of(other.snapshot()), variances_of(saved), rtol=1e-6)
     loaded = part_of(saved, 'model/')
-    set_weights(other.net, other.corrected(loaded, -1))
+    set_weights(other.net, other.from_unbiased(loaded))
     assert_equal(variances_of(other.copy_network()), variances_of(loaded), rtol=1e-6)
 
 
