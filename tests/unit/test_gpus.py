@@ -70,21 +70,26 @@ def numbered(*visible):
     return [make_view('h1', [], 1, v) for v in visible]
 
 
+# uuids: the GPUs that each rank sees
 @pytest.mark.parametrize(
-    'rank_views, per_device, numbers',
-    [
-        (views(*['a b c d'] * 4), 1, [0, 1, 2, 3]),  # all ranks see all GPUs
-        (views(*['a b'] * 4), 3, [0, 0, 0, 1]),
-        (views(*'abcd'), 1, [0, 0, 0, 0]),  # one GPU per task, always number 0
-        (views(*'aabbc'), 2, [0] * 5),
-        (views(*'abbcc'), 2, [0] * 5),  # with NCCL, a later check refuses uneven nodes
-        (views('a b', 'a b', 'c d', 'c d', hosts=['h1', 'h1', 'h2', 'h2']), 1, [0, 1, 0, 1]),
-        (views('a b', 'c d'), 1, [0, 0]),  # several GPUs per task, of which a rank uses the first
-        (numbered('0', '1'), 1, [0, 0]),
-    ],
+    'uuids, per_device, numbers',
+    json_table("""
+["a b c d", "a b c d", "a b c d", "a b c d"] | 1 | [0, 1, 2, 3]
+["a b", "a b", "a b", "a b"]   | 3 | [0, 0, 0, 1]
+["a", "b", "c", "d"]           | 1 | [0, 0, 0, 0]     # one GPU per task, always number 0
+["a", "a", "b", "b", "c"]      | 2 | [0, 0, 0, 0, 0]
+["a", "b", "b", "c", "c"]      | 2 | [0, 0, 0, 0, 0]  # a later check refuses uneven nodes
+["a b", "c d"]                 | 1 | [0, 0]           # a rank uses the first of its task
+"""),
 )
-def test_ranks_divide_the_visible_gpus(rank_views, per_device, numbers):
-    assert choose_gpus(rank_views, per_device) == numbers
+def test_ranks_divide_the_visible_gpus(uuids, per_device, numbers):
+    assert choose_gpus(views(*uuids), per_device) == numbers
+
+
+def test_gpus_of_a_host_are_divided_among_its_own_ranks():
+    two_hosts = views('a b', 'a b', 'c d', 'c d', hosts=['h1', 'h1', 'h2', 'h2'])
+    assert choose_gpus(two_hosts, 1) == [0, 1, 0, 1]
+    assert choose_gpus(numbered('0', '1'), 1) == [0, 0]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import os
 import re
 
 import pytest
-from helpers import launch_options, own_signals, prepend_path, write_programs
+from helpers import json_table, launch_options, own_signals, prepend_path, write_programs
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.launch.helpers import LAUNCHER_SIGNALS
@@ -19,23 +19,25 @@ from mlperf_rn50.launch.hosts import (
 from mlperf_rn50.system.signals import SignalQueue
 
 
+# hosts: name, slots, and the range of numbers of ranks if it is limited
 @pytest.mark.parametrize(
     'text, hosts',
-    [
-        ('# all\nh1 slots=4 # big\n\nh2 slots=4\n', [Host('h1', 4), Host('h2', 4)]),
-        ('h1\nh1\nh2\nh2\n', [Host('h1', 2), Host('h2', 2)]),  # a line per rank, as in PBS
-        ('h1:2', [Host('h1', 2, range(2, 3))]),
-        *((f'h1 {word}', [Host('h1', 2)]) for word in ('slots = 2', 'cpu=2', 'count=2')),
-        ('h1 max_slots=4', [Host('h1', None, range(1, 5))]),
-        *(
-            (f'h1 {words}', [Host('h1', 2, range(1, 5))])
-            for words in ('max-slots=4 slots=2', 'slots=2 slots-max=4')
-        ),
-        ('10.0.0.1\tslots=2\r', [Host('10.0.0.1', 2)]),
-    ],
+    json_table(r"""
+"\u0023 all\nh1 slots=4 \u0023 big\n\nh2 slots=4\n" | [["h1", 4], ["h2", 4]]
+"h1\nh1\nh2\nh2\n"       | [["h1", 2], ["h2", 2]]  # a line per rank, as in PBS
+"h1:2"                   | [["h1", 2, [2, 3]]]
+"h1 slots = 2"           | [["h1", 2]]
+"h1 cpu=2"               | [["h1", 2]]
+"h1 count=2"             | [["h1", 2]]
+"h1 max_slots=4"         | [["h1", null, [1, 5]]]
+"h1 max-slots=4 slots=2" | [["h1", 2, [1, 5]]]
+"h1 slots=2 slots-max=4" | [["h1", 2, [1, 5]]]
+"10.0.0.1\tslots=2\r"    | [["10.0.0.1", 2]]
+"""),
 )
 def test_hostfile_as_other_tools_read_it(text, hosts):
-    assert parse_hostfile(text, 'f') == hosts
+    expected = [Host(name, slots, *(range(*r) for r in limits)) for name, slots, *limits in hosts]
+    assert parse_hostfile(text, 'f') == expected
 
 
 @pytest.mark.parametrize(
