@@ -18,6 +18,7 @@ from helpers import (
     CLI,
     HANG_LIMIT_S,
     ROOT,
+    json_table,
     own_signals,
     run,
     shipped_logs,
@@ -105,16 +106,21 @@ def send_at(monkeypatch):
 
 @pytest.mark.parametrize(
     'can_stop, sent',
-    [
-        # The first request stops a run gracefully, or ends a command that has nothing to finish;
-        # the second ends a run.
-        *((True, [(number, 0, 'stop')]) for number in (INT, TERM, HUP, USR1)),
-        *((False, [(number, 0, 'end')]) for number in (INT, TERM, HUP)),
-        (True, [(INT, 0, 'stop'), (INT, 0.5, 'stop'), (INT, 1.5, 'end')]),
-        (True, [(USR1, 0, 'stop'), (INT, 2, 'end')]),
-        # only Ctrl-C ends a run that writes its checkpoint
-        (True, [(USR1, 0, 'stop'), (TERM, 9, 'stop'), (HUP, 60, 'stop')]),
-    ],
+    json_table("""
+# The first request stops a run gracefully, or ends a command that has nothing to finish; the second
+# ends a run.
+true  | [["INT", 0, "stop"]]
+true  | [["TERM", 0, "stop"]]
+true  | [["HUP", 0, "stop"]]
+true  | [["USR1", 0, "stop"]]
+false | [["INT", 0, "end"]]
+false | [["TERM", 0, "end"]]
+false | [["HUP", 0, "end"]]
+true  | [["INT", 0, "stop"], ["INT", 0.5, "stop"], ["INT", 1.5, "end"]]
+true  | [["USR1", 0, "stop"], ["INT", 2, "end"]]
+# only Ctrl-C ends a run that writes its checkpoint
+true  | [["USR1", 0, "stop"], ["TERM", 9, "stop"], ["HUP", 60, "stop"]]
+"""),
 )
 def test_first_signal_stops_and_second_ends(monkeypatch, send_at, can_stop, sent):
     calls = queue.Queue()
@@ -124,8 +130,8 @@ def test_first_signal_stops_and_second_ends(monkeypatch, send_at, can_stop, sent
     signal.signal(INT, signal.SIG_IGN)  # as a shell in the background does
     stop_signals.catch(lambda *_: None, stop_signals.END_SIGNALS)
     with stop_signals.handle_in_thread((lambda: calls.put('stop')) if can_stop else None):
-        for number, now_s, effect in sent:
-            send_at(number, now_s)
+        for name, now_s, effect in sent:
+            send_at(signal.Signals[f'SIG{name}'], now_s)
             assert calls.get(timeout=10) == effect
 
 
