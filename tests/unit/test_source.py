@@ -4,7 +4,7 @@ import json
 
 import pytest
 from benches import bench_allreduce, bench_train
-from helpers import json_table, write_files
+from helpers import json_table, table, values, write_files
 from lines import write_set
 from made_systems import write_layouts
 from pytest import approx
@@ -115,18 +115,18 @@ def test_requested_link_takes_precedence_and_the_source_has_the_bytes(dump):
 
 @pytest.mark.parametrize(
     'row',
-    [
-        {'num_ranks': 4},
-        {'num_ranks': 2, 'num_hosts': 2},
-        {'model': 'vgg16'},
-        {'precision': 'float16'},
-        {'input': 'real'},
-        {'num_parameters': 5},
-        {'local_batch_size': 32},
-    ],
+    table("""
+num_ranks=4
+num_ranks=2 num_hosts=2
+model="vgg16"
+precision="float16"
+input="real"
+num_parameters=5
+local_batch_size=32
+"""),
 )
 def test_bench_rows_may_differ_only_in_the_batch(dump, row):
-    content = bench_train({}, {'local_batch_size': 64, **row})
+    content = bench_train({}, {'local_batch_size': 64, **values(*row)})
     content['tables'].append({'title': 'Scaling', 'rows': [{'efficiency': 1.0}]})
     with pytest.raises(ConfigError, match='got resnet50, .*, 32 per rank, .* differ only in'):
         load_source([dump('a.json', content)])

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import address_of
+from helpers import address_of, json_table
 from tiny import tiny_config, tiny_training
 
 from mlperf_rn50.data.batches import eval_batches, synthetic_batches, train_batches
@@ -201,13 +201,13 @@ def follow_variances(net, momentum):
 
 @pytest.mark.parametrize(
     'num_images, model, num_passes',
-    [
-        (20, {}, 1),
-        (20, {'fused_bn_relu': True}, 1),
-        (20, {'bn_momentum': 0.5}, 2),
-        (1, {}, 1),
-        (2, {}, 1),
-    ],
+    json_table("""
+20 | {} | 1
+20 | {"fused_bn_relu": true} | 1
+20 | {"bn_momentum": 0.5} | 2
+1  | {} | 1
+2  | {} | 1
+"""),
     ids=str,
 )
 def test_running_variances_follow_the_unbiased_rule(num_images, model, num_passes):
