@@ -10,7 +10,7 @@ from argparse import ArgumentTypeError
 from dataclasses import replace
 
 import pytest
-from helpers import call, deny, shipped_logs, table, write_files
+from helpers import call, deny, json_table, shipped_logs, table, write_files
 from lines import mllog, run_lines, write_lines
 from mlperf_logging.compliance_checker import mlp_parser
 from sample_log import LARS, SGD, closed, shift_clock, write_run
@@ -55,21 +55,22 @@ def test_good_log_passes_every_ruleset(tmp_path, config):
 
 
 @pytest.mark.parametrize(
-    'config, accuracy, ruleset, division, message',
-    [
-        (LARS, 0.7595, '0.6.0', None, None),
-        (STEP, 0.7595, '0.6.0', None, None),
-        (SGD, 0.7595, '0.6.0', None, 'optimizer keys: expected opt_learning_rate_decay_boundary'),
-        (SGD, 0.7489, judge.V05, None, 'the target was missed'),
-        (STEP, 0.7489, '0.6.0', None, 'run_stop: got '),
-        (SGD, 0.7489, '0.7.0', None, 'eval_accuracy: the best value is 0.7489'),
-        (SGD, 0.7489, '4.0.0', None, None),
-        (SGD, 0.7489, '4.0.0', 'closed', 'eval_accuracy: the best value'),
-    ],
+    'name, accuracy, ruleset, division, message',
+    json_table("""
+"lars" | 0.7595 | "0.6.0" | null | null
+"step" | 0.7595 | "0.6.0" | null | null
+"poly" | 0.7595 | "0.6.0" | null | "optimizer keys: expected opt_learning_rate_decay_boundary"
+"poly" | 0.7489 | "v0.5"  | null | "the target was missed"
+"step" | 0.7489 | "0.6.0" | null | "run_stop: got "
+"poly" | 0.7489 | "0.7.0" | null | "eval_accuracy: the best value is 0.7489"
+"poly" | 0.7489 | "4.0.0" | null | null
+"poly" | 0.7489 | "4.0.0" | "closed" | "eval_accuracy: the best value"
+"""),
 )
-def test_violations_by_ruleset(tmp_path, config, accuracy, ruleset, division, message):
+def test_violations_by_ruleset(tmp_path, name, accuracy, ruleset, division, message):
     path, v06 = tmp_path / 'result_0.txt', tmp_path / 'result_0_v0.6.txt'
     end = 'converged' if accuracy > 0.75 else 'aborted'
+    config = {'lars': LARS, 'step': STEP, 'poly': SGD}[name]
     write_run(path, config, accuracies=(0.1, accuracy), end=end, v06=v06)
     check_texts(violations(v06 if ruleset == '0.6.0' else path, ruleset, division), message)
 

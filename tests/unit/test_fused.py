@@ -55,6 +55,12 @@ def with_level(level) -> Processor:
 AVX2, AVX512, BF16 = map(with_level, ('AVX2', 'AVX-512', 'AVX-512 BF16'))
 
 
+def config_for(device, model, precision) -> Config:
+    plain = {'gpu': GPU, 'cpu': CPU}[device]
+    model, train = replace(plain.model, **model), replace(plain.train, precision=precision)
+    return replace(plain, model=model, train=train)
+
+
 def with_model(**keys) -> Config:
     return replace(GPU, model=replace(GPU.model, **keys))
 
@@ -133,9 +139,7 @@ FUSIONS = {
 """),
 )
 def test_fused_operators_are_used_if_a_kernel_exists(nvidia, device, model, precision, expected):
-    plain, expected = {'gpu': GPU, 'cpu': CPU}[device], FUSIONS[expected]
-    model, train = replace(plain.model, **model), replace(plain.train, precision=precision)
-    config = replace(plain, model=model, train=train)
+    config, expected = config_for(device, model, precision), FUSIONS[expected]
     assert fusion_of(config, AVX2) == fusion_of(config, BF16) == expected
     has_kernels = expected.norm_relu is NormRelu or expected.norm_add_relu is NormAddRelu
     assert fused.runs_nvidias_kernels(config) is has_kernels
@@ -187,16 +191,19 @@ def test_options_without_a_kernel_are_refused():
 
 
 @pytest.mark.parametrize(
-    'config, layout',
-    [
-        (with_model(layout=None), 'NHWC'),
-        (with_model(layout='NCHW'), 'NCHW'),
-        (with_model(layout=None, name='inception_v3'), 'NCHW'),
-        (CPU, 'NCHW'),
-        (replace(GPU, model=ModelConfig(), train=replace(GPU.train, precision='float32')), 'NCHW'),
-    ],
+    'device, model, precision, layout',
+    json_table("""
+"gpu" | {"layout": null}   | "float16" | "NHWC"
+"gpu" | {"layout": "NCHW"} | "float16" | "NCHW"
+"gpu" | {"layout": null, "name": "inception_v3"} | "float16" | "NCHW"
+"cpu" | {}                 | "float32" | "NCHW"
+"gpu" | {"layout": null}   | "float32" | "NCHW"
+"""),
 )
-def test_layout_is_channels_last_only_with_nvidias_kernels(nvidia, config, layout):
+def test_layout_is_channels_last_only_with_nvidias_kernels(
+    nvidia, device, model, precision, layout
+):
+    config = config_for(device, model, precision)
     assert with_layout(config).model.layout == layout and not layout_warnings(with_layout(config))
 
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import mxnet as mx
 import pytest
-from helpers import json_table
+from helpers import json_table, variables
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.train.comm import horovod as comm_module
@@ -199,27 +199,26 @@ def test_places_of_ranks_are_checked_before_sharing(calls_of):
         calls_of(2, 1, 2, 2)
 
 
-GLOO, MPI = {'HOROVOD_CONTROLLER': 'gloo'}, {'OMPI_COMM_WORLD_SIZE': '2', 'PMIX_NAMESPACE': '1'}
-LEFT = "SIZE: got '2' in the environment without a launcher; unset it"
+GLOO, MPI = 'HOROVOD_CONTROLLER=gloo', 'OMPI_COMM_WORLD_SIZE=2 PMIX_NAMESPACE=1'
 
 
 @pytest.mark.parametrize(
     'env, has_mpi, has_gloo, message',
-    [
-        (GLOO, True, False, 'built without Gloo; start the ranks with launch/mpirun.sh'),
-        (MPI, False, True, 'built without MPI; use launch/horovodrun.sh'),
-        # the number of ranks that an earlier launcher left
-        ({'OMPI_COMM_WORLD_SIZE': '2'}, True, True, LEFT),
-        ({'HOROVOD_SIZE': '2'}, True, True, LEFT),
-        (GLOO, False, True, ''),
-        (MPI, True, False, ''),
-        ({'HOROVOD_SIZE': '2', 'HOROVOD_GLOO_RENDEZVOUS_ADDR': 'h1'}, False, True, ''),
-        ({}, False, False, ''),  # a single process uses neither
-    ],
+    json_table(f"""
+"{GLOO}" | true  | false | "built without Gloo; start the ranks with launch/mpirun.sh"
+"{MPI}"  | false | true  | "built without MPI; use launch/horovodrun.sh"
+# the number of ranks that an earlier launcher left
+"OMPI_COMM_WORLD_SIZE=2" | true | true | "SIZE: got '2' in the environment without a launcher"
+"HOROVOD_SIZE=2"         | true | true | "SIZE: got '2' in the environment without a launcher"
+"{GLOO}" | false | true  | ""
+"{MPI}"  | true  | false | ""
+"HOROVOD_SIZE=2 HOROVOD_GLOO_RENDEZVOUS_ADDR=h1" | false | true | ""
+""       | false | false | ""  # a single process uses neither
+"""),
 )
 def test_missing_controller_of_horovod_is_named(env, has_mpi, has_gloo, message):
     with pytest.raises(ConfigError, match=message) if message else nullcontext():
-        check_controller(env, has_mpi, has_gloo)
+        check_controller(variables(env), has_mpi, has_gloo)
 
 
 @pytest.mark.parametrize(

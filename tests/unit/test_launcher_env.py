@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import CLI, ROOT, argv, assert_one_line, json_table, run, under_ranks, variables
+from helpers import CLI, ROOT, argv, assert_one_line, json_table, run, table, under_ranks, variables
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system import launcher_env
@@ -130,25 +130,23 @@ def test_line_of_a_rank_is_one_write_in_unbuffered_python():
 
 @pytest.mark.parametrize(
     'text, place',
-    [
-        ('', '0 None 0 1'),
-        (
-            'OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_LOCAL_RANK=1 '
-            'OMPI_COMM_WORLD_LOCAL_SIZE=2',
-            '3 8 1 2',
-        ),
-        ('HOROVOD_RANK=6 HOROVOD_SIZE=8 HOROVOD_LOCAL_RANK=0 HOROVOD_LOCAL_SIZE=4', '6 8 0 4'),
-        (SRUN, '0 None 0 1'),  # a program started manually within a job
-        (f'{SRUN} PMIX_RANK=7', '7 8 3 4'),
-        (f'{UNEVEN} {TASKS}=2,1 SLURM_NODEID=0 SLURM_LOCALID=1', '1 3 1 2'),
-        (f'{UNEVEN} {TASKS}=2,1 SLURM_NODEID=1', '1 3 0 1'),
-        (f'{UNEVEN} {TASKS}=4(x2),3 SLURM_NODEID=1 SLURM_LOCALID=3', '1 3 3 4'),
-        (f'{UNEVEN} {TASKS}=4(x999999999),3 SLURM_NODEID=9', '1 3 0 4'),
-        (f'{UNEVEN} SLURM_LOCALID=1', '1 3 1 2'),  # without the list
-    ],
+    table(f"""
+ | 0 None 0 1
+OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_LOCAL_RANK=1 \
+OMPI_COMM_WORLD_LOCAL_SIZE=2                              | 3 8 1 2
+HOROVOD_RANK=6 HOROVOD_SIZE=8 HOROVOD_LOCAL_RANK=0 HOROVOD_LOCAL_SIZE=4 | 6 8 0 4
+{SRUN}                                                    | 0 None 0 1
+{SRUN} PMIX_RANK=7                                        | 7 8 3 4
+{UNEVEN} {TASKS}=2,1 SLURM_NODEID=0 SLURM_LOCALID=1       | 1 3 1 2
+{UNEVEN} {TASKS}=2,1 SLURM_NODEID=1                       | 1 3 0 1
+{UNEVEN} {TASKS}=4(x2),3 SLURM_NODEID=1 SLURM_LOCALID=3   | 1 3 3 4
+{UNEVEN} {TASKS}=4(x999999999),3 SLURM_NODEID=9           | 1 3 0 4
+{UNEVEN} SLURM_LOCALID=1                                  | 1 3 1 2
+"""),
 )
 def test_place_of_a_rank_by_launcher(monkeypatch, text, place):
-    """Rank, number of ranks, and the same on its node."""
+    """Rank, number of ranks, and the same on its node. A program that is started by hand within a
+    Slurm job has rank 0; the last rank is without the list of tasks."""
     for name in list(os.environ):
         if name.startswith(('OMPI_COMM_', 'PMI', 'MPI_LOCAL', 'HOROVOD_', 'SLURM_')):
             monkeypatch.delenv(name)

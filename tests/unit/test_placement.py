@@ -60,21 +60,23 @@ def test_ranks_that_this_machine_cannot_bear_are_refused(
 FILE = RunConfig('/r', num_nodes=2, ranks_per_node=3)
 
 
+# run: what differs from FILE
 @pytest.mark.parametrize(
     'words, run, expected',
-    [
-        ('--config c', FILE, 'localhost localhost 3'),
-        ('--config c --ranks-per-node 4', FILE, 'localhost localhost 4'),
-        ('--config c --nodes 1', FILE, 'localhost 3'),
-        ('--config c --hosts h1,h2,h3', FILE, 'h1 h2 3'),
-        ('--config c --hosts h1,h2,h3', RunConfig('/r'), 'h1 h2 h3 1'),
-        ('--resume --run-dir /r', replace(FILE, dir='/before'), 'localhost localhost 3'),
-        ('--resume --run-dir /r --hosts h1', FILE, 'h1 3'),
-        ('--config c --hosts h1:4,h2:4', FILE, 'h1 h2 4'),
-    ],
+    json_table("""
+"--config c"                         | {} | "localhost localhost 3"
+"--config c --ranks-per-node 4"      | {} | "localhost localhost 4"
+"--config c --nodes 1"               | {} | "localhost 3"
+"--config c --hosts h1,h2,h3"        | {} | "h1 h2 3"
+"--config c --hosts h1,h2,h3"        | {"num_nodes": null, "ranks_per_node": null} | "h1 h2 h3 1"
+"--resume --run-dir /r"              | {"dir": "/before"} | "localhost localhost 3"
+"--resume --run-dir /r --hosts h1"   | {} | "h1 3"
+"--config c --hosts h1:4,h2:4"       | {} | "h1 h2 4"
+"""),
 )
 def test_place_of_options_hosts_and_configuration(words, run, expected, monkeypatch):
     monkeypatch.setattr(placement, 'newest_run', lambda folder: RunFolder(folder, 0))
+    run = replace(FILE, **run)
     place, config = place_ranks(ENGINES['mpirun'], launch_options(words), lambda words: Config(run))
     assert ' '.join(place.hosts) + f' {place.ranks_per_node}' == expected
     assert str(place.run_dir) == '/r' and config.run is run
