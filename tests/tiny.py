@@ -13,7 +13,7 @@ from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.loop import TrainingRun
 from mlperf_rn50.train.options import CheckpointConfig, ScheduleConfig, TrainConfig
 from mlperf_rn50.train.plan import make_plan
-from mlperf_rn50.train.run import Job, open_run
+from mlperf_rn50.train.run import RunArguments, open_run
 from mlperf_rn50.train.trainer import Trainer
 from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
@@ -64,7 +64,7 @@ def tiny_run(
         train=replace(config.train, max_epochs=1, eval_period=1, num_warmup_steps=0),
         checkpoint=CheckpointConfig(**{'keep': 99, 'period_epochs': 0, **checkpoint}),
     )
-    with open_run(Job(config, Comm(), Heartbeat())) as opened:
+    with open_run(RunArguments(config, Comm(), Heartbeat())) as opened:
         run = start_clock(build(opened))
         recorder = Recorder(lambda event: on_event(event, run))
         run.sinks.append(recorder)

@@ -171,12 +171,12 @@ def _train(
 ) -> int:
     from mlperf_rn50.analysis.recipe.differences import find_deviations
     from mlperf_rn50.cli.ranks import open_ranks
-    from mlperf_rn50.train.run import Job, train
+    from mlperf_rn50.train.run import RunArguments, train
 
     comm = open_ranks(config, heartbeat)
     heartbeat.beat()  # the imports took a while, which must not count as a stall
     warnings = find_deviations(config, comm.world_size) if comm.rank == 0 and not resume else []
-    job = Job(
+    arguments = RunArguments(
         config,
         comm,
         heartbeat,
@@ -186,7 +186,7 @@ def _train(
         warnings=warnings,
         drill=options.drill,
     )
-    end, folder = train(job)
+    end, folder = train(arguments)
     if comm.rank == 0:
         with suppress(OSError):  # a closed terminal must not fail the run
             print(_render_end(end, folder, config), flush=True)

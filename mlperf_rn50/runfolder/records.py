@@ -272,7 +272,9 @@ class Attempt:
     place: str = 'before a run began'  # or the last recorded step and phase
     cause: str = ''  # of the end
     origin: str = ''  # of the cause: outside or program; '' if unknown
-    job: str = ''  # the same for all starts of a requeued job
+    # number of the Slurm job or token of the launcher, the same for all starts of a requeued Slurm
+    # job; not the job of a Failure
+    job: str = ''
 
 
 @dataclass(frozen=True)
@@ -293,15 +295,15 @@ class Failure:
 RECORDS = 'attempts.jsonl', 'failures.jsonl'  # of the launchers of a folder
 
 
-def note_attempt(folder: Path, job: str, attempt: Attempt) -> None:
+def note_attempt(folder: Path, batch_job: str, attempt: Attempt) -> None:
     """Record an attempt for later launchers; write nothing if there is no run folder."""
-    append(folder / 'attempts.jsonl', replace(attempt, job=job))
+    append(folder / 'attempts.jsonl', replace(attempt, job=batch_job))
 
 
-def read_attempts(folder: Path, job: str | None = None) -> list[Attempt]:
-    """Return the attempts of a job, which may have been requeued; those of all jobs for None."""
+def read_attempts(folder: Path, batch_job: str | None = None) -> list[Attempt]:
+    """Return the attempts that have a batch_job as their job; all attempts for None."""
     lines = read_lines(folder / 'attempts.jsonl', Attempt)
-    return list(deque((a for _, a in lines if job in (None, a.job)), MAX_KEPT))
+    return list(deque((a for _, a in lines if batch_job in (None, a.job)), MAX_KEPT))
 
 
 def note_failure(folder: Path, failure: Failure) -> None:

@@ -51,6 +51,8 @@ def build(run: OpenRun) -> BuiltRun:
     if not run.resumption:
         run.emit(events.Opened(plan, progress.seed, run.nodes, *_clear_caches(run)))
     run.emit(events.Noted('building the network'))
+
+    # the network, with its first weights
     device_id = device_id_of(config, comm)
     leave_openmp_to_engine()
     resumption = run.resumption
@@ -64,10 +66,13 @@ def build(run: OpenRun) -> BuiltRun:
     )
     own = {'rank': comm.rank, 'host': run.host}
     times = RankTimes(comm, trainer.timer, own, run.folder.trace_request, heartbeat)
-    # The pipelines read no data before the clock starts.
+
+    # the data; the pipelines read none before the clock starts
     train_shard = plan.train_shard(comm.rank)
     train_data = train_batches(config, train_shard, progress.seed, progress.step, device_id)
     eval_data = eval_batches(config, plan.eval_shard(comm.rank), device_id)
+
+    # the state of the checkpoint, or initial weights and the warm-up
     flops = _mean_flops(trainer)
     if resumption:  # its clock runs already, so that a warm-up would only delay the first step
         restore(run, trainer, resumption)
@@ -79,12 +84,16 @@ def build(run: OpenRun) -> BuiltRun:
     traced = parse_trace(config.run.trace)
     # after the warm-up, which also counts steps
     trainer.timer.start_trace(len(traced), traced.start)
+
+    # facts for the log and for later analysis
     _report_settings(run)
     run.emit(events.NetworkMeasured(_measure(run, trainer, flops)))
     mx.nd.waitall()
     mx.random.seed(progress.seed)  # gives dropout the same masks with and without a warm-up
     if comm.rank == 0 and (event := reference_event(run.comparison, config, comm.world_size)):
         run.emit(event)
+
+    # the run, ready for its clock
     classes = class_names(config.data) if comm.rank == 0 else []
     built = BuiltRun(
         **vars(run),
@@ -256,7 +265,7 @@ def _load_initial(trainer: Trainer, path: Path) -> tuple[str, list[str]]:
     found, arrays = load_weights(path)
     data = trainer.plan.config.data
     is_other = not data.synthetic and list(found.classes) != class_names(data)
-    notes = set_weights(trainer.net, trainer.corrected(arrays, -1), is_other)
+    notes = set_weights(trainer.net, trainer.from_unbiased(arrays), is_other)
     trainer.optimizer.reset_masters()
     origin = f'{found.epoch} epochs on {found.data["dataset"]}, SHA-256 {found.sha256[:12]}…'
     return f'{path} ({found.model["name"]}, {origin})', notes

@@ -132,7 +132,7 @@ class TrainingRun(BuiltRun):
         return Flags(
             stop=self.heartbeat.is_stop_requested,
             checkpoint=0 < period_s <= self.clock.trained_s() - self.progress.clock_s,
-            trace=self.times.request,
+            trace=self.times.is_trace_requested,
         )
 
     def report_part(self, name: str, seconds: float) -> None:
@@ -145,11 +145,14 @@ class TrainingRun(BuiltRun):
             self.emit(events.Noted(text))
 
 
-def run_to_end(run: TrainingRun) -> events.Ended:
+def train_to_end(run: TrainingRun) -> events.Ended:
     """Run epochs to the end of the run; a run that fails still writes its best network."""
     try:
         return run_epochs(run)
     except RunFailed:
+        # The last callback is called first, and all are, even if one fails: the failure is
+        # reported, the checkpoint that is being written is finished, and then the best network is
+        # written.
         with ExitStack() as cleanup:
             cleanup.callback(run.best_weights.write_best)
             cleanup.callback(run.writer.finish)
@@ -194,6 +197,8 @@ def train_epoch(run: TrainingRun, epoch: int, is_block_start: bool) -> bool:
     plan, progress, trainer = run.plan, run.progress, run.trainer
     first = progress.step
     last = (epoch + 1) * plan.steps_per_epoch
+
+    # the start of the epoch
     run.emit(
         events.EpochStarted(
             epoch,
@@ -204,6 +209,8 @@ def train_epoch(run: TrainingRun, epoch: int, is_block_start: bool) -> bool:
     )
     start_steps(run)
     reporter = StepReporter(run)
+
+    # its remaining steps
     for step in range(first, last):
         run.writer.check()
         # Push a step to the device without waiting for it.
@@ -219,7 +226,9 @@ def train_epoch(run: TrainingRun, epoch: int, is_block_start: bool) -> bool:
         must_save = progress.step < last and (is_asked or is_planned)
         if must_save:  # a checkpoint contains only steps with a checked loss
             requests |= reporter.read()
-        report_trace(run, requests.trace)
+        if requests.trace:
+            run.times.start_trace()
+        report_trace(run)
         if must_save:
             if requests.stop:
                 num_images = (progress.step - first) * plan.global_batch_size
@@ -228,7 +237,8 @@ def train_epoch(run: TrainingRun, epoch: int, is_block_start: bool) -> bool:
             if requests.stop:
                 return True
             start_steps(run)
-    # Read the clock when the work is done, not when it is queued.
+
+    # the end of the epoch; the clock is read when the work is done, not when it is queued
     trainer.settle()
     num_before = first % plan.steps_per_epoch * plan.global_batch_size
     num_images = plan.train_shard().num_counted - num_before
@@ -251,10 +261,9 @@ def start_steps(run: TrainingRun) -> None:
     run.trainer.timer.start(run.progress.step)
 
 
-def report_trace(run: TrainingRun, is_requested: bool = False, is_end: bool = False) -> None:
-    """Trace the next steps if requested; report the traced steps once all are done, or at the end
-    of the run."""
-    if spans := run.times.take_trace(is_requested, is_end):
+def report_trace(run: TrainingRun, is_end: bool = False) -> None:
+    """Report the traced steps once all are done; at the end of the run, those that are done."""
+    if spans := run.times.take_trace(is_end):
         run.emit(events.StepsTraced(spans))
 
 
@@ -355,7 +364,9 @@ def end(
         checkpoint_s=run.times.checkpoint_s,
         parts=elapsed_parts(run.clock.resumes, time_s),
     )
-    with ExitStack() as cleanup:  # calls these in reverse order, even if one fails
+    # As in train_to_end, the last callback is called first, and all are, even if one fails: the end
+    # is reported, the checkpoint that is being written is finished, and then networks are written.
+    with ExitStack() as cleanup:
         cleanup.callback(write_networks, run, status)
         cleanup.callback(run.writer.finish)
         report_trace(run, is_end=True)
@@ -397,7 +408,8 @@ class StepReporter:
             with_norms=plan.config.run.tensorboard and self._has_record(step),
         )
         self._pending.append(pending)
-        run.times.request = False
+        # The step passes the request on to all ranks, so each request starts one trace.
+        run.times.is_trace_requested = False
 
     def read(self, num_ahead: int = 0) -> Flags:
         """Wait for all pushed steps but the last num_ahead, and report them; return what any rank
@@ -432,7 +444,7 @@ class StepReporter:
                 scheduled_learning_rate=plan.learning_rate(step),
             )
             self._losses.clear()
-            run.times.find_request()
+            run.times.find_trace_request()
         run.emit(
             events.StepDone(
                 record,

@@ -35,7 +35,7 @@ from mlperf_rn50.train.checkpoint.progress import Progress
 from mlperf_rn50.train.checkpoint.resumable import clear_abandoned, clear_run
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.compare import find_reference, open_comparison
-from mlperf_rn50.train.loop import OpenRun, RankPlace, run_to_end
+from mlperf_rn50.train.loop import OpenRun, RankPlace, train_to_end
 from mlperf_rn50.train.plan import Plan, make_plan
 from mlperf_rn50.train.resume import load_resumption, plan_resumed
 from mlperf_rn50.train.sinks.every_rank import Drilled, Sampled, TraceFile, Watched
@@ -51,8 +51,8 @@ LOCK_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True)
-class Job:
-    """What the command line asks a rank to train.
+class RunArguments:
+    """Arguments of train() on one rank.
 
     Args:
         config: the configuration, not yet checked; that of a resumed run was read from its run
@@ -76,25 +76,25 @@ class Job:
     drill: Drill | None = None
 
 
-def train(job: Job) -> tuple[events.Ended, RunFolder]:
+def train(arguments: RunArguments) -> tuple[events.Ended, RunFolder]:
     """Train until the target is reached, the epochs are used up or a stop is requested; raise
     UserError on failure.
 
     Return the end of the run (converged, aborted or interrupted) and its files.
     """
-    check_values(job.config)
-    drill, world_size = job.drill, job.comm.world_size
+    check_values(arguments.config)
+    drill, world_size = arguments.drill, arguments.comm.world_size
     if drill and drill.rank >= world_size:
         raise ConfigError(f'--drill: got rank {drill.rank}, expected one below {world_size}')
-    job.heartbeat.beat('start-up')
-    with open_run(job) as opened:
+    arguments.heartbeat.beat('start-up')
+    with open_run(arguments) as opened:
         try:
-            if drill and drill.rank == job.comm.rank:
+            if drill and drill.rank == arguments.comm.rank:
                 opened.sinks.append(Drilled(drill, opened.folder.metrics))
-            for text in [*job.warnings, *layout_warnings(opened.plan.config)]:
+            for text in [*arguments.warnings, *layout_warnings(opened.plan.config)]:
                 opened.emit(events.Warned(text))
             run = start_clock(build(opened))
-            return run_to_end(run), run.folder
+            return train_to_end(run), run.folder
         except mx.MXNetError as e:
             if 'Horovod has been shut down' not in str(e):
                 raise
@@ -102,15 +102,15 @@ def train(job: Job) -> tuple[events.Ended, RunFolder]:
 
 
 @contextmanager
-def open_run(job: Job) -> Iterator[OpenRun]:
-    """Plan a run and hold its folder, with open sinks; raise UserError if the job does not fit data
-    or checkpoint."""
-    config, comm = job.config, job.comm
+def open_run(arguments: RunArguments) -> Iterator[OpenRun]:
+    """Plan a run and hold its folder, with open sinks; raise UserError if the arguments do not fit
+    data or checkpoint."""
+    config, comm = arguments.config, arguments.comm
     with ExitStack() as cleanup:
         resumption = None
-        if job.resume:
-            folder, path = job.resume
-            cleanup.enter_context(hold_run(comm, folder, job.heartbeat))
+        if arguments.resume:
+            folder, path = arguments.resume
+            cleanup.enter_context(hold_run(comm, folder, arguments.heartbeat))
             resumption = load_resumption(comm, folder, path)
         digest = data_of_all_hosts(config, comm)
         reference = comm.on_rank_0(lambda: find_reference(config, comm.world_size))
@@ -124,21 +124,21 @@ def open_run(job: Job) -> Iterator[OpenRun]:
                 comm.world_size,
                 nodes,
                 resumption,
-                is_elastic=job.is_elastic,
-                allowed=job.allowed,
+                is_elastic=arguments.is_elastic,
+                allowed=arguments.allowed,
                 digest=digest,
             )
         else:
             plan, progress = plan_new(config, comm, nodes, digest)
             folder = RunFolder(Path(config.run.dir), progress.result_index)
-            cleanup.enter_context(hold_run(comm, folder, job.heartbeat))
+            cleanup.enter_context(hold_run(comm, folder, arguments.heartbeat))
         num_epochs = progress.step // plan.steps_per_epoch
         run = OpenRun(
             plan=plan,
             progress=progress,
             comm=comm,
             hosts=hosts,
-            heartbeat=job.heartbeat,
+            heartbeat=arguments.heartbeat,
             folder=folder,
             comparison=open_comparison(reference, plan, folder.metrics, num_epochs),
             resumption=resumption,

@@ -115,15 +115,16 @@ class Trainer:
         params = self.net.collect_params()
         trained = {n: p for n, p in params.items() if p.grad_req != 'null'}
         self.statistics = {n: p.data() for n, p in sorted(params.items()) if p.grad_req == 'null'}
-        # CPU operators average variances without the factor N / (N - 1). Averages are linear, so
-        # each use applies it. With data.sizes, the factor is that of the last size, which
-        # determines the statistics of the final network.
+        # Factors N / (N - 1), which make running variances unbiased. MXNet's operators for CPUs
+        # leave them out. Averages are linear, so each use of a variance applies its factor:
+        # evaluations, checkpoints and saved networks have unbiased variances. With data.sizes, the
+        # factor is that of the last size, which determines the statistics of the final network.
         last = config.data.size_of(len(config.data.sizes))
         shape = plan.local_batch_size, *image_shape(with_size(config, last))
-        self._corrections: dict[str, float] = {}
+        self._variance_factors: dict[str, float] = {}
         if device_id is None:
-            self._corrections = variance_corrections(self.nets[last], shape)
-        for name, factor in self._corrections.items():
+            self._variance_factors = variance_corrections(self.nets[last], shape)
+        for name, factor in self._variance_factors.items():
             self.statistics[name] /= factor
 
         # Gradients of several passes. Those that each pass overwrites instead of accumulating are
@@ -271,7 +272,7 @@ class Trainer:
         (train.ema) weights."""
         self.average_statistics()
         params = {n: p.data() for n, p in self.net.collect_params().items()}
-        changed = [n for n in params if n in self._corrections or self.ema.arrays]
+        changed = [n for n in params if n in self._variance_factors or self.ema.arrays]
         before = {n: params[n].copy() for n in changed}
         for name in changed:
             self._evaluated(name, params[name]).copyto(params[name])
@@ -282,10 +283,10 @@ class Trainer:
             array.copyto(params[name])
 
     def _evaluated(self, name: str, array: NDArray) -> NDArray:
-        """Return a copy of a parameter as evaluations use it: averaged (train.ema), with a
-        corrected variance."""
+        """Return a copy of a parameter as evaluations use it: averaged (train.ema), with an
+        unbiased variance."""
         averaged = self.ema.arrays.get(f'ema/{name}', array).astype(array.dtype)
-        return averaged * self._corrections.get(name, 1)
+        return averaged * self._variance_factors.get(name, 1)
 
     def settle(self) -> None:
         """Wait for every pushed step."""
@@ -311,13 +312,20 @@ class Trainer:
         """Return copies of the arrays that a checkpoint contains; after average_statistics, they
         agree on all ranks."""
         self.settle()
-        return self.corrected({n: a.asnumpy() for n, a in self.arrays().items()})
+        return self.to_unbiased({n: a.asnumpy() for n, a in self.arrays().items()})
 
-    def corrected(self, arrays: npz.Arrays, exponent: int = 1) -> npz.Arrays:
-        """Return arrays with corrected variances, in float64 so that exponent -1 undoes it to the
-        bit."""
+    def to_unbiased(self, arrays: npz.Arrays) -> npz.Arrays:
+        """Return arrays with unbiased variances, in float64 so that from_unbiased restores the
+        same bits."""
+        return self._scale_variances(arrays, 1)
+
+    def from_unbiased(self, arrays: npz.Arrays) -> npz.Arrays:
+        """Return arrays with variances as MXNet's operators on this device average them."""
+        return self._scale_variances(arrays, -1)
+
+    def _scale_variances(self, arrays: npz.Arrays, exponent: int) -> npz.Arrays:
         result = dict(arrays)
-        for name, factor in self._corrections.items():
+        for name, factor in self._variance_factors.items():
             for key in {name, f'model/{name}', f'ema/{name}'} & arrays.keys():
                 result[key] = arrays[key].astype(np.float64) * factor**exponent
         return result
@@ -365,7 +373,7 @@ class Trainer:
             self.loss_scale = LossScale(state.loss_scale, state.num_finite_steps)
 
     def _set(self, arrays: npz.Arrays) -> None:
-        arrays = self.corrected(arrays, -1)
+        arrays = self.from_unbiased(arrays)
         for name, array in self.arrays().items():
             # copyto also works for an array that a graph has converted to oneDNN's layout.
             nd.array(arrays[name], self.context, array.dtype).copyto(array)

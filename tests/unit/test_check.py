@@ -4,12 +4,13 @@ import io
 import json
 import logging
 import os
+import re
 import shutil
 from argparse import ArgumentTypeError
 from dataclasses import replace
 
 import pytest
-from helpers import call, deny, shipped_logs, write_files
+from helpers import call, deny, json_table, shipped_logs, table, write_files
 from lines import mllog, run_lines, write_lines
 from mlperf_logging.compliance_checker import mlp_parser
 from sample_log import LARS, SGD, closed, shift_clock, write_run
@@ -54,60 +55,56 @@ def test_good_log_passes_every_ruleset(tmp_path, config):
 
 
 @pytest.mark.parametrize(
-    'config, accuracy, ruleset, division, message',
-    [
-        (LARS, 0.7595, '0.6.0', None, None),
-        (STEP, 0.7595, '0.6.0', None, None),
-        (SGD, 0.7595, '0.6.0', None, 'optimizer keys: expected opt_learning_rate_decay_boundary'),
-        (SGD, 0.7489, judge.V05, None, 'the target was missed'),
-        (STEP, 0.7489, '0.6.0', None, 'run_stop: got '),
-        (SGD, 0.7489, '0.7.0', None, 'eval_accuracy: the best value is 0.7489'),
-        (SGD, 0.7489, '4.0.0', None, None),
-        (SGD, 0.7489, '4.0.0', 'closed', 'eval_accuracy: the best value'),
-    ],
+    'name, accuracy, ruleset, division, message',
+    json_table("""
+"lars" | 0.7595 | "0.6.0" | null | null
+"step" | 0.7595 | "0.6.0" | null | null
+"poly" | 0.7595 | "0.6.0" | null | "optimizer keys: expected opt_learning_rate_decay_boundary"
+"poly" | 0.7489 | "v0.5"  | null | "the target was missed"
+"step" | 0.7489 | "0.6.0" | null | "run_stop: got "
+"poly" | 0.7489 | "0.7.0" | null | "eval_accuracy: the best value is 0.7489"
+"poly" | 0.7489 | "4.0.0" | null | null
+"poly" | 0.7489 | "4.0.0" | "closed" | "eval_accuracy: the best value"
+"""),
 )
-def test_violations_by_ruleset(tmp_path, config, accuracy, ruleset, division, message):
+def test_violations_by_ruleset(tmp_path, name, accuracy, ruleset, division, message):
     path, v06 = tmp_path / 'result_0.txt', tmp_path / 'result_0_v0.6.txt'
     end = 'converged' if accuracy > 0.75 else 'aborted'
+    config = {'lars': LARS, 'step': STEP, 'poly': SGD}[name]
     write_run(path, config, accuracies=(0.1, accuracy), end=end, v06=v06)
     check_texts(violations(v06 if ruleset == '0.6.0' else path, ruleset, division), message)
 
 
-SWAPPED = {
-    ') run_start': ') train_loop',
-    ') train_loop': ') run_start',
-    ') run_stop': ') run_final',
-    ') run_final': ') run_stop',
-}
+def test_events_in_another_order_violate_the_rules(good):
+    pairs = ('run_start', 'train_loop'), ('run_stop', 'run_final')
+    swapped = {old: new for pair in pairs for old, new in (pair, pair[::-1])}
+    names = rf'(?<=\) )({"|".join(swapped)})'
+    text = re.sub(names, lambda match: swapped[match[0]], good.read_text())
+    write_lines(good, text.splitlines())
+    check_texts(violations(good, 'v0.5', None), 'level 1: the order is run_start, run_final')
 
 
+# lines with the old text get the new one, or are removed for '-'
 @pytest.mark.parametrize(
-    'change, ruleset, message',
-    [
-        ({'"seed"': None}, '4.0.0', None),
-        ({'"train_samples"': None}, '4.0.0', 'train_samples is missing'),
-        ({'"cache_clear"': None}, '4.0.0', 'cache_clear is missing'),
-        ({') run_start': None}, 'v0.5', 'level 1: run_start appears 0 times, expected once'),
-        (SWAPPED, 'v0.5', 'level 1: the order is run_start, run_final, run_stop, expected'),
-        ({') eval_st': None}, 'v0.5', 'level 1: eval_start and eval_stop are missing'),
-        ({'model_hp_shorcut_add': None}, 'v0.5', 'level 2: model_hp_shorcut_add is missing'),
-        ({') eval_accuracy': None}, 'v0.5', 'level 1: eval_accuracy is missing'),
-        ({'"value": "research"': '"value": "attic"'}, '4.0.0', "submission_status: got 'attic'"),
-        ({'"fc1_bias"': '"fc_bias"'}, '2.1.0', 'weights_initialization: expected exactly the'),
-        ({'"value": "sgd"': '"value": "adam/../../x"'}, '4.0.0', "opt_name: got 'adam/../../x'"),
-        ({'"value": "open"': '"value": "../x"'}, '4.0.0', "submission_division: got '../x'"),
-        ({'"time_ms"': '"time'}, '4.0.0', 'torn line '),
-    ],
+    'old, new, ruleset, message',
+    table("""
+"seed"                | - | 4.0.0 |
+"train_samples"       | - | 4.0.0 | train_samples is missing
+"cache_clear"         | - | 4.0.0 | cache_clear is missing
+) run_start           | - | v0.5  | level 1: run_start appears 0 times, expected once
+) eval_st             | - | v0.5  | level 1: eval_start and eval_stop are missing
+model_hp_shorcut_add  | - | v0.5  | level 2: model_hp_shorcut_add is missing
+) eval_accuracy       | - | v0.5  | level 1: eval_accuracy is missing
+"value": "research"   | "value": "attic"  | 4.0.0 | submission_status: got 'attic'
+"fc1_bias"            | "fc_bias"         | 2.1.0 | weights_initialization: expected exactly the
+"value": "sgd"        | "value": "adam/../../x" | 4.0.0 | opt_name: got 'adam/../../x'
+"value": "open"       | "value": "../x"   | 4.0.0 | submission_division: got '../x'
+"time_ms"             | "time             | 4.0.0 | torn line
+"""),
 )
-def test_violations_of_a_changed_log(good, change, ruleset, message):
-    """`change` maps text in a line to its replacement, or to None to remove the lines that contain
-    it."""
-    lines = []
-    for line in good.read_text().splitlines():
-        old = next((text for text in change if text in line), '')
-        if (new := change.get(old, '')) is not None:
-            lines.append(line.replace(old, new) if old else line)
-    write_lines(good, lines)
+def test_violations_of_a_changed_log(good, old, new, ruleset, message):
+    lines = good.read_text().splitlines()
+    write_lines(good, [x.replace(old, new) for x in lines if new != '-' or old not in x])
     check_texts(violations(good, ruleset, 'closed' if ruleset == '2.1.0' else None), message)
 
 

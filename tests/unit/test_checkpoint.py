@@ -144,23 +144,23 @@ def test_any_changed_bit_is_detected(tmp_path):
 
 @pytest.mark.parametrize(
     'state, message',
-    [
-        ({'seed': '1'}, 'got `str` - at `$.seed`'),
-        ({'step': True}, 'got `bool`'),
-        ({'step': -1}, '>= 0 - at `$.step`'),
-        ({'step': 2**63 - 1}, '$.step'),
-        ({'step': 6}, 'step: got 6, expected 5'),
-        ({'clock_s': float('nan')}, 'got NaN'),
-        ({'clock_s': 1e18}, 'clock_s'),
-        ({'last_lr': float('inf')}, 'got Infinity'),
-        ({'global_batch_size': 0}, '>= 1'),
-        ({'lr_batch_size': 10**12}, 'lr_batch_size'),
-        ({'best_top1': 5.0}, 'best_top1'),
-        ({'num_resumes': 10**15}, 'num_resumes'),
-        ({'nodes': [0]}, 'nodes: got 1, expected one for each of 2 ranks'),
-        ({'config': {'a': 1}}, 'at `$.config[...]`'),
-        ({'sead': 1}, 'keys other than'),
-    ],
+    json_table("""
+{"seed": "1"}               | "got `str` - at `$.seed`"
+{"step": true}              | "got `bool`"
+{"step": -1}                | ">= 0 - at `$.step`"
+{"step": 9223372036854775807} | "$.step"
+{"step": 6}                 | "step: got 6, expected 5"
+{"clock_s": NaN}            | "got NaN"
+{"clock_s": 1e18}           | "clock_s"
+{"last_lr": Infinity}       | "got Infinity"
+{"global_batch_size": 0}    | ">= 1"
+{"lr_batch_size": 1000000000000} | "lr_batch_size"
+{"best_top1": 5.0}          | "best_top1"
+{"num_resumes": 1000000000000000} | "num_resumes"
+{"nodes": [0]}              | "nodes: got 1, expected one for each of 2 ranks"
+{"config": {"a": 1}}        | "at `$.config[...]`"
+{"sead": 1}                 | "keys other than"
+"""),
     ids=str,
 )
 def test_invalid_state_with_a_valid_checksum_is_refused(tmp_path, state, message):

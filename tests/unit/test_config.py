@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from helpers import ROOT, call, table
+from helpers import ROOT, call, json_table, table
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -180,16 +180,14 @@ def config_of(tmp_path, section, key, value, is_option):
 @pytest.mark.parametrize('is_option', [False, True], ids=['file', 'option'])
 @pytest.mark.parametrize(
     'key, read, refused',
-    [
-        (
-            'run.seed',
-            {'010': 10, '-0': 0, '+5': 5, '~': None, 'null': None},
-            '1:30 12:30:45 0o10 1_000 0x10 0b11 1e3 5.0',
-        ),
-        ('run.telemetry', {'true': True, 'False': False}, 'yes on no 1'),
-        ('run.submission_org', {t: t for t in 'no 010 1:30 2026-11-25 1_000 1e-3'.split()}, ''),
-        ('schedule.base_lr', {'1e-3': 0.001, '1e3': 1000, '.5': 0.5, '2': 2}, ''),
-    ],
+    json_table("""
+"run.seed"           | {"010": 10, "-0": 0, "+5": 5, "~": null, "null": null} | \
+    "1:30 12:30:45 0o10 1_000 0x10 0b11 1e3 5.0"
+"run.telemetry"      | {"true": true, "False": false} | "yes on no 1"
+"schedule.base_lr"   | {"1e-3": 0.001, "1e3": 1000, ".5": 0.5, "2": 2} | ""
+"run.submission_org" | {"no": "no", "010": "010", "1:30": "1:30", "2026-11-25": "2026-11-25"} | ""
+"run.submission_org" | {"1_000": "1_000", "1e-3": "1e-3"} | ""
+"""),
 )
 def test_scalars_are_read_as_written_or_refused_by_name(tmp_path, key, read, refused, is_option):
     for value, expected in read.items():

@@ -1,12 +1,14 @@
 """Doctor: checks of made-up facts, the limits of this process, and the answer."""
 
 import errno
+import json
 import os
 from dataclasses import replace
 from unittest.mock import Mock
 
 import msgspec
 import pytest
+from helpers import table
 from msgspec.structs import replace as with_changes
 from rank_facts import DATA, HOROVOD, PACKAGES, ULIMITS, assert_reads, epyc, rank_facts
 
@@ -53,149 +55,82 @@ def test_facts_are_validated_where_they_arrive():
             parse_facts(wrong)
 
 
-GPU = {'device': 'gpu'}
+# A check, its result, and changes of h2; "requested" has values of the configuration.
+CASES = table("""
+clocks | ok: at most 1000 ms apart | {"clock_offset_s": 1.0}
+memory | ok: 2.1 GB available per rank on h2 | {"memory_available_bytes": 4294967296}
+program | failed: code bbbb on h2, but code aaaa on h1 ... same commit on h2 | {"code": "bbbb"}
+packages | failed: numpy 1.22.0 on h2, but numpy 1.23.5 ... | {"packages": {"numpy": "1.22.0"}}
+packages | failed: numpy missing on h2 | {"packages": {"numpy": null}}
+data set | failed: manifest xxxx with 9 images on h2, but manifest mmmm ... to h2 again \
+    | {"data": {"manifest": "xxxx", "num_images": 9}}
+data set | failed: on h2: train.rec: no ... prepare | {"data": {"problem": "train.rec: no such"}}
+.idx and .rec | ok: 128 records checked on each rank, with their checksums | {}
+clocks | failed: at most 3200 ms apart (h2 and h1) ... clock of h2 | {"clock_offset_s": -3.2}
+ranks and nodes | failed: ...2 nodes (h1: 2, h2: 1) ... h2 has 1 \
+    | {"local_size": 1, "requested": {"ranks_per_node": 2}}
+ranks and nodes | failed: 4 ranks on 2 nodes ... num_nodes is 4 | {"requested": {"num_nodes": 4}}
+disk | failed: 0.0 GB free for the run folder on h2, 1.0 GB needed ... free space \
+    | {"disk_free_bytes": 10, "requested": {"needed_disk_bytes": 1000000000}}
+TMPDIR | failed: /scratch on h2: No space left; ... 10 MB free ... set TMPDIR \
+    | {"tmp_dir": "/scratch", "tmp_dir_problem": "No space left"}
+Horovod | failed: ...operations MPI+Gloo ... NCCL: MLPERF_RN50_VARIANT=cu117 \
+    | {"requested": {"device": "gpu"}}
+processor | failed: EPYC, AVX2 on h2 ... use float32 \
+    | {"processor": "AVX2", "requested": {"precision": "bfloat16"}}
+layers | ok: fused on h1; plain on h2 | {"layers": "plain"}
+processor | warning: EPYC, AVX2 on h2, but EPYC, AVX-512 BF16 on h1 ... | {"processor": "AVX2"}
+threads | warning: 10 threads on the 8 CPUs available to the ranks of h2 ... fewer ranks \
+    | {"omp_num_threads": "5"}
+threads | warning: OMP_NUM_THREADS is not set on h2 ... launch/ | {"omp_num_threads": ""}
+threads | warning: 8 threads on the 6.5 CPUs available to the ranks of h2 \
+    | {"cgroup": {"quota_cpus": 6.5}}
+threads | ok: 4 per rank | {"cgroup": {"quota_cpus": 1.5}, "omp_num_threads": "1"}
+CPUs | ok: 2 ranks may use 8 of the 16 CPUs of h1 | {}
+CPUs | warning: 2 ranks may use 1 of the 16 CPUs of h2 ... at most 1 there | {"cpus": [3]}
+CPUs | warning: ...1.5 of the 16 CPUs of h2, the quota of their ... at most 1 there \
+    | {"cgroup": {"quota_cpus": 1.5}}
+memory | warning: 1.6 GB available per rank on h2 ... fewer | {"memory_available_bytes": 3221225472}
+memory | ok: 3.5 GB available ... group allows 8.0 GB, 1.0 GB of it ... raise the limit \
+    | {"cgroup": {"memory_limit_bytes": 8000000000, "memory_used_bytes": 1000000000}}
+memory | warning: 0.0 GB available \
+    | {"cgroup": {"memory_limit_bytes": 1000000000, "memory_used_bytes": 2000000000}}
+shared memory | warning: 8 MB free in /dev/shm on h2, 8 MB needed ... --shm-size=1g \
+    | {"shared_memory_free_bytes": 8388608}
+shared memory | warning: no /dev/shm on h2 | {"shared_memory_free_bytes": null}
+shared memory | warning: ...1,074 MB needed \
+    | {"shared_memory_free_bytes": 67108864, "requested": {"device": "gpu"}}
+processes | warning: 31 more can start on h2 (ulimit -u is 40) ... raise ulimit -u \
+    | {"free_processes": [31, "ulimit -u is 40"]}
+open files | ok: 138 for a rank on h2, up to 138 needed | {"ulimits": {"open_files": 138}}
+open files | warning: 137 for a rank on h2, up to 138 needed ... ulimit -n 138 \
+    | {"ulimits": {"open_files": 137}}
+open files | ok: 1,024 for a rank on h1 | {"ulimits": {"open_files": null}}
+address space | warning: 4,000.0 MB for a rank on h2 ... ulimit -v \
+    | {"ulimits": {"address_space_bytes": 4000000000}}
+locked memory | warning: 8.4 MB for a rank on h1, h2, expected unlimited ... ulimit -l \
+    | {"requested": {"device": "gpu"}}
+locked memory | not needed: | {}
+energy | ok: 4 CPU packages can be measured; 16 GPUs can be measured | {}
+energy | ok: 2 CPU packages can be measured, none on h2, so | {"energy": {"cpu": 0, "gpu": 8}}
+run folder | ok: visible on all 2 hosts | {}
+run folder | warning: files of h1 are not visible on h2 (no /x) | {"run_folder_problem": "no /x"}
+""")
+MAKERS = {
+    'cgroup': lambda limits: GroupLimits(**limits),
+    'data': lambda facts: with_changes(DATA, **facts),
+    'packages': lambda new: {k: v for k, v in {**PACKAGES, **new}.items() if v},
+    'processor': epyc,
+    'ulimits': lambda new: {**ULIMITS, **new},
+}
 
 
-def case(expected, requested=None, **changes):
-    """Return the expected text of a check, values of the configuration, and changes of h2."""
-    return expected, requested or {}, changes
-
-
-CASES = [
-    case('clocks | ok: at most 1000 ms apart', clock_offset_s=1.0),
-    case('memory | ok: 2.1 GB available per rank on h2', memory_available_bytes=4 << 30),
-    case(
-        'program | failed: code bbbb on h2, but code aaaa on h1 ... the same commit on h2',
-        code='bbbb',
-    ),
-    case(
-        'packages | failed: numpy 1.22.0 on h2, but numpy 1.23.5 on h1 ... setup.sh on h2',
-        packages={**PACKAGES, 'numpy': '1.22.0'},
-    ),
-    case(
-        'packages | failed: numpy missing on h2', packages={'mxnet': '1.9.1', 'horovod': '0.28.1'}
-    ),
-    case(
-        'data set | failed: manifest xxxx with 9 images on h2, but manifest mmmm ... to h2 again',
-        data=with_changes(DATA, manifest='xxxx', num_images=9),
-    ),
-    case('.idx and .rec | ok: 128 records checked on each rank, with their checksums'),
-    case(
-        'data set | failed: on h2: train.rec: no ... prepare',
-        data=DataFacts('train.rec: no such file'),
-    ),
-    case('clocks | failed: at most 3200 ms apart (h2 and h1) ... clock of h2', clock_offset_s=-3.2),
-    case(
-        'ranks and nodes | failed: ...2 nodes (h1: 2, h2: 1) ... h2 has 1',
-        local_size=1,
-        requested=dict(ranks_per_node=2),
-    ),
-    case(
-        'ranks and nodes | failed: 4 ranks on 2 nodes ... run.num_nodes is 4',
-        requested=dict(num_nodes=4),
-    ),
-    case(
-        'disk | failed: 0.0 GB free for the run folder on h2, 1.0 GB needed ... free space',
-        disk_free_bytes=10,
-        requested=dict(needed_disk_bytes=10**9),
-    ),
-    case(
-        'TMPDIR | failed: /scratch on h2: No space left on device; ... 10 MB free ... set TMPDIR',
-        tmp_dir='/scratch',
-        tmp_dir_problem='No space left on device',
-    ),
-    case(
-        'Horovod | failed: ...operations MPI+Gloo ... NCCL: MLPERF_RN50_VARIANT=cu117',
-        requested=GPU,
-    ),
-    case(
-        'processor | failed: EPYC, AVX2 on h2 ... use float32',
-        processor=epyc('AVX2'),
-        requested=dict(precision='bfloat16'),
-    ),
-    case('layers | ok: fused on h1; plain on h2', layers='plain'),
-    case(
-        'processor | warning: EPYC, AVX2 on h2, but EPYC, AVX-512 BF16 on h1 ... slowest',
-        processor=epyc('AVX2'),
-    ),
-    case(
-        'threads | warning: 10 threads on the 8 CPUs available to the ranks of h2 ... fewer ranks',
-        omp_num_threads='5',
-    ),
-    case('threads | warning: OMP_NUM_THREADS is not set on h2 ... launch/', omp_num_threads=''),
-    case(
-        'threads | warning: 8 threads on the 6.5 CPUs available to the ranks of h2',
-        cgroup=GroupLimits(quota_cpus=6.5),
-    ),
-    # A rank has at least one thread, so the CPU check warns instead.
-    case('threads | ok: 4 per rank', cgroup=GroupLimits(quota_cpus=1.5), omp_num_threads='1'),
-    case('CPUs | ok: 2 ranks may use 8 of the 16 CPUs of h1'),
-    case('CPUs | warning: 2 ranks may use 1 of the 16 CPUs of h2 ... at most 1 there', cpus=[3]),
-    case(
-        'CPUs | warning: ...1.5 of the 16 CPUs of h2, the quota of their ... at most 1 there',
-        cgroup=GroupLimits(quota_cpus=1.5),
-    ),
-    case(
-        'memory | warning: 1.6 GB available per rank on h2 ... fewer ranks',
-        memory_available_bytes=3 << 30,
-    ),
-    case(
-        'memory | ok: 3.5 GB available ... group allows 8.0 GB, 1.0 GB of it ... raise the limit',
-        cgroup=GroupLimits(memory_limit_bytes=8 * 10**9, memory_used_bytes=10**9),
-    ),
-    case(
-        'memory | warning: 0.0 GB available',
-        cgroup=GroupLimits(memory_limit_bytes=10**9, memory_used_bytes=2 * 10**9),
-    ),
-    case(
-        'shared memory | warning: 8 MB free in /dev/shm on h2, 8 MB needed ... --shm-size=1g',
-        shared_memory_free_bytes=8 << 20,
-    ),
-    case('shared memory | warning: no /dev/shm on h2', shared_memory_free_bytes=None),
-    case(
-        'shared memory | warning: ...1,074 MB needed',
-        shared_memory_free_bytes=64 << 20,
-        requested=GPU,
-    ),
-    case(
-        'processes | warning: 31 more can start on h2 (ulimit -u is 40) ... raise ulimit -u',
-        free_processes=(31, 'ulimit -u is 40'),
-    ),
-    case(
-        'open files | ok: 138 for a rank on h2, up to 138 needed',
-        ulimits={**ULIMITS, 'open_files': 138},
-    ),
-    case(
-        'open files | warning: 137 for a rank on h2, up to 138 needed ... ulimit -n 138',
-        ulimits={**ULIMITS, 'open_files': 137},
-    ),
-    case('open files | ok: 1,024 for a rank on h1', ulimits={**ULIMITS, 'open_files': None}),
-    case(
-        'address space | warning: 4,000.0 MB for a rank on h2 ... ulimit -v',
-        ulimits={**ULIMITS, 'address_space_bytes': 4 * 10**9},
-    ),
-    case(
-        'locked memory | warning: 8.4 MB for a rank on h1, h2, expected unlimited ... ulimit -l',
-        requested=GPU,
-    ),
-    case('locked memory | not needed: '),
-    case('energy | ok: 4 CPU packages can be measured; 16 GPUs can be measured'),
-    case(
-        'energy | ok: 2 CPU packages can be measured, none on h2, so there',
-        energy={'cpu': 0, 'gpu': 8},
-    ),
-    case('run folder | ok: visible on all 2 hosts'),
-    case(
-        'run folder | warning: files of h1 are not visible on h2 (no /run/.doctor-1)',
-        run_folder_problem='no /run/.doctor-1',
-    ),
-]
-
-
-@pytest.mark.parametrize('expected, requested, changes', CASES)
-def test_differences_between_hosts_are_reported(expected, requested, changes):
-    name, _, text = expected.partition(' | ')
-    assert_reads(check(name, rows(**changes), **requested), text)
+@pytest.mark.parametrize('name, expected, changes', CASES)
+def test_differences_between_hosts_are_reported(name, expected, changes):
+    changes = json.loads(changes)
+    requested = changes.pop('requested', {})
+    facts = {key: MAKERS.get(key, lambda v: v)(value) for key, value in changes.items()}
+    assert_reads(check(name, rows(**facts), **requested), expected)
 
 
 def test_problems_of_rank_0_and_of_single_ranks():

@@ -12,7 +12,7 @@ from mlperf_rn50.errors import ConfigError, StorageError
 from mlperf_rn50.parser import Drill, parse_drill
 from mlperf_rn50.train import run_events as events
 from mlperf_rn50.train.comm.horovod import Comm
-from mlperf_rn50.train.run import Job, train
+from mlperf_rn50.train.run import RunArguments, train
 from mlperf_rn50.train.sinks.every_rank import Drilled
 from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
@@ -58,6 +58,6 @@ def test_hanging_rank_never_returns(tmp_path):
 
 
 def test_rank_that_does_not_exist_is_refused():
-    job = Job(tiny_config(), Comm(), Heartbeat(), drill=Drill('kill', 1, 5))
+    arguments = RunArguments(tiny_config(), Comm(), Heartbeat(), drill=Drill('kill', 1, 5))
     with pytest.raises(ConfigError, match='got rank 1, expected one below 1'):
-        train(job)
+        train(arguments)

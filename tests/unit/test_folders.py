@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from helpers import call, deny, json_table
+from helpers import call, deny, json_table, table
 from numbered import encoded, ramp, write_records
 from prepared import fill, stored
 
@@ -60,47 +60,43 @@ def test_folders_of_systems_and_hidden_files_shift_no_label(source, make):
 
 @pytest.mark.parametrize(
     'paths, message',
-    [
-        (['val/a/x.jpg', 'valid/a/x.jpg'], '/valid, expected one for validation; join all parts'),
-        (['train/a/x.jpg', 'Training/a/x.jpg'], 'for train; .*, or move those of other data sets'),
-        (['train/c/'], r'train/c: got nothing, expected images \(.jpg '),
-        (['train/c/1.heic', 'train/c/2.heic'], r'train/c: got .heic \(2\), expected images'),
-        (['train/c/images/1.jpg'], 'train/c: got images/, expected images'),
-        (['val/c/1.jpg'], 'class c is only in .*/source/val, expected it in both splits'),
-        (['train/c/1.jpg'], 'class c is only in .*/source/train, expected it in both splits'),
-    ],
+    table(r"""
+val/a/x.jpg valid/a/x.jpg         | /valid, expected one for validation; join all parts
+train/a/x.jpg Training/a/x.jpg    | for train; .*, or move those of other data sets
+train/c/                          | train/c: got nothing, expected images \(.jpg
+train/c/1.heic train/c/2.heic     | train/c: got .heic \(2\), expected images
+train/c/images/1.jpg              | train/c: got images/, expected images
+val/c/1.jpg                       | class c is only in .*/source/val, expected it in both splits
+train/c/1.jpg                     | class c is only in .*/source/train, expected it in both splits
+"""),
 )
 def test_split_or_class_that_is_not_clear_is_refused(source, paths, message):
-    assert re.search(message, refusal(fill(source, paths)))
+    assert re.search(message, refusal(fill(source, paths.split())))
 
 
-ADVICE = 'with a folder per class; to split class folders, add --validation 0.1'
+MAKERS = {'folder': folder, 'imagenet': partial_imagenet, 'im2rec': im2rec}
 
 
 @pytest.mark.parametrize(
     'make, paths, message',
-    [
-        (folder, ['a/1.jpg', 'b/1.jpg'], f'got a/, b/, expected train/ and val/ {ADVICE}'),
-        (folder, ['x.jpg'], 'got 1 image such as x.jpg, expected train/ and val/'),
-        (folder, ['train.rec'], 'for .rec files, use prepare im2rec'),
-        (folder, ['train/1.jpg', 'val/1.jpg'], 'image such as 1.jpg, expected a folder per class;'),
-        (folder, ['train/n01.tar', 'train/x.tar', 'val/x'], 'got .tar (2), expected a folder per'),
-        (folder, ['train/n01.tar', 'val/a/1.jpg'], 'per class; unpack each archive of a synset'),
-        (folder, ['train/x.tar', 'val/a/1.jpg'], 'per class; put the images of each class into'),
-        (folder, ['b/1.jpg', 'b/x.md', 'd/t.md', 'x.md'], 'got b/, d/ with .md (1), .md (1), exp'),
-        (partial_imagenet, ['x.tar.gz'], 'got .gz (1), expected ILSVRC2012_img_train.tar'),
-        (partial_imagenet, ['train/a/1.jpg'], 'got train/, expected ILSVRC2012_img_val.tar or val'),
-        (
-            partial_imagenet,
-            ['train/a/1.jpg', 'val/c/1.jpg'],
-            'val/c: this class has no training images',
-        ),
-        (im2rec, ['train/a/1.jpg', 'x.csv'], 'got train/, .csv (1), expected train.rec'),
-    ],
+    table("""
+folder   | a/1.jpg b/1.jpg         | a/, b/, expected train/ and val/ with a folder per class; to
+folder   | x.jpg                   | got 1 image such as x.jpg, expected train/ and val/
+folder   | train.rec               | for .rec files, use prepare im2rec
+folder   | train/1.jpg val/1.jpg   | image such as 1.jpg, expected a folder per class;
+folder   | train/n01.tar train/x.tar val/x | got .tar (2), expected a folder per
+folder   | train/n01.tar val/a/1.jpg       | per class; unpack each archive of a synset
+folder   | train/x.tar val/a/1.jpg | per class; put the images of each class into
+folder   | b/1.jpg b/x.md d/t.md x.md      | got b/, d/ with .md (1), .md (1), exp
+imagenet | x.tar.gz                | got .gz (1), expected ILSVRC2012_img_train.tar
+imagenet | train/a/1.jpg           | got train/, expected ILSVRC2012_img_val.tar or val
+imagenet | train/a/1.jpg val/c/1.jpg       | val/c: this class has no training images
+im2rec   | train/a/1.jpg x.csv     | got train/, .csv (1), expected train.rec
+"""),
 )
 def test_refusal_names_what_is_there(tmp_path, make, paths, message):
     with pytest.raises(DataError, match=re.escape(message)):
-        make(fill(tmp_path, paths), 'x')
+        MAKERS[make](fill(tmp_path, paths.split()), 'x')
 
 
 # --- files that cannot be read

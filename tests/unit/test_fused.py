@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import assert_near
+from helpers import assert_near, json_table
 from mxnet import autograd
 from mxnet.gluon import nn
 from nets import arrays_of, gradients_of, small_config
@@ -53,6 +53,12 @@ def with_level(level) -> Processor:
 
 
 AVX2, AVX512, BF16 = map(with_level, ('AVX2', 'AVX-512', 'AVX-512 BF16'))
+
+
+def config_for(device, model, precision) -> Config:
+    plain = {'gpu': GPU, 'cpu': CPU}[device]
+    model, train = replace(plain.model, **model), replace(plain.train, precision=precision)
+    return replace(plain, model=model, train=train)
 
 
 def with_model(**keys) -> Config:
@@ -109,21 +115,31 @@ def test_missing_fused_operators_are_refused():
             build_model(with_model(**{key: True}), mx.cpu(), 0)
 
 
+FUSIONS = {
+    'both': BOTH,
+    'add': Fusion(None, NormAddRelu),
+    'relu': Fusion(NormRelu, None),
+    'none': PLAIN,
+    'cpu': ON_CPU,
+}
+
+
+# Without these kernels, the operators would omit the sum and the ReLU.
 @pytest.mark.parametrize(
-    'config, expected',
-    [
-        (GPU, BOTH),
-        (with_model(fused_bn_relu=True, fused_bn_add_relu=True), BOTH),
-        (with_model(fused_bn_relu=False), Fusion(None, NormAddRelu)),
-        (with_model(fused_bn_add_relu=False), Fusion(NormRelu, None)),
-        # Without these kernels, the operators would omit the sum and the ReLU.
-        (with_model(layout='NCHW'), PLAIN),
-        (replace(GPU, train=replace(GPU.train, precision='float32')), PLAIN),
-        (replace(CPU, model=ModelConfig(fused_bn_relu=False)), PLAIN),
-        (replace(CPU, model=ModelConfig(fused_bn_relu=True)), ON_CPU),
-    ],
+    'device, model, precision, expected',
+    json_table("""
+"gpu" | {}                                                 | "float16" | "both"
+"gpu" | {"fused_bn_relu": true, "fused_bn_add_relu": true} | "float16" | "both"
+"gpu" | {"fused_bn_relu": false}                           | "float16" | "add"
+"gpu" | {"fused_bn_add_relu": false}                       | "float16" | "relu"
+"gpu" | {"layout": "NCHW"}                                 | "float16" | "none"
+"gpu" | {}                                                 | "float32" | "none"
+"cpu" | {"fused_bn_relu": false}                           | "float32" | "none"
+"cpu" | {"fused_bn_relu": true}                            | "float32" | "cpu"
+"""),
 )
-def test_fused_operators_are_used_if_a_kernel_exists(nvidia, config, expected):
+def test_fused_operators_are_used_if_a_kernel_exists(nvidia, device, model, precision, expected):
+    config, expected = config_for(device, model, precision), FUSIONS[expected]
     assert fusion_of(config, AVX2) == fusion_of(config, BF16) == expected
     has_kernels = expected.norm_relu is NormRelu or expected.norm_add_relu is NormAddRelu
     assert fused.runs_nvidias_kernels(config) is has_kernels
@@ -175,16 +191,19 @@ def test_options_without_a_kernel_are_refused():
 
 
 @pytest.mark.parametrize(
-    'config, layout',
-    [
-        (with_model(layout=None), 'NHWC'),
-        (with_model(layout='NCHW'), 'NCHW'),
-        (with_model(layout=None, name='inception_v3'), 'NCHW'),
-        (CPU, 'NCHW'),
-        (replace(GPU, model=ModelConfig(), train=replace(GPU.train, precision='float32')), 'NCHW'),
-    ],
+    'device, model, precision, layout',
+    json_table("""
+"gpu" | {"layout": null}   | "float16" | "NHWC"
+"gpu" | {"layout": "NCHW"} | "float16" | "NCHW"
+"gpu" | {"layout": null, "name": "inception_v3"} | "float16" | "NCHW"
+"cpu" | {}                 | "float32" | "NCHW"
+"gpu" | {"layout": null}   | "float32" | "NCHW"
+"""),
 )
-def test_layout_is_channels_last_only_with_nvidias_kernels(nvidia, config, layout):
+def test_layout_is_channels_last_only_with_nvidias_kernels(
+    nvidia, device, model, precision, layout
+):
+    config = config_for(device, model, precision)
     assert with_layout(config).model.layout == layout and not layout_warnings(with_layout(config))
 
 

@@ -70,43 +70,45 @@ def numbered(*visible):
     return [make_view('h1', [], 1, v) for v in visible]
 
 
+# uuids: the GPUs that each rank sees
 @pytest.mark.parametrize(
-    'rank_views, per_device, numbers',
-    [
-        (views(*['a b c d'] * 4), 1, [0, 1, 2, 3]),  # all ranks see all GPUs
-        (views(*['a b'] * 4), 3, [0, 0, 0, 1]),
-        (views(*'abcd'), 1, [0, 0, 0, 0]),  # one GPU per task, always number 0
-        (views(*'aabbc'), 2, [0] * 5),
-        (views(*'abbcc'), 2, [0] * 5),  # with NCCL, a later check refuses uneven nodes
-        (views('a b', 'a b', 'c d', 'c d', hosts=['h1', 'h1', 'h2', 'h2']), 1, [0, 1, 0, 1]),
-        (views('a b', 'c d'), 1, [0, 0]),  # several GPUs per task, of which a rank uses the first
-        (numbered('0', '1'), 1, [0, 0]),
-    ],
+    'uuids, per_device, numbers',
+    json_table("""
+["a b c d", "a b c d", "a b c d", "a b c d"] | 1 | [0, 1, 2, 3]
+["a b", "a b", "a b", "a b"]   | 3 | [0, 0, 0, 1]
+["a", "b", "c", "d"]           | 1 | [0, 0, 0, 0]     # one GPU per task, always number 0
+["a", "a", "b", "b", "c"]      | 2 | [0, 0, 0, 0, 0]
+["a", "b", "b", "c", "c"]      | 2 | [0, 0, 0, 0, 0]  # a later check refuses uneven nodes
+["a b", "c d"]                 | 1 | [0, 0]           # a rank uses the first of its task
+"""),
 )
-def test_ranks_divide_the_visible_gpus(rank_views, per_device, numbers):
-    assert choose_gpus(rank_views, per_device) == numbers
+def test_ranks_divide_the_visible_gpus(uuids, per_device, numbers):
+    assert choose_gpus(views(*uuids), per_device) == numbers
 
 
+def test_gpus_are_divided_on_each_host_also_without_facts_from_the_driver():
+    two_hosts = views('a b', 'a b', 'c d', 'c d', hosts=['h1', 'h1', 'h2', 'h2'])
+    assert choose_gpus(two_hosts, 1) == [0, 1, 0, 1]
+    assert choose_gpus(numbered('0', '1'), 1) == [0, 0]
+    with pytest.raises(ConfigError, match='with 2 ranks on h1 that see 1 GPU; expected at least 2'):
+        choose_gpus(numbered(None, None), 1)
+
+
+# uuids: the GPUs that each rank sees
 @pytest.mark.parametrize(
-    'rank_views, per_device, message',
-    [
-        (
-            views('GPU-a', 'GPU-a', visible='0'),
-            1,
-            r'got 1 with 2 ranks on h1 that see 1 GPU \(CUDA_VISIBLE_DEVICES=0\); all see GPU-a; '
-            'expected at least 2, or a GPU for each rank',
-        ),
-        (views(*['a b'] * 5), 2, 'see 2 GPUs; all see a, b; expected at least 3'),
-        (views('a b', 'a'), 1, 'ranks 0, 1 on h1 all use GPU a .* expected a GPU for each, or 2'),
-        (views('a', 'a', hosts=['pod-0', 'pod-1']), 1, 'ranks 0, 1 on pod-0, pod-1 all use GPU a'),
-        (views('a', '', visible=''), 1, 'rank 1 on h1 sees no GPU .CUDA_VISIBLE_DEVICES=.; make'),
-        (views(*'abab'), 2, 'got 2, but ranks 0 and 2 on h1, which are not consecutive'),
-        (numbered(None, None), 1, 'with 2 ranks on h1 that see 1 GPU; expected at least 2'),
-    ],
+    'uuids, keys, per_device, message',
+    json_table(r"""
+["A", "A"] | {"visible": "0"} | 1 | "1 GPU .CUDA_VISIBLE_DEVICES=0.; all see A; expected at least 2"
+["a b", "a b", "a b", "a b", "a b"] | {} | 2 | "see 2 GPUs; all see a, b; expected at least 3"
+["a b", "a"]  | {} | 1 | "ranks 0, 1 on h1 all use GPU a .* expected a GPU for each, or 2"
+["a", "a"]    | {"hosts": ["pod-0", "pod-1"]} | 1 | "ranks 0, 1 on pod-0, pod-1 all use GPU a"
+["a", ""]     | {"visible": ""} | 1 | "rank 1 on h1 sees no GPU .CUDA_VISIBLE_DEVICES=.; make"
+["a", "b", "a", "b"] | {} | 2 | "got 2, but ranks 0 and 2 on h1, which are not consecutive"
+"""),
 )
-def test_unintended_sharing_is_refused(rank_views, per_device, message):
+def test_unintended_sharing_is_refused(uuids, keys, per_device, message):
     with pytest.raises(ConfigError, match=message):
-        choose_gpus(rank_views, per_device)
+        choose_gpus(views(*uuids, **keys), per_device)
 
 
 class Name(str):
@@ -159,19 +161,19 @@ def test_variable_in_a_message_is_escaped_and_shortened():
 
 
 @pytest.mark.parametrize(
-    'gpus, num_gpus, visible, uuids',
-    [
-        ([gpu(0)], 1, None, ('GPU-a0',)),
-        ([], 2, None, ('number 0 of h1', 'number 1 of h1')),
-        ([], 1, '3,1', ('number 3 of h1',)),  # a GPU for each task, and no NVML
-        ([], 1, 'GPU-a', ('number 0 of h1',)),
-        # CUDA reports a different number of GPUs
-        ([gpu(0), gpu(1)], 1, None, ('number 0 of h1',)),
-    ],
+    'numbers, num_gpus, visible, uuids',
+    json_table("""
+[0]    | 1 | null    | ["GPU-a0"]
+[]     | 2 | null    | ["number 0 of h1", "number 1 of h1"]
+[]     | 1 | "3,1"   | ["number 3 of h1"]  # a GPU for each task, and no NVML
+[]     | 1 | "GPU-a" | ["number 0 of h1"]
+[0, 1] | 1 | null    | ["number 0 of h1"]  # CUDA reports a different number of GPUs
+"""),
 )
-def test_without_uuids_devices_are_identified_by_number_and_host(gpus, num_gpus, visible, uuids):
-    view = make_view('h1', gpus, num_gpus, visible)
-    assert view.uuids == uuids and view.cards == (('0000:0b:00.0',) if uuids == ('GPU-a0',) else ())
+def test_without_uuids_devices_are_identified_by_number_and_host(numbers, num_gpus, visible, uuids):
+    view = make_view('h1', [gpu(n) for n in numbers], num_gpus, visible)
+    assert list(view.uuids) == uuids
+    assert view.cards == (('0000:0b:00.0',) if uuids == ['GPU-a0'] else ())
 
 
 def test_device_numbers_of_two_ranks_follow_from_the_views_of_both(monkeypatch):

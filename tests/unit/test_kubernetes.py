@@ -6,7 +6,7 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
-from helpers import MPIJOB_SCHEMA, ROOT, argv, assert_one_line, call, run
+from helpers import MPIJOB_SCHEMA, ROOT, argv, assert_one_line, call, json_table, run
 
 from mlperf_rn50.launch.kubernetes import IMAGE_CONFIGS, plan_training, render_mpi_job
 
@@ -135,34 +135,35 @@ GPU = '--train.device gpu --model.fused_bn_relu false'
 
 @pytest.mark.parametrize(
     'words, message',
-    [
-        ('--name Rn50', "--name: got 'Rn50', expected lower-case letters"),
-        (f'--name {"x" * 55}', 'got 55 characters, expected at most 54; pods are called NAME-'),
-        (f'--name {"x" * 54} --nodes 11', 'at most 53; pods are called NAME-worker-10'),
-        ('--image -x', '--image'),
-        ('--nodes 0', '--nodes: got 0, expected a whole number, 1 or more'),
-        ('--volume work', 'expected CLAIM:/PATH'),
-        ('--volume a:/x/../y', 'without . .. // and :'),
-        ('--volume A:/x', 'the name of a PersistentVolumeClaim'),
-        ('--volume a:/shared', 'got two at /shared'),
-        ('--volume a:/opt', 'would hide /opt/mlperf_rn50'),
-        ('--volume a:/x\ny', 'an absolute path'),
-        ('--memory 64', 'a size such as 64Gi'),
-        ('--cpus 0', 'a number of cores'),
-        ('--user 0', 'UID or UID:GID, not root'),
-        ('--namespace A', '--namespace'),
-        ('--gpus-per-node 2', 'train.device=cpu and --ranks-per-node 1, expected 0'),
-        (f'{GPU} --ranks-per-node 4 --gpus-per-node 2', 'expected 4'),
-        ('--run-dir /results', '--run-dir: got /results, expected a folder in a volume: /shared'),
-        ('--run-dir ../run', 'expected a folder in a volume'),
-        ('--run.dir /tmp', 'in a volume'),
-        (f'--config {IMAGE_CONFIGS}../kubernetes/pod.yaml', 'expected a file in launch/configs'),
-        ('--train.max_epoch 3', 'did you mean --train.max_epochs?'),
-        ('--run.submission_org \udcff', 'expected UTF-8'),
-        ('word', 'word: unknown option'),
-    ],
+    json_table("""
+"--name Rn50"                | "--name: got 'Rn50', expected lower-case letters"
+"--name {xs}x"               | "got 55 characters, expected at most 54; pods are called NAME-"
+"--name {xs} --nodes 11"     | "at most 53; pods are called NAME-worker-10"
+"--image -x"                 | "--image"
+"--nodes 0"                  | "--nodes: got 0, expected a whole number, 1 or more"
+"--volume work"              | "expected CLAIM:/PATH"
+"--volume a:/x/../y"         | "without . .. // and :"
+"--volume A:/x"              | "the name of a PersistentVolumeClaim"
+"--volume a:/shared"         | "got two at /shared"
+"--volume a:/opt"            | "would hide /opt/mlperf_rn50"
+"--volume a:/x\\ny"           | "an absolute path"
+"--memory 64"                | "a size such as 64Gi"
+"--cpus 0"                   | "a number of cores"
+"--user 0"                   | "UID or UID:GID, not root"
+"--namespace A"              | "--namespace"
+"--gpus-per-node 2"          | "train.device=cpu and --ranks-per-node 1, expected 0"
+"{gpu} --ranks-per-node 4 --gpus-per-node 2" | "expected 4"
+"--run-dir /results"         | "--run-dir: got /results, expected a folder in a volume: /shared"
+"--run-dir ../run"           | "expected a folder in a volume"
+"--run.dir /tmp"             | "in a volume"
+"--config {configs}../kubernetes/pod.yaml" | "expected a file in launch/configs"
+"--train.max_epoch 3"        | "did you mean --train.max_epochs?"
+"--run.submission_org \\udcff" | "expected UTF-8"
+"word"                       | "word: unknown option"
+"""),
 )
 def test_errors_are_one_line(words, message):
+    words = words.format(xs='x' * 54, gpu=GPU, configs=IMAGE_CONFIGS)
     done = call('launch', 'kubernetes', *WORDS, *words.split(' '))
     assert not done.stdout
     assert_one_line(done, 'mlperf-rn50: ', message)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import CLI, ROOT, argv, assert_one_line, run, under_ranks, variables
+from helpers import CLI, ROOT, argv, assert_one_line, json_table, run, table, under_ranks, variables
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system import launcher_env
@@ -130,25 +130,23 @@ def test_line_of_a_rank_is_one_write_in_unbuffered_python():
 
 @pytest.mark.parametrize(
     'text, place',
-    [
-        ('', '0 None 0 1'),
-        (
-            'OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_LOCAL_RANK=1 '
-            'OMPI_COMM_WORLD_LOCAL_SIZE=2',
-            '3 8 1 2',
-        ),
-        ('HOROVOD_RANK=6 HOROVOD_SIZE=8 HOROVOD_LOCAL_RANK=0 HOROVOD_LOCAL_SIZE=4', '6 8 0 4'),
-        (SRUN, '0 None 0 1'),  # a program started manually within a job
-        (f'{SRUN} PMIX_RANK=7', '7 8 3 4'),
-        (f'{UNEVEN} {TASKS}=2,1 SLURM_NODEID=0 SLURM_LOCALID=1', '1 3 1 2'),
-        (f'{UNEVEN} {TASKS}=2,1 SLURM_NODEID=1', '1 3 0 1'),
-        (f'{UNEVEN} {TASKS}=4(x2),3 SLURM_NODEID=1 SLURM_LOCALID=3', '1 3 3 4'),
-        (f'{UNEVEN} {TASKS}=4(x999999999),3 SLURM_NODEID=9', '1 3 0 4'),
-        (f'{UNEVEN} SLURM_LOCALID=1', '1 3 1 2'),  # without the list
-    ],
+    table(f"""
+ | 0 None 0 1
+OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_LOCAL_RANK=1 \
+OMPI_COMM_WORLD_LOCAL_SIZE=2                              | 3 8 1 2
+HOROVOD_RANK=6 HOROVOD_SIZE=8 HOROVOD_LOCAL_RANK=0 HOROVOD_LOCAL_SIZE=4 | 6 8 0 4
+{SRUN}                                                    | 0 None 0 1
+{SRUN} PMIX_RANK=7                                        | 7 8 3 4
+{UNEVEN} {TASKS}=2,1 SLURM_NODEID=0 SLURM_LOCALID=1       | 1 3 1 2
+{UNEVEN} {TASKS}=2,1 SLURM_NODEID=1                       | 1 3 0 1
+{UNEVEN} {TASKS}=4(x2),3 SLURM_NODEID=1 SLURM_LOCALID=3   | 1 3 3 4
+{UNEVEN} {TASKS}=4(x999999999),3 SLURM_NODEID=9           | 1 3 0 4
+{UNEVEN} SLURM_LOCALID=1                                  | 1 3 1 2
+"""),
 )
 def test_place_of_a_rank_by_launcher(monkeypatch, text, place):
-    """Rank, number of ranks, and the same on its node."""
+    """Rank, number of ranks, and the same on its node. A program that is started by hand within a
+    Slurm job has rank 0; the last rank is without the list of tasks."""
     for name in list(os.environ):
         if name.startswith(('OMPI_COMM_', 'PMI', 'MPI_LOCAL', 'HOROVOD_', 'SLURM_')):
             monkeypatch.delenv(name)
@@ -182,32 +180,32 @@ def test_mxnet_gets_one_number_of_threads(text, threads):
 
 @pytest.mark.parametrize(
     'name, good, bad',
-    [
-        ('MXNET_CPU_WORKER_NTHREADS', '1| 2 |16|999', '2.0|0|-1|abc|0x2|100000|٣'),
-        ('MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_FWD', '0|999', '-1|1.5|true|999999999'),
-        ('MXNET_KVSTORE_BIGARRAY_BOUND', '0|2147483647', '-1|9999999999'),
-        ('DMLC_ROLE', 'worker', 'server'),
-        ('NNVM_EXEC_MATCH_RANGE', '0|16', 'abc'),
-        ('NNVM_AUTO_SEARCH_MATCH_RANGE', '0|1', 'abc'),
-        ('DALI_EXEC2_NUM_THREADS', '1|4', '0|abc'),
-        ('MXNET_OPTIMIZER_AGGREGATION_SIZE', '99999', '0'),
-        ('MXNET_EXEC_BULK_EXEC_TRAIN', '0|1|true|False', '2|yes|on'),
-        ('MXNET_CUDNN_AUTOTUNE_DEFAULT', '0|1|2', 'off'),
-        ('MXNET_GPU_WORKER_NTHREADS', '2', 'two'),
-        ('MXNET_ENGINE_TYPE', 'NaiveEngine|ThreadedEngine|ThreadedEnginePerDevice', 'naive'),
-        ('HOROVOD_CYCLE_TIME', '5|0.1|.5|5.', '5ms|nan|-1|1,5|100000'),
-        ('HOROVOD_FUSION_THRESHOLD', '0|134217728', '64M|1e6'),
-        ('HOROVOD_CACHE_CAPACITY', '0', 'none'),
-        ('DALI_AFFINITY_MASK', '0|0,1, 2', 'abc|0-3|0,'),
-        ('DALI_MALLOC_POOL_THRESHOLD', '4096|64k', 'big'),
-        ('GOMP_CPU_AFFINITY', '0 3 1-2|0-7:2', 'all|,'),
-    ],
+    json_table("""
+"MXNET_CPU_WORKER_NTHREADS"               | "1/ 2 /16/999"   | "2.0/0/-1/abc/0x2/100000/٣"
+"MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_FWD" | "0/999"          | "-1/1.5/true/999999999"
+"MXNET_KVSTORE_BIGARRAY_BOUND"            | "0/2147483647"   | "-1/9999999999"
+"DMLC_ROLE"                               | "worker"         | "server"
+"NNVM_EXEC_MATCH_RANGE"                   | "0/16"           | "abc"
+"NNVM_AUTO_SEARCH_MATCH_RANGE"            | "0/1"            | "abc"
+"DALI_EXEC2_NUM_THREADS"                  | "1/4"            | "0/abc"
+"MXNET_OPTIMIZER_AGGREGATION_SIZE"        | "99999"          | "0"
+"MXNET_EXEC_BULK_EXEC_TRAIN"              | "0/1/true/False" | "2/yes/on"
+"MXNET_CUDNN_AUTOTUNE_DEFAULT"            | "0/1/2"          | "off"
+"MXNET_GPU_WORKER_NTHREADS"               | "2"              | "two"
+"MXNET_ENGINE_TYPE" | "NaiveEngine/ThreadedEngine/ThreadedEnginePerDevice" | "naive"
+"HOROVOD_CYCLE_TIME"                      | "5/0.1/.5/5."    | "5ms/nan/-1/1,5/100000"
+"HOROVOD_FUSION_THRESHOLD"                | "0/134217728"    | "64M/1e6"
+"HOROVOD_CACHE_CAPACITY"                  | "0"              | "none"
+"DALI_AFFINITY_MASK"                      | "0/0,1, 2"       | "abc/0-3/0,"
+"DALI_MALLOC_POOL_THRESHOLD"              | "4096/64k"       | "big"
+"GOMP_CPU_AFFINITY"                       | "0 3 1-2/0-7:2"  | "all/,"
+"""),
 )
 def test_value_that_a_library_would_not_survive_is_refused(name, good, bad):
-    for text in good.split('|'):
+    for text in good.split('/'):
         assert settled(**{name: text}) == {name: text.strip()}
     assert settled(**{name: '  '}) == {}  # some libraries read an empty text as 0
-    for text in bad.split('|'):
+    for text in bad.split('/'):
         with pytest.raises(ConfigError, match=f'^{name}: got .* expected .* unset it$'):
             settled(**{name: text})
 

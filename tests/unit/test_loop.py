@@ -16,7 +16,7 @@ from mlperf_rn50.runfolder.records import EpochRecord, LossScaleRecord
 from mlperf_rn50.train import loop
 from mlperf_rn50.train import run_events as events
 from mlperf_rn50.train.comm.horovod import Comm
-from mlperf_rn50.train.loop import RankPlace, report_reads, run_to_end
+from mlperf_rn50.train.loop import RankPlace, report_reads, train_to_end
 from mlperf_rn50.train.schedule import LossScale
 
 pytestmark = pytest.mark.usefixtures('thin_resnets')
@@ -58,7 +58,7 @@ def test_stop_within_an_epoch_saves_once_and_its_images_count(
             run.heartbeat.request_stop()
 
     with tiny_run(tmp_path, CONFIG, ask, period_steps=period_steps) as (run, recorder):
-        assert run_to_end(run).status == 'interrupted'
+        assert train_to_end(run).status == 'interrupted'
     assert saved_by(run, recorder) == expected
     assert run.progress.images == 8 * expected[-1] and run.progress.train_s > 0
 
@@ -69,7 +69,7 @@ def test_stop_after_the_last_step_keeps_the_result_because_no_step_is_left_to_re
             run.heartbeat.request_stop()
 
     with tiny_run(tmp_path, CONFIG, ask) as (run, recorder):
-        assert run_to_end(run).status == 'aborted'
+        assert train_to_end(run).status == 'aborted'
     assert saved_by(run, recorder) == [10]
 
 
@@ -86,7 +86,7 @@ def test_complete_epoch_counts_each_image_and_reports_applied_rates(
 
     config = tiny_config(76, {'last_batch': last_batch})
     with tiny_run(tmp_path, config, jump, period_steps=4) as (run, recorder):
-        assert run_to_end(run).status == 'aborted'
+        assert train_to_end(run).status == 'aborted'
     assert saved_by(run, recorder) == [4, 8]
     assert run.progress.images == images and run.progress.images_per_s > 0
     steps = recorder.of(events.StepDone)
@@ -113,7 +113,7 @@ def test_clock_stops_when_the_target_is_detected_and_checks_still_decide(
     config = tiny_config(76, {'num_classes': 1}, target_accuracy=1e-9)
     with tiny_run(tmp_path, config, break_array) as (run, recorder):
         with pytest.raises(RunFailed, match=problem) if problem else nullcontext():
-            run_to_end(run)
+            train_to_end(run)
     (evaluated,), ended = recorder.of(events.Evaluated), recorder.events[-1]
     assert ended.status == ('failed' if problem else 'converged')
     if not problem:
@@ -134,7 +134,7 @@ def test_requested_trace_and_change_of_the_loss_scale_are_reported_once(
         monkeypatch.setattr(
             run.trainer.optimizer, 'all_finite', lambda: mx.nd.array([next(outcomes)])
         )
-        run_to_end(run)
+        train_to_end(run)
     (traced,), (changed,) = recorder.of(events.StepsTraced), recorder.of(events.LossScaleChanged)
     assert [s.step for s in traced.spans] == traced_steps
     assert changed.record == LossScaleRecord(step=6, before=1024.0, now=512.0)
@@ -175,7 +175,7 @@ def test_bytes_are_reported_for_each_host(tmp_path):
 
 def test_automatic_period_is_reported_when_a_checkpoint_has_shown_its_cost(tmp_path):
     with tiny_run(tmp_path, CONFIG, period_s='auto', period_steps=4) as (run, recorder):
-        run_to_end(run)
+        train_to_end(run)
     noted, *_ = recorder.of(events.Noted)
     assert noted.text.startswith('checkpoint every') and 'no fault so far' in noted.text
     assert len(run.auto_period.costs_s) == len(saved_by(run, recorder)) == 2

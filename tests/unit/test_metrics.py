@@ -4,6 +4,7 @@ import json
 from dataclasses import astuple
 
 import pytest
+from helpers import json_table
 from lines import mllog, run_lines, write_lines
 from made_systems import page_of, studies_of, study_of
 
@@ -27,6 +28,10 @@ def ranks(*stragglers):
     return json.dumps({'event': 'ranks', 'epoch': 1, 'stragglers': stragglers})
 
 
+def reads_of(run):
+    return [[host, *rest] for host, _, *rest in map(astuple, read_node_reads(run))]
+
+
 @pytest.fixture
 def run_of(tmp_path):
     """Function that writes a log and its metrics, and reads the log."""
@@ -43,40 +48,32 @@ def run_of(tmp_path):
     return make
 
 
+# epochs: number, records read by each node, and those of them that were new
+# expected: of a node, ending with the lines of the first and the last epoch
 @pytest.mark.parametrize(
-    'lines, expected',
-    [
-        (
-            [
-                '{"event": "train", "step": 20}',
-                epoch(1, {'n1': 10, 'n2': 30}, n2=30, n1=10),
-                epoch(2, {'n1': 4, 'n2': 0}, n1=20, n2=30),
-                epoch(3, {'n1': 2, 'n2': 0}, n1=12, n2=30),
-            ],
-            [('n1', 10, 10, 16, 3, 2, 4), ('n2', 30, 30, 30, 0, 2, 4)],
-        ),
-        # epoch 2 was repeated
-        ([epoch(2, n1=7), epoch(1, n1=5), epoch(2, n1=9)], [('n1', 5, None, 9, None, 2, 3)]),
-        (
-            [epoch(1, n1=5), epoch(2, {'n1': 3}, n1=5), epoch(3, n1=5)],
-            [('n1', 5, None, 5, None, 1, 3)],
-        ),
-        (
-            [
-                *('not json', '[' * 100_000, '[]'),
-                *(epoch(number, n1=5) for number in (0, 1.5, '1', 10**7)),
-                *(epoch(1, n1=count) for count in (-1, 'many', 10**19)),
-                '{"event": "epoch", "epoch": 1, "record_bytes": [1]}',
-                '{"event": "eval", "epoch": 9, "record_bytes": {"n1": 3}}',
-                epoch(1, n1=6),
-            ],
-            [('n1', 6, None, None, None, 13, 13)],
-        ),
-    ],
+    'epochs, expected',
+    json_table("""
+[[1, {"b": 3, "a": 1}, {"a": 1, "b": 3}], [2, {"a": 2, "b": 3}, {"a": 4, "b": 0}], \
+[3, {"a": 12, "b": 3}, {"a": 2, "b": 0}]] | [["a", 1, 1, 7, 3, 1, 3], ["b", 3, 3, 3, 0, 1, 3]]
+# epoch 2 was repeated
+[[2, {"n1": 7}], [1, {"n1": 5}], [2, {"n1": 9}]]            | [["n1", 5, null, 9, null, 2, 3]]
+[[1, {"n1": 5}], [2, {"n1": 5}, {"n1": 3}], [3, {"n1": 5}]] | [["n1", 5, null, 5, null, 1, 3]]
+"""),
 )
-def test_reads_are_summed_by_node(run_of, lines, expected):
-    found = map(astuple, read_node_reads(run_of(*lines)))
-    assert [(host, *rest) for host, _, *rest in found] == expected
+def test_reads_are_summed_by_node(run_of, epochs, expected):
+    lines = (epoch(number, *new, **read) for number, read, *new in epochs)
+    assert reads_of(run_of(*lines)) == expected
+
+
+def test_lines_that_are_no_reads_are_skipped(run_of):
+    lines = [
+        *('not json', '[' * 100_000, '[]', '{"event": "train", "step": 20}'),
+        *(epoch(number, n1=5) for number in (0, 1.5, '1', 10**7)),
+        *(epoch(1, n1=count) for count in (-1, 'many', 10**19)),
+        '{"event": "epoch", "epoch": 1, "record_bytes": [1]}',
+        '{"event": "eval", "epoch": 9, "record_bytes": {"n1": 3}}',
+    ]
+    assert reads_of(run_of(*lines, epoch(1, n1=6))) == [['n1', 6, None, None, None, 14, 14]]
 
 
 def test_learning_rates_come_from_the_metrics_or_else_the_log(run_of):

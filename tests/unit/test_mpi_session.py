@@ -1,7 +1,7 @@
 """mpi_session: settings of Open MPI and the reasons it prints."""
 
 import pytest
-from helpers import variables, write_files
+from helpers import json_table, variables, write_files
 
 from mlperf_rn50.system.mpi_session import blame_settings, mpi_settings, reason_of
 
@@ -65,14 +65,14 @@ def test_settings_are_found_for_a_user_without_a_home_folder(tmp_path, monkeypat
 
 @pytest.mark.parametrize(
     'faulty, reasons, blamed, reason',
-    [
-        ('', [], '', ''),
-        ('abc-', ['no memory'], '', 'no memory'),  # also without settings
-        ('b', ['wrong b'], 'b', 'wrong b'),
-        ('b', [LOST, LOST, 'wrong b'], 'b', 'wrong b'),
-        ('b', [LOST], 'b', LOST),
-        ('ab', ['wrong'], 'abc', 'wrong'),
-    ],
+    json_table("""
+""     | []            | ""    | ""
+"abc-" | ["no memory"] | ""    | "no memory"  # also without settings
+"b"    | ["wrong b"]   | "b"   | "wrong b"
+"b"    | ["no reason given", "no reason given", "wrong b"] | "b" | "wrong b"
+"b"    | ["no reason given"] | "b" | "no reason given"
+"ab"   | ["wrong"]     | "abc" | "wrong"
+"""),
     ids='none unrelated one lost never several'.split(),
 )
 def test_setting_without_which_open_mpi_starts_is_to_blame(faulty, reasons, blamed, reason):

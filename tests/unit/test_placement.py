@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from helpers import launch_options
+from helpers import json_table, launch_options
 
 from mlperf_rn50.config import Config, RunConfig
 from mlperf_rn50.errors import ConfigError
@@ -29,23 +29,17 @@ def refusal(match):
 
 @pytest.mark.parametrize(
     'script, hosts, ranks, device, expected',
-    [
-        (
-            'local',
-            HERE * 8,
-            8,
-            'cpu',
-            'got 8 nodes with 8 ranks, 64 on this machine, which has 2 C',
-        ),
-        ('local', HERE, 17, 'cpu', '17 on this machine, which has 2 CPUs'),
-        ('local', HERE, 16, 'cpu', None),
-        ('mpirun', (*HERE, 'h2'), 17, 'cpu', '17 on this machine'),
-        ('mpirun', ('h1', 'h2'), 17, 'cpu', None),
-        ('slurm', HERE, 17, 'cpu', None),
-        ('local', HERE, 1, 'gpu', None),
-        ('local --ranks-per-device 4', HERE, 4, 'gpu', None),
-        ('local', HERE, 8, 'gpu', 'has 1 GPU, expected 8; give other machines with --hosts'),
-    ],
+    json_table("""
+"local"  | ["localhost", "localhost"] | 9 | "cpu" | "got 2 nodes with 9 ranks, 18 on this machine"
+"local"  | ["localhost"]       | 17 | "cpu" | "17 on this machine, which has 2 CPUs"
+"local"  | ["localhost"]       | 16 | "cpu" | null
+"mpirun" | ["localhost", "h2"] | 17 | "cpu" | "17 on this machine"
+"mpirun" | ["h1", "h2"]        | 17 | "cpu" | null
+"slurm"  | ["localhost"]       | 17 | "cpu" | null
+"local"  | ["localhost"]       | 1  | "gpu" | null
+"local --ranks-per-device 4" | ["localhost"] | 4 | "gpu" | null
+"local"  | ["localhost"] | 8 | "gpu" | "has 1 GPU, expected 8; give other machines with --hosts"
+"""),
 )
 def test_ranks_that_this_machine_cannot_bear_are_refused(
     monkeypatch, script, hosts, ranks, device, expected
@@ -54,7 +48,7 @@ def test_ranks_that_this_machine_cannot_bear_are_refused(
     monkeypatch.setattr(placement, 'all_bus_ids', lambda sys: ['0000:3b:00.0'])
     name, _, words = script.partition(' ')
     options = launch_options(words, script=name)
-    place, config = Placement(None, hosts, ranks), Config(train=TrainConfig(device=device))
+    place, config = Placement(None, tuple(hosts), ranks), Config(train=TrainConfig(device=device))
     for quota, text in ((None, expected), (0.5, 'has 1 CPU, expected at most 8 ranks per CPU')):
         limits = SimpleNamespace(quota_cpus=quota)
         monkeypatch.setattr(placement, 'find_limits', lambda limits=limits: limits)
@@ -66,21 +60,23 @@ def test_ranks_that_this_machine_cannot_bear_are_refused(
 FILE = RunConfig('/r', num_nodes=2, ranks_per_node=3)
 
 
+# run: what differs from FILE
 @pytest.mark.parametrize(
     'words, run, expected',
-    [
-        ('--config c', FILE, 'localhost localhost 3'),
-        ('--config c --ranks-per-node 4', FILE, 'localhost localhost 4'),
-        ('--config c --nodes 1', FILE, 'localhost 3'),
-        ('--config c --hosts h1,h2,h3', FILE, 'h1 h2 3'),
-        ('--config c --hosts h1,h2,h3', RunConfig('/r'), 'h1 h2 h3 1'),
-        ('--resume --run-dir /r', replace(FILE, dir='/before'), 'localhost localhost 3'),
-        ('--resume --run-dir /r --hosts h1', FILE, 'h1 3'),
-        ('--config c --hosts h1:4,h2:4', FILE, 'h1 h2 4'),
-    ],
+    json_table("""
+"--config c"                         | {} | "localhost localhost 3"
+"--config c --ranks-per-node 4"      | {} | "localhost localhost 4"
+"--config c --nodes 1"               | {} | "localhost 3"
+"--config c --hosts h1,h2,h3"        | {} | "h1 h2 3"
+"--config c --hosts h1,h2,h3"        | {"num_nodes": null, "ranks_per_node": null} | "h1 h2 h3 1"
+"--resume --run-dir /r"              | {"dir": "/before"} | "localhost localhost 3"
+"--resume --run-dir /r --hosts h1"   | {} | "h1 3"
+"--config c --hosts h1:4,h2:4"       | {} | "h1 h2 4"
+"""),
 )
 def test_place_of_options_hosts_and_configuration(words, run, expected, monkeypatch):
     monkeypatch.setattr(placement, 'newest_run', lambda folder: RunFolder(folder, 0))
+    run = replace(FILE, **run)
     place, config = place_ranks(ENGINES['mpirun'], launch_options(words), lambda words: Config(run))
     assert ' '.join(place.hosts) + f' {place.ranks_per_node}' == expected
     assert str(place.run_dir) == '/r' and config.run is run
@@ -123,18 +119,18 @@ def test_missing_or_full_tmpdir_is_refused_although_another_folder_has_space(tmp
 
 @pytest.mark.parametrize(
     'name, limit, num_ranks, expected',
-    [
-        ('files', 35, 1, 'ulimit -n: got 35 open files, expected at least 36,'),
-        ('files', 36, 1, None),
-        ('files', 64, 8, None),
-        ('files', 63, 8, 'got 63 open files, expected at least 64,'),
-        ('files', -1, 999, None),
-        ('bytes', 10 << 10, 1, 'ulimit -f: got 10 KiB per file, .* run ulimit -f unlimited'),
-        ('bytes', 16 << 20, 1, None),
-        ('processes', 79, 2, 'is 99, of which 79 are free, expected 80 for 2 ranks on a node'),
-        ('processes', 80, 2, None),
-        ('processes', 48, 1, None),
-    ],
+    json_table("""
+"files"     | 35       | 1   | "ulimit -n: got 35 open files, expected at least 36,"
+"files"     | 36       | 1   | null
+"files"     | 64       | 8   | null
+"files"     | 63       | 8   | "got 63 open files, expected at least 64,"
+"files"     | -1       | 999 | null
+"bytes"     | 10240    | 1   | "ulimit -f: got 10 KiB per file, .* run ulimit -f unlimited"
+"bytes"     | 16777216 | 1   | null
+"processes" | 79       | 2   | "is 99, of which 79 are free, expected 80 for 2 ranks on a node"
+"processes" | 80       | 2   | null
+"processes" | 48       | 1   | null
+"""),
 )
 def test_limits_that_block_open_mpi_are_refused(monkeypatch, name, limit, num_ranks, expected):
     limits = {'files': -1, 'bytes': -1, 'processes': 10**6, name: limit}

@@ -32,73 +32,76 @@ from mlperf_rn50.analysis.sets.time_parts import RunTimes
 
 approx = pytest.approx
 SLOW = Link(1.0, 100_000_000, 'measured')
-MEDIUM, FAST = replace(SLOW, gbit_s=100.0), replace(SLOW, gbit_s=1000.0)
+FAST = replace(SLOW, gbit_s=1000.0)
 DGX = next(s for s in load_published() if s.name == 'dgxa100_ngc20.06_mxnet')
 RECIPE = replace(
     DGX.recipe, global_batch_size=400, decay_epochs=10.0, eval_period=2, first_eval_epoch=1
 )
 BASE = Base('one', 'made up', 1, 4, True, 400, 0.1, 8.0, 5.0, 40_000, None, generation='A100')
 TWO_NODES = replace(BASE, num_nodes=2, num_units=8)
-ONE, TWO, FOUR = (Layout(n, 4, RECIPE, Epochs(9, 9, 9, '')) for n in (1, 2, 4))
+TWO, FOUR = (Layout(n, 4, RECIPE, Epochs(9, 9, 9, '')) for n in (2, 4))
 COSTS = Costs(latency_s={'A100': 0.006}, other_latency_s=0.004)
-HOPS_S = 8 * 0.62e-3  # of a ring of 8 over TCP
 
 
 # parts of the step: compute, exchange, hidden, other
+# base, layout and link: what differs from BASE, TWO and FAST. parts of the step: compute, exchange,
+# hidden, other; a ring of 8 over TCP takes 4.96 ms for its hops
 @pytest.mark.parametrize(
     'base, layout, link, parts',
-    [
-        # half the images per accelerator, over a ring of 8
-        (BASE, TWO, FAST, (0.05, 0.0014, 0, 0.006)),
-        (replace(BASE, generation=''), TWO, FAST, (0.05, 0.0014, 0, 0.004)),
-        (BASE, TWO, MEDIUM, (0.05, 0.014, 0.014 - HOPS_S, 0.006)),  # not slower than over TCP
-        (BASE, TWO, replace(MEDIUM, is_tcp=True), (0.05, 0.014, 0.014, 0.006 + HOPS_S)),
-        # the backward pass
-        (BASE, TWO, replace(SLOW, is_tcp=True), (0.05, 1.4, 2 / 3 * 0.05, 0.006 + HOPS_S)),
-        # measured
-        (BASE, TWO, replace(MEDIUM, overlap=0.5, extra_s=0.001), (0.05, 0.014, 0.007, 0.001)),
-        (BASE, TWO, replace(SLOW, overlap=1.0, extra_s=0.0), (0.05, 1.4, 0.05, 0)),
-        # a ring of 2 nodes
-        (BASE, TWO, replace(FAST, is_hierarchical=True), (0.05, 0.0008, 0, 0.006 + 0.012)),
-        # a single node does not use the link
-        (TWO_NODES, ONE, MEDIUM, (2 * (0.1 - 0.014 - 0.006), 0, 0, 0)),
-        (TWO_NODES, TWO, MEDIUM, (0.1 - 0.014 - 0.006, 0.014, 0, 0.006)),  # as measured
-        # nothing within nodes
-        (BASE, Layout(2, 1, RECIPE), replace(FAST, is_hierarchical=True), (0.2, 0.0008, 0, 0.006)),
-        # on the line through two batches
-        (replace(BASE, steps={50: 0.06}), TWO, FAST, (0.06, 0.0014, 0, 0.006)),
-        (replace(BASE, steps={200: 0.18}), TWO, FAST, (0.06, 0.0014, 0, 0.006)),
-        # noise: a line does not fall
-        (replace(BASE, steps={50: 0.11}), TWO, FAST, (0.1, 0.0014, 0, 0.006)),
-    ],
+    json_table("""
+# half the images per accelerator, over a ring of 8
+{} | {} | {} | [0.05, 0.0014, 0, 0.006]
+{"generation": ""} | {} | {} | [0.05, 0.0014, 0, 0.004]
+{} | {} | {"gbit_s": 100} | [0.05, 0.014, 0.00904, 0.006]  # not slower than over TCP
+{} | {} | {"gbit_s": 100, "is_tcp": true} | [0.05, 0.014, 0.014, 0.01096]
+# the backward pass
+{} | {} | {"gbit_s": 1, "is_tcp": true} | [0.05, 1.4, 0.0333333333, 0.01096]
+# measured
+{} | {} | {"gbit_s": 100, "overlap": 0.5, "extra_s": 0.001} | [0.05, 0.014, 0.007, 0.001]
+{} | {} | {"gbit_s": 1, "overlap": 1.0, "extra_s": 0.0} | [0.05, 1.4, 0.05, 0]
+# a ring of 2 nodes
+{} | {} | {"is_hierarchical": true} | [0.05, 0.0008, 0, 0.018]
+# a single node does not use the link
+{"num_nodes": 2, "num_units": 8} | {"num_nodes": 1} | {"gbit_s": 100} | [0.16, 0, 0, 0]
+# as measured
+{"num_nodes": 2, "num_units": 8} | {} | {"gbit_s": 100} | [0.08, 0.014, 0, 0.006]
+# nothing within nodes
+{} | {"units_per_node": 1} | {"is_hierarchical": true} | [0.2, 0.0008, 0, 0.006]
+# on the line through two batches
+{"steps": {"50": 0.06}}  | {} | {} | [0.06, 0.0014, 0, 0.006]
+{"steps": {"200": 0.18}} | {} | {} | [0.06, 0.0014, 0, 0.006]
+# noise: a line does not fall
+{"steps": {"50": 0.11}}  | {} | {} | [0.1, 0.0014, 0, 0.006]
+"""),
 )
 def test_step_parts_match_hand_calculation(base, layout, link, parts):
+    is_measured = 'num_nodes' in base or 'extra_s' in link
+    steps = {int(batch): step_s for batch, step_s in base.get('steps', {}).items()}
+    base = replace(BASE, **base | {'steps': steps})
+    layout, link = replace(TWO, **layout), replace(FAST, **link)
     p = predict_layout(base, layout, link, COSTS)
     assert (p.compute_s, p.exchange_s, p.hidden_s, p.other_s) == approx(parts)
     assert p.step_s == approx(parts[0] + parts[1] - parts[2] + parts[3])
     assert p.images_per_s == approx(400 / p.step_s)
-    is_all = layout.num_nodes == 1 or link.extra_s is not None or base is TWO_NODES
-    assert p.measured_share == approx(1 if is_all else parts[0] / p.step_s)
+    assert p.measured_share == approx(1 if is_measured else parts[0] / p.step_s)
 
 
-# Start times of sets by number of nodes.
-STARTS = ((64, 1.0),) * 15 + ((2, 9.0),) * 15
-
-
+# starts: sets as [number of nodes, start time, number of such sets]
 @pytest.mark.parametrize(
     'nodes, starts, start_s',
-    [
-        (2, ((2, 7.0), (2, 3.0), (2, 1.0)), 3.0),
-        # from sets with similar numbers of nodes
-        (2, STARTS, 9.0),
-        (5, STARTS, 9.0),
-        (100, STARTS, 1.0),
-        (2, ((2, -9.0),), 0.0),
-        (2, (), BASE.outside_s),
-    ],
+    json_table("""
+2   | [[2, 7.0, 1], [2, 3.0, 1], [2, 1.0, 1]] | 3.0
+# from sets with similar numbers of nodes
+2   | [[64, 1.0, 15], [2, 9.0, 15]] | 9.0
+5   | [[64, 1.0, 15], [2, 9.0, 15]] | 9.0
+100 | [[64, 1.0, 15], [2, 9.0, 15]] | 1.0
+2   | [[2, -9.0, 1]] | 0.0
+2   | [] | 5.0
+"""),
 )
 def test_minutes_match_hand_calculation(nodes, starts, start_s):
-    p = predict_layout(BASE, replace(TWO, num_nodes=nodes), FAST, replace(COSTS, starts=starts))
+    costs = replace(COSTS, starts=tuple((n, s) for n, s, k in starts for _ in range(k)))
+    p = predict_layout(BASE, replace(TWO, num_nodes=nodes), FAST, costs)
     # Evaluations after epochs 1, 3, ... and 9.
     evaluations_s = 5 * (8.0 / nodes + EVALUATION_S)
     assert 60 * p.minutes == approx(9 * 100 * p.step_s + evaluations_s + start_s)
@@ -281,18 +284,19 @@ def candidate(batch, minutes, kind='published', measured=None):
 
 @pytest.mark.parametrize(
     'rows, batch',
-    [
-        ([candidate(100, 5.0), candidate(400, 4.9, 'interpolated')], 400),  # the least time
-        # equal times: the source's recipe
-        ([candidate(400, 5.0), candidate(100, 4.96, 'source')], 100),
-        ([candidate(400, 5.0, 'interpolated'), candidate(100, 5.04)], 100),  # a published one
-        # near to the measured 400 images
-        ([candidate(200, 5.0), candidate(300, 5.01), candidate(900, 5.02)], 300),
-        ([candidate(100, 5.0), candidate(400, 6.0, measured=4.0)], 400),  # measured times count
-        ([candidate(100, 5.0), candidate(400, 4.0, measured=6.0)], 100),
-    ],
+    json_table("""
+[[100, 5.0], [400, 4.9, "interpolated"]] | 400  # the least time
+# equal times: the source's recipe
+[[400, 5.0], [100, 4.96, "source"]]      | 100
+[[400, 5.0, "interpolated"], [100, 5.04]] | 100  # a published one
+[[200, 5.0], [300, 5.01], [900, 5.02]]   | 300  # near to the measured 400 images
+# measured times count
+[[100, 5.0], [400, 6.0, "published", 4.0]] | 400
+[[100, 5.0], [400, 4.0, "published", 6.0]] | 100
+"""),
 )
 def test_batch_with_the_least_time_is_chosen(rows, batch):
+    rows = [candidate(*row) for row in rows]
     for order in (rows, rows[::-1]):
         assert choose_batch(order, 400).layout.recipe.global_batch_size == batch
 

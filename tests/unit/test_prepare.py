@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import call
+from helpers import call, json_table
 from numbered import tar_of
 from prepared import bitmap, fill, prepare, shown, stored
 
@@ -67,18 +67,18 @@ def test_configuration_of_own_images_is_complete_and_that_of_the_user_is_kept(
 
 @pytest.mark.parametrize(
     'num_train, side, expected',
-    [
-        (49, 48, (48, 48, 16, 90)),
-        (1437, 300, (224, 256, 64, 44)),
-        (10**6, 240, (224, 240, 256, 30)),
-        (1, 8, (32, 32, 16, 90)),
-    ],
+    json_table("""
+49      | 48  | [48, 48, 16, 90]
+1437    | 300 | [224, 256, 64, 44]
+1000000 | 240 | [224, 240, 256, 30]
+1       | 8   | [32, 32, 16, 90]
+"""),
 )
 def test_sizes_and_schedule_of_a_configuration_follow_the_images(num_train, side, expected):
     tree = make_tree(Path('x'), 'x', num_train, side)
     sizes = tree['data']['image_size'], tree['data']['resize_shorter']
     batch, epochs = tree['train']['global_batch_size'], tree['schedule']['decay_epochs']
-    assert (*sizes, batch, epochs) == expected
+    assert [*sizes, batch, epochs] == expected
 
 
 @pytest.mark.parametrize('option', ['--resize-shorter', '--workers'])

@@ -99,14 +99,13 @@ def test_threads_follow_share_of_cpu_quota(quota, local_size, threads):
 
 @pytest.mark.parametrize(
     'num_cpus, local_size, limits, threads',
-    [
-        # bound by a different program
-        (64, 4, GroupLimits(), 16),
-        (64, 4, GroupLimits(quota_cpus=6.0), 1),
-        (16, 4, GroupLimits(), 16),
-        (4, 2, GroupLimits(cpuset=(0, 1, 2, 3)), 2),
-        (2, 4, GroupLimits(cpuset=(0, 1)), 1),
-    ],
+    json_table("""
+64 | 4 | {}                        | 16
+64 | 4 | {"quota_cpus": 6.0}       | 1
+16 | 4 | {}                        | 16  # bound by a different program
+4  | 2 | {"cpuset": [0, 1, 2, 3]}  | 2
+2  | 4 | {"cpuset": [0, 1]}        | 1
+"""),
 )
 def test_threads_of_unbound_rank(num_cpus, local_size, limits, threads):
-    assert unbound_threads(range(num_cpus), 64, local_size, limits) == threads
+    assert unbound_threads(range(num_cpus), 64, local_size, GroupLimits(**limits)) == threads

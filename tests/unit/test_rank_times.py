@@ -51,8 +51,8 @@ def test_file_requests_a_trace_once(tmp_path, make, expected):
     make(file)
     existed = file.exists()
     times = RankTimes(Comm(), None, {}, file, None)
-    times.find_request()
-    assert times.request == expected and file.exists() == (existed and not expected)
+    times.find_trace_request()
+    assert times.is_trace_requested == expected and file.exists() == (existed and not expected)
 
 
 def test_trace_has_the_start_of_its_attempt(tmp_path):

@@ -97,17 +97,14 @@ def test_events_that_cannot_be_decoded_are_stated_with_the_reason(tmp_path):
             function(path)
 
 
-TARGET = 'train.target_accuracy'
-
-
 @pytest.mark.parametrize(
     'changes, target, status',
-    [
-        ([{TARGET: [0.98, 0.7]}, {}], 0.7, 'converged'),
-        ([{TARGET: [0.98, 0.7]}, {TARGET: [0.7, 0.9]}], 0.9, 'failed'),
-        ([{TARGET: [0.98, 'x']}], 0.98, 'failed'),
-        ([TARGET], 0.98, 'failed'),
-    ],
+    json_table("""
+[{"train.target_accuracy": [0.98, 0.7]}, {}]                                    | 0.7  | "converged"
+[{"train.target_accuracy": [0.98, 0.7]}, {"train.target_accuracy": [0.7, 0.9]}] | 0.9  | "failed"
+[{"train.target_accuracy": [0.98, "x"]}]                                        | 0.98 | "failed"
+["train.target_accuracy"]                                                       | 0.98 | "failed"
+"""),
 )
 def test_target_of_the_last_resume_that_changed_it_counts(read, changes, target, status):
     *lines, _ = run_lines((0.75, 0.76), target=0.98)
@@ -140,17 +137,11 @@ def test_platform_may_begin_with_the_number_of_accelerators(read, platform, node
 
 @pytest.mark.parametrize(
     'lost, settled',
-    [
-        (1, [('num_ranks', 23, '23 seed lines', 24, 4)]),
-        (
-            4,
-            [
-                ('num_nodes', 36, 'entry.json', 3, 4),
-                ('num_ranks', 20, '20 seed lines', 24, 4),
-                ('num_accelerators', 288, 'entry.json', 24, 4),
-            ],
-        ),
-    ],
+    json_table("""
+1 | [["num_ranks", 23, "23 seed lines", 24, 4]]
+4 | [["num_nodes", 36, "entry.json", 3, 4], ["num_ranks", 20, "20 seed lines", 24, 4], \
+["num_accelerators", 288, "entry.json", 24, 4]]
+"""),
 )
 def test_other_logs_of_a_set_settle_counts_that_a_log_contradicts(tmp_path, lost, settled):
     folder = tmp_path / 'results/box/resnet'

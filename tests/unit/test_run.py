@@ -42,8 +42,8 @@ def test_new_run_draws_a_seed_and_has_its_nodes(tmp_path):
 
 def test_refused_data_leaves_no_file(tmp_path):
     config = config_in(tmp_path / 'run', synthetic=False, dir=str(tmp_path))
-    job = runs.Job(config, Comm(), Heartbeat())
-    with pytest.raises(UserError, match='manifest.json: no such file'), runs.open_run(job):
+    arguments = runs.RunArguments(config, Comm(), Heartbeat())
+    with pytest.raises(UserError, match='manifest.json: no such file'), runs.open_run(arguments):
         pass
     assert list(tmp_path.iterdir()) == []
 

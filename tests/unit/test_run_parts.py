@@ -35,22 +35,17 @@ def contents(folder):
 
 @pytest.mark.parametrize(
     'text, limit_s, left_s, expected',
-    [
-        ('', 600, 600, ('passed', '')),
-        ('raise SystemExit("bad\\nlast line")', 600, 600, ('failed', 'last line')),
-        (
-            'raise SystemExit("cudaMalloc failed: out of memory")',
-            600,
-            600,
-            ('out of memory', 'cudaMalloc failed: out of memory'),
-        ),
-        ('import time; time.sleep(600)', 0.1, 600, ('failed', 'limit of 0.1 s')),
-        ('import time; time.sleep(600)', 600, 0.1, ('cut', '')),
-    ],
+    json_table(r"""
+"" | 600 | 600 | ["passed", ""]
+"raise SystemExit('bad\\nlast line')" | 600 | 600 | ["failed", "last line"]
+"raise SystemExit('cuda: out of memory')" | 600 | 600 | ["out of memory", "cuda: out of memory"]
+"import time; time.sleep(600)" | 0.1 | 600 | ["failed", "limit of 0.1 s"]
+"import time; time.sleep(600)" | 600 | 0.1 | ["cut", ""]
+"""),
 )
 def test_status_of_a_part(text, limit_s, left_s, expected, tmp_path):
     result = run_part(python('a part', text, limit_s=limit_s), tmp_path, left_s)
-    assert (result['status'], result['reason']) == expected
+    assert [result['status'], result['reason']] == expected
 
 
 def test_result_of_a_part_has_the_ratio_to_pytorch(tmp_path):

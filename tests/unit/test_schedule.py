@@ -1,6 +1,7 @@
 """Learning rates at known steps, and the loss scale after overflows."""
 
 import pytest
+from helpers import json_table
 
 from mlperf_rn50.train.options import ScheduleConfig
 from mlperf_rn50.train.schedule import GROWTH_STEPS, LossScale, learning_rate
@@ -8,19 +9,14 @@ from mlperf_rn50.train.schedule import GROWTH_STEPS, LossScale, learning_rate
 
 @pytest.mark.parametrize(
     'keys, steps_per_epoch, steps, expected',
-    [
-        ({'warmup_epochs': 2, 'decay': 'step'}, 5, (0, 1, 8, 9, 10), [0.1, 0.2, 0.9, 1.0, 1.0]),
-        # drops at the first step of its epochs
-        (
-            {'decay': 'step', 'step_epochs': (10.0, 60.0)},
-            7,
-            (69, 70, 419, 420),
-            [1.0, 0.1, 0.1, 0.01],
-        ),
-        ({'warmup_epochs': 1, 'decay_epochs': 5}, 4, (3, 11, 19, 100), [1.0, 0.25, 0.0, 0.0]),
-        ({'decay': 'cosine', 'decay_epochs': 2}, 2, (1, 3), [0.5, 0.0]),
-        ({'decay_epochs': 2, 'end_lr': 1e-4}, 4, (1000,), [1e-4]),
-    ],
+    json_table("""
+{"warmup_epochs": 2, "decay": "step"} | 5 | [0, 1, 8, 9, 10] | [0.1, 0.2, 0.9, 1.0, 1.0]
+# drops at the first step of its epochs
+{"decay": "step", "step_epochs": [10.0, 60.0]} | 7 | [69, 70, 419, 420] | [1.0, 0.1, 0.1, 0.01]
+{"warmup_epochs": 1, "decay_epochs": 5} | 4 | [3, 11, 19, 100] | [1.0, 0.25, 0.0, 0.0]
+{"decay": "cosine", "decay_epochs": 2}  | 2 | [1, 3]           | [0.5, 0.0]
+{"decay_epochs": 2, "end_lr": 1e-4}     | 4 | [1000]           | [1e-4]
+"""),
     ids=str,
 )
 def test_learning_rates(keys, steps_per_epoch, steps, expected):

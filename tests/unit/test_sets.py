@@ -47,14 +47,14 @@ def of_first(value, others):
 
 @pytest.mark.parametrize(
     'minutes, score',
-    [
-        ([5, 1, 4, 2, 3], 3.0),
-        # an unconverged run is the slowest; the fastest is still dropped
-        ([10, 2, 3, 4, None], 17 / 3),
-        ([1, 2, 3, None, None], None),
-        ([1, 2, 3, 4], None),
-        ([1, 2, 3, 4, 5, 6], None),
-    ],
+    json_table("""
+[5, 1, 4, 2, 3]       | 3.0
+# an unconverged run is the slowest; the fastest is still dropped
+[10, 2, 3, 4, null]   | 5.666667
+[1, 2, 3, null, null] | null
+[1, 2, 3, 4]          | null
+[1, 2, 3, 4, 5, 6]    | null
+"""),
 )
 def test_score_drops_fastest_and_slowest_of_five(minutes, score):
     assert score_minutes([m and 60.0 * m for m in minutes]) == (score and approx(score))

@@ -18,16 +18,18 @@ from helpers import (
     CLI,
     HANG_LIMIT_S,
     ROOT,
+    json_table,
     own_signals,
     run,
     shipped_logs,
     skip_for,
     start_program,
+    table,
     wait_for,
 )
 
 from mlperf_rn50.launch.helpers import LAUNCHER_SIGNALS
-from mlperf_rn50.launch.launcher import Stage, stage_of
+from mlperf_rn50.launch.launcher import stage_of
 from mlperf_rn50.system import signals as stop_signals
 
 INT, TERM, HUP, USR1 = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1
@@ -105,16 +107,21 @@ def send_at(monkeypatch):
 
 @pytest.mark.parametrize(
     'can_stop, sent',
-    [
-        # The first request stops a run gracefully, or ends a command that has nothing to finish;
-        # the second ends a run.
-        *((True, [(number, 0, 'stop')]) for number in (INT, TERM, HUP, USR1)),
-        *((False, [(number, 0, 'end')]) for number in (INT, TERM, HUP)),
-        (True, [(INT, 0, 'stop'), (INT, 0.5, 'stop'), (INT, 1.5, 'end')]),
-        (True, [(USR1, 0, 'stop'), (INT, 2, 'end')]),
-        # only Ctrl-C ends a run that writes its checkpoint
-        (True, [(USR1, 0, 'stop'), (TERM, 9, 'stop'), (HUP, 60, 'stop')]),
-    ],
+    json_table("""
+# The first request stops a run gracefully, or ends a command that has nothing to finish; the second
+# ends a run.
+true  | [["INT", 0, "stop"]]
+true  | [["TERM", 0, "stop"]]
+true  | [["HUP", 0, "stop"]]
+true  | [["USR1", 0, "stop"]]
+false | [["INT", 0, "end"]]
+false | [["TERM", 0, "end"]]
+false | [["HUP", 0, "end"]]
+true  | [["INT", 0, "stop"], ["INT", 0.5, "stop"], ["INT", 1.5, "end"]]
+true  | [["USR1", 0, "stop"], ["INT", 2, "end"]]
+# only Ctrl-C ends a run that writes its checkpoint
+true  | [["USR1", 0, "stop"], ["TERM", 9, "stop"], ["HUP", 60, "stop"]]
+"""),
 )
 def test_first_signal_stops_and_second_ends(monkeypatch, send_at, can_stop, sent):
     calls = queue.Queue()
@@ -124,34 +131,32 @@ def test_first_signal_stops_and_second_ends(monkeypatch, send_at, can_stop, sent
     signal.signal(INT, signal.SIG_IGN)  # as a shell in the background does
     stop_signals.catch(lambda *_: None, stop_signals.END_SIGNALS)
     with stop_signals.handle_in_thread((lambda: calls.put('stop')) if can_stop else None):
-        for number, now_s, effect in sent:
-            send_at(number, now_s)
+        for name, now_s, effect in sent:
+            send_at(signal.Signals[f'SIG{name}'], now_s)
             assert calls.get(timeout=10) == effect
 
 
-S, T = Stage.STOPPING, Stage.TERMINATING
-
-
+# before: handler of a hangup
 @pytest.mark.parametrize(
     'before, sent',
-    [
-        (
-            signal.SIG_DFL,
-            [(USR2, 0, T), (TERM, 0, S), (INT, 0.5, S), (INT, 1.1, T), (TERM, 1.2, T)],
-        ),
-        (signal.SIG_DFL, [(HUP, 0, S), (USR1, 9, S), (signal.SIGCHLD, 9, None)]),
-        (signal.SIG_IGN, [(HUP, 0, None), (INT, 9, S)]),
-    ],
+    table("""
+SIG_DFL | USR2 0 TERMINATING, TERM 0 STOPPING, INT 0.5 STOPPING, INT 1.1 TERMINATING, \
+TERM 1.2 TERMINATING
+SIG_DFL | HUP 0 STOPPING, USR1 9 STOPPING, CHLD 9 none
+SIG_IGN | HUP 0 none, INT 9 STOPPING
+"""),
     ids=['once more', 'hangup', 'nohup'],
 )
 def test_stages_of_signals_even_of_those_ignored_before(send_at, before, sent):
     """Send signals to this process, a launcher, at given times."""
-    for number, handler in ((INT, signal.SIG_IGN), (USR1, signal.SIG_IGN), (HUP, before)):
-        signal.signal(number, handler)
+    signal.signal(INT, signal.SIG_IGN)
+    signal.signal(USR1, signal.SIG_IGN)
+    signal.signal(HUP, getattr(signal, before))
     signals = stop_signals.SignalQueue(LAUNCHER_SIGNALS)
-    for number, now_s, stage in sent:
-        send_at(number, now_s)
-        assert stage_of(signals.next(0), signals.is_forced) is stage
+    for name, now_s, stage in map(str.split, sent.split(', ')):
+        send_at(signal.Signals[f'SIG{name}'], float(now_s))
+        found = stage_of(signals.next(0), signals.is_forced)
+        assert (found.name if found else 'none') == stage
 
 
 def test_signals_of_one_number_are_discarded(send_at):

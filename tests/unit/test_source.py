@@ -4,7 +4,7 @@ import json
 
 import pytest
 from benches import bench_allreduce, bench_train
-from helpers import json_table, write_files
+from helpers import json_table, table, values, write_files
 from lines import write_set
 from made_systems import write_layouts
 from pytest import approx
@@ -115,18 +115,18 @@ def test_requested_link_takes_precedence_and_the_source_has_the_bytes(dump):
 
 @pytest.mark.parametrize(
     'row',
-    [
-        {'num_ranks': 4},
-        {'num_ranks': 2, 'num_hosts': 2},
-        {'model': 'vgg16'},
-        {'precision': 'float16'},
-        {'input': 'real'},
-        {'num_parameters': 5},
-        {'local_batch_size': 32},
-    ],
+    table("""
+num_ranks=4
+num_ranks=2 num_hosts=2
+model="vgg16"
+precision="float16"
+input="real"
+num_parameters=5
+local_batch_size=32
+"""),
 )
 def test_bench_rows_may_differ_only_in_the_batch(dump, row):
-    content = bench_train({}, {'local_batch_size': 64, **row})
+    content = bench_train({}, {'local_batch_size': 64, **values(*row)})
     content['tables'].append({'title': 'Scaling', 'rows': [{'efficiency': 1.0}]})
     with pytest.raises(ConfigError, match='got resnet50, .*, 32 per rank, .* differ only in'):
         load_source([dump('a.json', content)])
@@ -159,23 +159,23 @@ def altered(*path, value):
         (' ' * 5_000_000, 'is larger than 4194304 bytes'),
         (bench_allreduce(4, 1), 'num_hosts'),
         (bench_allreduce(3, 2), 'num_hosts'),
-        (altered('format', value='mlperf-rn50 bench data 1'), 'format'),
-        (altered('tables', value=[]), 'tables'),
-        (altered('machine', 'gpus', value='A100'), 'gpus'),
         (altered(*ROW[:3], value=[{}] * 1001), 'rows'),
         *(
-            (altered(*place, key, value=value), key)
-            for place, key, value in (
-                (GRADIENTS, 'num_hosts', 3),
-                (GRADIENTS, 'bytes', 1e300),
-                (GRADIENTS, 'time_ms', 0),
-                (ROW, 'model', '\x9b2J\u202e'),
-                (ROW, 'step_ms', 1e308),
-                (ROW, 'step_ms', 0),
-                (ROW, 'step_ms', '300'),
-                (ROW, 'num_hosts', 2),
-                (ROW, 'local_batch_size', -32),
-            )
+            (altered(*path, value=value), path[-1])
+            for path, value in json_table(r"""
+["format"]                           | "mlperf-rn50 bench data 1"
+["tables"]                           | []
+["machine", "gpus"]                  | "A100"
+["tables", 1, "rows", 0, "num_hosts"] | 3
+["tables", 1, "rows", 0, "bytes"]    | 1e300
+["tables", 1, "rows", 0, "time_ms"]  | 0
+["tables", 0, "rows", 0, "model"]    | "\u009b2J\u202e"
+["tables", 0, "rows", 0, "step_ms"]  | 1e308
+["tables", 0, "rows", 0, "step_ms"]  | 0
+["tables", 0, "rows", 0, "step_ms"]  | "300"
+["tables", 0, "rows", 0, "num_hosts"] | 2
+["tables", 0, "rows", 0, "local_batch_size"] | -32
+""")
         ),
     ],
 )
@@ -198,26 +198,29 @@ NETWORK = """{"event": "network", "local_batch_size": 1, "flops_per_image": 1,
     "gradient_bytes": 7000000, "num_buckets": 1}""".replace('\n', '')
 
 
+# config: arguments of config_text, or the whole text
 @pytest.mark.parametrize(
-    'config, metrics, megabytes, text',
-    [
-        (config_text(), '', 44.7, 'resnet18 with 10 classes'),
-        (config_text('resnet50', comm='fp16'), '', 47.1, 'resnet50 with 10 classes'),
-        (config_text('vgg16', 1000, 'float16'), '', 276.7, 'vgg16 with 1,000 classes'),
-        (config_text(), NETWORK, 7.0, 'metrics.jsonl'),
-        ('', NETWORK, 7.0, 'metrics.jsonl'),
-        *(
-            (text, '', 102.2, 'ResNet-50 assumed')
-            for text in ('', 'model: [', config_text('other'), config_text(classes=-5))
-        ),
-    ],
+    'config, has_network, megabytes, text',
+    json_table("""
+[]                               | false | 44.7  | "resnet18 with 10 classes"
+["resnet50", 10, "float32", "fp16"] | false | 47.1 | "resnet50 with 10 classes"
+["vgg16", 1000, "float16"]       | false | 276.7 | "vgg16 with 1,000 classes"
+[]                               | true  | 7.0   | "metrics.jsonl"
+""                               | true  | 7.0   | "metrics.jsonl"
+""                               | false | 102.2 | "ResNet-50 assumed"
+"model: ["                       | false | 102.2 | "ResNet-50 assumed"
+["other"]                        | false | 102.2 | "ResNet-50 assumed"
+["resnet18", -5]                 | false | 102.2 | "ResNet-50 assumed"
+"""),
 )
 def test_exchanged_bytes_are_those_of_the_network_of_the_run(
-    tmp_path, config, metrics, megabytes, text
+    tmp_path, config, has_network, megabytes, text
 ):
     facts = {'division': 'open', 'dataset': 'digits', 'train_samples': 1000, 'target': 0.7}
     folder = write_set(tmp_path / 'run', 1, True, accelerators=False, ranks=2, **facts)
-    write_files(folder, {'config.yaml': config, 'metrics.jsonl': metrics})
+    config = config if isinstance(config, str) else config_text(*config)
+    files = {'config.yaml': config, 'metrics.jsonl': NETWORK if has_network else ''}
+    write_files(folder, files)
     link = load_source([str(folder)]).link
     assert (link.exchange_bytes / 1e6, link.network) == (approx(megabytes, abs=0.05), text)
 

@@ -134,17 +134,19 @@ def test_topology_is_read_from_sys(tmp_path):
 HOST = ('0000:0b:00.0', '0000:1b:00.0', '0000:8b:00.0', '0000:9b:00.0')
 
 
+# numbers of the GPUs
 @pytest.mark.parametrize(
-    'visible, of_host, num_devices, expected',
-    [
-        (HOST[2:], HOST, 2, (HOST[2:], None)),  # both ranks see both GPUs
-        (HOST[2:3], HOST, 4, (HOST, 2)),  # one GPU per task
-        (HOST[2:3], HOST, 1, (HOST[2:3], None)),
-        (HOST[:1], (), 2, (HOST[:1], None)),  # a container that hides /sys
-        (HOST[:1], HOST, 8, (HOST[:1], None)),  # instances: more ranks than cards
-    ],
+    'visible, of_host, num_devices, expected, index',
+    json_table("""
+[2, 3] | [0, 1, 2, 3] | 2 | [2, 3]       | null  # both ranks see both GPUs
+[2]    | [0, 1, 2, 3] | 4 | [0, 1, 2, 3] | 2     # one GPU per task
+[2]    | [0, 1, 2, 3] | 1 | [2]          | null
+[0]    | []           | 2 | [0]          | null  # a container that hides /sys
+[0]    | [0, 1, 2, 3] | 8 | [0]          | null  # instances: more ranks than cards
+"""),
 )
 def test_rank_with_one_visible_gpu_is_placed_among_all_of_the_host(
-    visible, of_host, num_devices, expected
+    visible, of_host, num_devices, expected, index
 ):
-    assert choose_devices(visible, of_host, num_devices) == expected
+    visible, of_host, expected = (tuple(HOST[n] for n in ns) for ns in (visible, of_host, expected))
+    assert choose_devices(visible, of_host, num_devices) == (expected, index)

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import address_of
+from helpers import address_of, json_table
 from tiny import tiny_config, tiny_training
 
 from mlperf_rn50.data.batches import eval_batches, synthetic_batches, train_batches
@@ -133,7 +133,7 @@ def test_exchanges_of_a_step_do_not_grow_with_the_number_of_ranks(training, tmp_
     comm.reset_mock()  # the start of the attempt
     for step in range(3):  # the timer marks the buckets of the second one
         trainer.read(trainer.step(batches, step, 0.01))
-        times.find_request()
+        times.find_trace_request()
         times.take_trace()
     of_a_step = ['sum_in_background', *['average_gradients'] * len(trainer.optimizer.buckets)]
     assert [name for name, *_ in comm.method_calls] == 3 * of_a_step
@@ -201,13 +201,13 @@ def follow_variances(net, momentum):
 
 @pytest.mark.parametrize(
     'num_images, model, num_passes',
-    [
-        (20, {}, 1),
-        (20, {'fused_bn_relu': True}, 1),
-        (20, {'bn_momentum': 0.5}, 2),
-        (1, {}, 1),
-        (2, {}, 1),
-    ],
+    json_table("""
+20 | {} | 1
+20 | {"fused_bn_relu": true} | 1
+20 | {"bn_momentum": 0.5} | 2
+1  | {} | 1
+2  | {} | 1
+"""),
     ids=str,
 )
 def test_running_variances_follow_the_unbiased_rule(num_images, model, num_passes):
@@ -247,7 +247,7 @@ def test_restored_variances_keep_their_values_at_another_batch(training):
     other.load_state(TrainerState(saved))
     assert_equal(variances_of(other.snapshot()), variances_of(saved), rtol=1e-6)
     loaded = part_of(saved, 'model/')
-    set_weights(other.net, other.corrected(loaded, -1))
+    set_weights(other.net, other.from_unbiased(loaded))
     assert_equal(variances_of(other.copy_network()), variances_of(loaded), rtol=1e-6)
 
 

@@ -4,7 +4,7 @@ import re
 import shutil
 
 import pytest
-from helpers import call
+from helpers import call, json_table
 from lines import write_lines
 from sample_log import LARS, SGD, closed, write_five, write_run
 
@@ -38,20 +38,19 @@ def test_set_with_one_miss_is_valid_for_the_round_of_its_folder_with_its_scaled_
 
 @pytest.mark.parametrize(
     'change, verdict',
-    [
-        ({'ends': ['aborted'] * 2}, 'no (got 2 failed runs, expected at most one: '),
-        ({'seeds': [1, 1, 2, 3, 4]}, 'no (some runs have the same seed'),
-        (
-            {'accuracies': (0.7595,)},
-            'no (epochs to converge: fails: mean 2.00 epochs at batch 1632, at least 33',
-        ),
-        ({'num': 3}, 'format passes: v0.5, v0.7 to v4.0; can be submitted: no (3 runs, expected 5'),
-        ({'num': 1, 'ends': ['aborted'], 'config': SGD}, 'can be submitted: no (aborted)'),
-    ],
+    json_table("""
+{"ends": ["aborted", "aborted"]} | "no (got 2 failed runs, expected at most one: "
+{"seeds": [1, 1, 2, 3, 4]}       | "no (some runs have the same seed"
+{"accuracies": [0.7595]} | "no (epochs to converge: fails: mean 2.00 epochs at batch 1632, at"
+{"num": 3} | "format passes: v0.5, v0.7 to v4.0; can be submitted: no (3 runs, expected 5"
+{"num": 1, "ends": ["aborted"], "division": "open"} | "can be submitted: no (aborted)"
+"""),
 )
 def test_set_is_judged_by_the_rules_for_sets(tmp_path, change, verdict):
-    keys = {'config': closed(LARS), 'accuracies': ENOUGH, 'batch': 1632} | change
-    code, line = first_line(write_five(tmp_path / 'v2.0/us', **keys))
+    config = SGD if change.pop('division', '') else closed(LARS)
+    accuracies = tuple(change.pop('accuracies', ENOUGH))
+    five = write_five(tmp_path / 'v2.0/us', config, accuracies=accuracies, batch=1632, **change)
+    code, line = first_line(five)
     assert verdict in line and code == ('format passes' not in line)
 
 

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import assert_near
+from helpers import assert_near, table
 from nets import arrays_of
 
 from mlperf_rn50.config import Config
@@ -133,26 +133,29 @@ def test_invalid_arrays_are_refused_even_with_their_digest(saved, values, messag
         load_weights(saved)
 
 
+# text: the whole file, or changed keys
 @pytest.mark.parametrize(
-    'change, message',
+    'text, message',
     [
-        (b'[]', 'expected format 1'),
         (b'\xff', 'decode'),
         (b'\xff\xfe', 'UTF-16'),
         (b'[' * 100_000, 'nested'),
-        (b'{"format": 1}', 'missing'),
-        ({'format': 2}, 'expected format 1'),
-        ({'epoch': '5'}, 'epoch'),
-        ({'classes': ['x', 'y']}, 'classes: got 2, expected data.num_classes=3 names'),
-        ({'model': {'name': 'resnet18'}}, 'model.layout is missing'),
-        ({'model': {**DESCRIPTION.model, 'depth': 18}}, 'model.depth: unknown key'),
+        *table("""
+[]                                   | expected format 1
+{"format": 1}                        | missing
+= {"format": 2}                      | expected format 1
+= {"epoch": "5"}                     | epoch
+= {"classes": ["x", "y"]}            | classes: got 2, expected data.num_classes=3 names
+= {"model": {"name": "resnet18"}}    | model.layout is missing
+= {"model": {"depth": 18, "name": "resnet18", "layout": "NCHW"}} | model.depth: unknown key
+"""),
     ],
 )
-def test_damaged_description_is_refused(saved, change, message):
+def test_damaged_description_is_refused(saved, text, message):
     path = saved / 'best.json'
-    if isinstance(change, dict):
-        change = json.dumps({**json.loads(path.read_text()), **change}).encode()
-    path.write_bytes(change)
+    if text[0] == '=':
+        text = json.dumps({**json.loads(path.read_text()), **json.loads(text[1:])})
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(DataError, match=rf'best.json: not weights of this program \(.*{message}'):
         load_weights(saved)
 

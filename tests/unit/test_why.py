@@ -182,36 +182,42 @@ def of_hosts(ranks):
     return [structs.replace(r, host=f'h{r.rank}') for r in ranks]
 
 
-SLOW = two('wait=94 slow_rank=90 / compute=180')
-QUEUED_LONG = on_cores(SLOW[1:], f'{BUSY} ready_s={{"compute":[2,15]}}')
-A_THIRD = 'cpu_s=6.8 others_s=3.2 ready_s={"compute":[3.1,2.3],"exchange":[2.8,4.1]}'
-FEW = 'cpu_s=8.5 others_s=1.5 ready_s={"compute":[4,0.9],"exchange":[4,4]}'
-THIN = network(32, 2_500_000)
+USES = {
+    'own': '',
+    'busy': BUSY,
+    'third': 'cpu_s=6.8 others_s=3.2 ready_s={"compute":[3.1,2.3],"exchange":[2.8,4.1]}',
+    'few': 'cpu_s=8.5 others_s=1.5 ready_s={"compute":[4,0.9],"exchange":[4,4]}',
+}
 
 
 @pytest.mark.parametrize(
-    ('ranks', 'net', 'name', 'also'),
-    [
-        (on_cores(SLOW, BUSY), NETWORK, 'busy', 'slow_rank'),
-        (on_cores(SLOW[:1], BUSY) + QUEUED_LONG, NETWORK, 'busy', None),  # others slow the rank
-        (of_hosts(on_cores(two('wait=100'), BUSY)), THIN, 'busy', 'exchange'),
-        (of_hosts(on_cores(two('wait=300'), BUSY)), THIN, 'exchange', 'busy'),
-        (on_cores(two('compute=20 wait=60'), A_THIRD), NETWORK, 'busy', None),
-        (on_cores(two('wait=200'), FEW), NETWORK, 'exchange', 'busy'),
-        (on_cores(two('update=60 wait=0'), BUSY), network(1), 'busy', 'batch'),
-        (on_cores(two('wait=60'), BUSY), network(1), 'busy', None),  # others slow the exchange
-        # the slow cores of a rank slow the exchange
-        (
-            on_cores(two('wait=260 slow_rank=60 / compute=150 wait=200')),
-            NETWORK,
-            'slow_rank',
-            None,
-        ),
-    ],
+    ('ms', 'uses', 'net', 'name', 'also'),
+    table("""
+wait=94 slow_rank=90 / compute=180 | busy | []        | busy      | slow_rank
+wait=100                           | busy | [32,2500000] | busy   | exchange
+wait=300                           | busy | [32,2500000] | exchange | busy
+compute=20 wait=60                 | third | []       | busy      |
+wait=200                           | few  | []        | exchange  | busy
+update=60 wait=0                   | busy | [1]       | busy      | batch
+wait=60                            | busy | [1]       | busy      |
+wait=260 slow_rank=60 / compute=150 wait=200 | own | [] | slow_rank |
+"""),
 )
-def test_limits_besides_other_programs(ranks, net, name, also):
-    found, names = limit_of(ranks, net=net, device='cpu')
-    assert names[::2] == (name, also)
+def test_limits_besides_other_programs(ms, uses, net, name, also):
+    """The others slow an exchange, and the slow cores of a rank slow it, too."""
+    ranks = on_cores(two(ms), USES[uses])
+    net = json.loads(net)
+    if len(net) > 1:
+        ranks = of_hosts(ranks)
+    _, names = limit_of(ranks, net=network(*net), device='cpu')
+    assert names[::2] == (name, also or None)
+
+
+def test_rank_that_other_programs_slow_is_no_limit():
+    slow, other = two('wait=94 slow_rank=90 / compute=180')
+    queued_long = f'{BUSY} ready_s={{"compute":[2,15]}}'
+    _, names = limit_of(on_cores([slow], BUSY) + on_cores([other], queued_long), device='cpu')
+    assert names[::2] == ('busy', None)
 
 
 def test_cores_are_named_for_the_rank_that_lacked_them():

@@ -198,8 +198,9 @@ def _sentences(found: Predictions) -> Iterator[str]:
     layout."""
     num_timed = len(found.timed)
     if num_timed < 2:
+        only = 'Only layout with a time: ' if num_timed < len(found.rows) and num_timed else ''
         for row in found.timed or found.predicted or found.rows:
-            yield _sentence(found, row)
+            yield only + _sentence(found, row)
         return
     # one without a time may be faster
     which = ' predicted layout' if num_timed < len(found.rows) else ''
@@ -310,6 +311,7 @@ def prediction_answer(found: Predictions) -> Answer:
         found.rows,
         _time_cells,
         {
+            'layout': f'Layout: nodes x {base.unit}s per node.',
             'speed-up': f'Speed-up and efficiency are relative to {base.layout.name}.',
             'error': 'Error: predicted / measured - 1.',
             'cost': f'Cost: {request.price or 0:g} per node-hour.',

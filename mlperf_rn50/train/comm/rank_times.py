@@ -25,7 +25,8 @@ _NUM_STEPS = 20  # of a trace on request
 class RankTimes:
     """Times of this rank; own: its rank and host.
 
-    checkpoint_s: time of checkpoints since the last report. request: whether a trace is requested.
+    checkpoint_s: time of checkpoints since the last report. is_trace_requested: on rank 0, whether
+    a user requests a trace, until the loop has passed this on to all ranks.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class RankTimes:
         self._cores = CoreMeter(comm.threads)
         self._attempt_s = comm.from_rank_0(time.time)
         self._bins = np.zeros((len(PHASES), _NUM_BINS), int)
-        self.request = False
+        self.is_trace_requested = False
         self.checkpoint_s = 0.0
 
     def start(self) -> None:
@@ -76,20 +77,20 @@ class RankTimes:
             histograms=dict(zip(PHASES, bins)),
         )
 
-    def find_request(self) -> None:
-        """Look, on rank 0, for a request in the run folder, which the loop passes on to all
-        ranks."""
+    def find_trace_request(self) -> None:
+        """Look, on rank 0, for the file in the run folder that requests a trace, and remove it."""
         if self._comm.rank == 0:
             with suppress(OSError):
                 if not self._request_file.stat().st_size:  # otherwise a file of the user
                     self._request_file.unlink()
-                    self.request = True
+                    self.is_trace_requested = True
 
-    def take_trace(self, is_requested: bool = False, is_end: bool = False) -> list[StepSpans]:
-        """Trace the next steps if requested; return the traced steps once all are done, or as they
-        are at the end of the run."""
-        if is_requested:
-            self._timer.start_trace(_NUM_STEPS)
+    def start_trace(self) -> None:
+        """Trace the next steps; all ranks call this after the same step."""
+        self._timer.start_trace(_NUM_STEPS)
+
+    def take_trace(self, is_end: bool = False) -> list[StepSpans]:
+        """Return the traced steps once all are done, or as they are at the end of the run."""
         spans = self._timer.take_trace(is_end)
         return [replace(s, attempt_s=self._attempt_s) for s in spans]
 

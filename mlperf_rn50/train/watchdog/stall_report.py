@@ -29,13 +29,13 @@ _QUIET_S = 1.0  # time without new output after which a dump of stacks counts as
 _MAX_NAMED = 10  # maximum number of ranks named in a message
 # Environment variables that identify one launch of the ranks, set by the launchers, Open MPI or
 # Slurm.
-_JOBS = ('MLPERF_RN50_JOB', 'PMIX_NAMESPACE', 'OMPI_MCA_ess_base_jobid', 'SLURM_JOB_ID')
+_JOB_VARIABLES = ('MLPERF_RN50_JOB', 'PMIX_NAMESPACE', 'OMPI_MCA_ess_base_jobid', 'SLURM_JOB_ID')
 _FULL_BYTES = 1_000_000  # free bytes below which a folder counts as full
 
 
 def stalled_folder(run_dir: Path, variables: dict[str, str]) -> Path:
     """Return the folder for the stall reports of one launch of the ranks."""
-    job = next((variables[n] for n in _JOBS if n in variables), 'job')
+    job = next((variables[n] for n in _JOB_VARIABLES if n in variables), 'job')
     return run_dir / 'stalled' / re.sub(r'[^\w.-]', '_', job)
 
 

@@ -307,7 +307,7 @@ def run_watched(
     # loop.
     signal.pthread_sigmask(signal.SIG_BLOCK, [*STOP_SIGNALS, signal.SIGCHLD])
     pid = os.fork()
-    if pid:
+    if pid:  # this process is the watcher
         os.close(reader)  # the writer stays open until this process ends
         os.close(stacks_writer)
         watcher = Watcher(
@@ -320,6 +320,8 @@ def run_watched(
             parent=parent,
         )
         return watcher.wait()
+
+    # this process is the rank
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
     os.close(writer)
     os.close(stacks_reader)
