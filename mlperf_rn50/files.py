@@ -10,6 +10,7 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
+from configparser import ConfigParser
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -180,6 +181,13 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text, parse_constant=refuse)
     except RecursionError as e:
         raise ValueError('is nested too deeply') from e
+
+
+def load_ini(path: Path) -> ConfigParser:
+    """Return the sections of an .ini file, whose values are taken as they are."""
+    sections = ConfigParser(interpolation=None)
+    sections.read_string(path.read_text(encoding='utf-8'))
+    return sections
 
 
 def sha256_of(path: Path) -> str:

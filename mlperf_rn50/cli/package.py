@@ -17,6 +17,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ from mlperf_rn50.cli.output import add_format_option, print_answer
 from mlperf_rn50.cli.parsers import command_parser
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.mllog.rulesets import ROUNDS, parse_round
-from mlperf_rn50.parser import Parser
+from mlperf_rn50.parser import Parser, add_option
 
 if TYPE_CHECKING:
     from mlperf_rn50.analysis.sets.run_set import RunSet
@@ -35,51 +36,42 @@ _PACKED_SINCE = 'v1.0'  # first round that is delivered as an archive
 
 def make_parser() -> Parser:
     parser = command_parser('package', __doc__)
-    add = parser.add_argument
-    add('runs', nargs='*', metavar='RUNS', help='folder of result_<k>.txt, or the five logs')
-    add('--org', help='name of the submitting organisation')
-    add('--system', help='system name')
-    add('--out', metavar='DIR', help="parent folder of the organisation's tree")
+    add = partial(add_option, parser)
+    add('runs RUNS', 'folder of result_<k>.txt, or the five logs', nargs='*')
+    add('--org ORG', 'name of the submitting organisation')
+    add('--system SYSTEM', 'system name')
+    add('--out DIR', "parent folder of the organisation's tree")
     add(
-        '--round',
+        '--round ROUND',
+        'round whose layout and rules apply, from v0.5 to v4.0 (default: v4.0)',
         type=parse_round,
         choices=tuple(ROUNDS),
-        metavar='ROUND',
         default='v4.0',
-        help='round whose layout and rules apply, from v0.5 to v4.0 (default: v4.0)',
     )
     add(
-        '--code',
-        metavar='DIR',
+        '--code DIR',
+        'checkout of mlperf_rn50 with the commit of the runs (default: the running one)',
         type=Path,
-        help='checkout of mlperf_rn50 with the commit of the runs (default: the running one)',
     )
-    add('--name', help='name of the system in its description (default: that of --system)')
+    add('--name NAME', 'name of the system in its description (default: that of --system)')
     add(
-        '--describe',
-        metavar='FILE',
+        '--describe FILE',
+        'JSON file with fields of the system description that the machine does not tell',
         type=Path,
-        help='JSON file with fields of the system description that the machine does not tell',
     )
-    add('--poc-email', metavar='ADDRESS', default='', help='v0.5: address of the contact person')
+    add('--poc-email ADDRESS', 'v0.5: address of the contact person', default='')
     add(
-        '--rcp-bypass',
-        metavar='REASON',
+        '--rcp-bypass REASON',
+        'submit runs that took too few epochs for their batch; the results chair audits them',
         default='',
-        help='submit runs that took too few epochs for their batch; the results chair audits them',
     )
-    add('--replace', action='store_true', help='replace the files of this system in the tree')
+    add('--replace', 'replace the files of this system in the tree')
     add(
-        '--check',
-        metavar='TREE',
+        '--check TREE',
+        'validate a finished tree, such as submission/us, instead of building one',
         type=Path,
-        help='validate a finished tree, such as submission/us, instead of building one',
     )
-    add(
-        '--pack',
-        action='store_true',
-        help='write the encrypted archive of the tree and its SHA-1 beside it, if it is ready',
-    )
+    add('--pack', 'write the encrypted archive of the tree and its SHA-1 beside it, if it is ready')
     add_format_option(parser)
     return parser
 

@@ -3,9 +3,8 @@
 import math
 import statistics
 from collections.abc import Sequence
-from configparser import ConfigParser
 from contextlib import suppress
-from importlib import resources
+from pathlib import Path
 
 from mlperf_rn50.analysis.run_data import RunData
 from mlperf_rn50.analysis.why.bottleneck import (
@@ -17,6 +16,7 @@ from mlperf_rn50.analysis.why.bottleneck import (
 )
 from mlperf_rn50.answer import Answer, Cell, Table
 from mlperf_rn50.errors import UserError
+from mlperf_rn50.files import load_ini
 from mlperf_rn50.mllog.goodput import goodput_of, render_goodput
 from mlperf_rn50.runfolder.records import PartRecord
 from mlperf_rn50.text import percent, plural, printable, significant
@@ -37,10 +37,7 @@ NAMES = {
     'checkpoints': 'checkpoints',
     'rest': 'rest',
 }
-_VERDICTS = ConfigParser(interpolation=None)
-_VERDICTS.read_string(
-    resources.files(__package__).joinpath('verdicts.ini').read_text(encoding='utf-8')
-)
+_VERDICTS = load_ini(Path(__file__).with_name('verdicts.ini'))
 
 
 def make_explanation(

@@ -3,21 +3,19 @@ the logs and env.json, in the fields of a round."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from configparser import ConfigParser
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from mlperf_rn50.errors import ConfigError, nearest
+from mlperf_rn50.files import load_ini
 from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.package.machine_fields import machine_fields
 from mlperf_rn50.mllog.read.description import JsonObject, load_object, objects_at, system_path
 from mlperf_rn50.mllog.rulesets import V05
 
-_TABLE = ConfigParser(interpolation=None)
-_TABLE.read_string(resources.files(__package__).joinpath('fields.ini').read_text(encoding='utf-8'))
+_TABLE = load_ini(Path(__file__).with_name('fields.ini'))
 _STATUS_OF_4 = {
     'cloud': 'Available cloud',
     'onprem': 'Available on-premise',
