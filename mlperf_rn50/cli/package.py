@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlperf_rn50.cli.output import add_format_option, print_answer
-from mlperf_rn50.cli.parsers import command_parser
+from mlperf_rn50.cli.parsers import command_parser, given_arguments
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.mllog.rulesets import ROUNDS, parse_round
 from mlperf_rn50.parser import Parser, add_option
@@ -79,24 +79,11 @@ def make_parser() -> Parser:
 def run(argv: Sequence[str]) -> int:
     parser = make_parser()
     options = parser.parse_args(argv)
-    needed = {
-        'RUNS': options.runs,
-        '--org': options.org,
-        '--system': options.system,
-        '--out': options.out,
-    }
-    others = {
-        '--code': options.code,
-        '--name': options.name,
-        '--describe': options.describe,
-        '--poc-email': options.poc_email,
-        '--rcp-bypass': options.rcp_bypass,
-        '--replace': options.replace,
-    }
-    given = [name for name, value in {**needed, **others}.items() if value]
-    missing = [name for name, value in needed.items() if value is None or value == []]
+
+    given = given_arguments(parser, options, '--check', '--round', '--pack', '--format')
     if options.check and given:
         raise ConfigError(f'--check: got {", ".join(given)} too, expected only a finished tree')
+    missing = [name for name in ('RUNS', '--org', '--system', '--out') if name not in given]
     if missing and not options.check:
         parser.error(f'the following arguments are required: {", ".join(missing)}')
     if options.pack and options.round < _PACKED_SINCE:
@@ -171,7 +158,7 @@ def _build(options: Namespace) -> tuple[Package, str, float | None]:
         system=options.system,
         round=options.round,
         out=Path(options.out),
-        code=options.code,
+        code=options.code or submission.CHECKOUT,
         poc_email=options.poc_email,
         is_replacing=options.replace,
         rcp_bypass=options.rcp_bypass,
@@ -207,13 +194,14 @@ def _choose_runs(run_set: RunSet, order: Order) -> tuple[RunSet, list[str]]:
         judged = make_run_set(run_set.folder, [logs[r.path] for r in part])
         is_refused = refusals_of(judged.judgement, judged.runs, bool(order.rcp_bypass))
         minutes = None if is_refused else judged.olympic_minutes
-        judged_sets[windows.Window(part, math.inf if minutes is None else minutes)] = judged
+        judged_sets[windows.Window(part, minutes or math.inf)] = judged
     chosen = windows.median_window([*judged_sets])
     return judged_sets[chosen], windows.render_windows([*judged_sets], chosen)
 
 
 def _check(tree: Path, round_name: str, run_sets: Sequence[RunSet]) -> Package:
-    from mlperf_rn50.mllog.package.submission import check_finished
+    from mlperf_rn50.mllog.package.submission import Package
+    from mlperf_rn50.mllog.package.tree_verdict import judge_package
 
     sets = {s.name: (s.runs, s.judgement) for s in run_sets}
-    return check_finished(tree, round_name, sets)
+    return Package(round_name, tree, verdict=judge_package(tree, round_name, sets))

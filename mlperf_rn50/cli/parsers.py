@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from argparse import ArgumentParser, ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -105,6 +105,17 @@ def positive(text: str, most: float, expected: str, least: float = 0.0) -> float
     if not (value > 0 and least <= value <= most):  # also refuses NaN
         raise ArgumentTypeError(f'got {text:.20}, expected {expected}')
     return value
+
+
+def given_arguments(parser: Parser, options: Namespace, *allowed: str) -> list[str]:
+    """Return the arguments with a value other than their default, without the allowed ones."""
+    names = {a: (*a.option_strings, str(a.metavar or a.dest))[0] for a in parser._actions}
+    return [
+        name
+        for action, name in names.items()
+        if getattr(options, action.dest, None) not in (action.default, None, '', [])
+        and name not in allowed
+    ]
 
 
 def filled(text: str) -> str:

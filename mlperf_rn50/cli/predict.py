@@ -34,6 +34,7 @@ from mlperf_rn50.cli.parsers import (
     count,
     filled,
     fraction,
+    given_arguments,
     positive,
 )
 from mlperf_rn50.parser import Parser, add_option
@@ -135,12 +136,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _validate(options: Namespace, parser: Parser) -> int:
-    given = [
-        '--' + name.replace('_', '-')
-        for name, value in vars(options).items()
-        if value and value != parser.get_default(name) and name not in ('validate', 'format')
-    ]
-    if given:
+    if given := given_arguments(parser, options, '--validate', '--format'):
         parser.error(f'--validate: also got {", ".join(given)}, expected at most a TREE')
     from mlperf_rn50.analysis.predict.costs import validate, validate_published
     from mlperf_rn50.analysis.predict.prediction_answer import validation_answer

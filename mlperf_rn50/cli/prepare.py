@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from mlperf_rn50.bounds import MAX_SIDE
-from mlperf_rn50.cli.parsers import command_parser, count, positive
+from mlperf_rn50.cli.parsers import command_parser, count, given_arguments, positive
 from mlperf_rn50.parser import Parser, add_option
 
 
@@ -96,13 +96,9 @@ def run(argv: Sequence[str]) -> int:
             'im2rec: got --resize-shorter or --skip-corrupt, expected neither, because records '
             'stay unchanged'
         )
-    others = [
-        name
-        for name, value in vars(options).items()
-        if value != parser.get_default(name) and name not in ('verify', 'workers')
-    ]
+    others = given_arguments(parser, options, '--verify', '--workers')
     if options.verify is not None and others:
-        other = 'a data set' if others[0] == 'dataset' else f'--{others[0].replace("_", "-")}'
+        other = others[0].replace('dataset', 'a data set')
         parser.error(f'--verify: got {other} too, expected only a folder and --workers')
     from mlperf_rn50.data.prepare.command import prepare
 

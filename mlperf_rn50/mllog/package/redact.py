@@ -9,8 +9,8 @@ from typing import Any
 from mlperf_rn50.config_file import load_tree
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import open_regular
+from mlperf_rn50.mllog.check.faults import Fault
 from mlperf_rn50.mllog.logged_run import Run
-from mlperf_rn50.mllog.package.faults import Fault
 from mlperf_rn50.mllog.read.description import (
     JsonObject,
     load_env,
