@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mlperf_rn50.errors import ConfigError, StorageError
+from mlperf_rn50.errors import ConfigError, StorageError, UserError
 
 MAX_LINE_BYTES = 1 << 21  # maximum length of a line in a log
 _BLOCK_BYTES = 1 << 24
@@ -38,6 +38,12 @@ def temporaries_in(folder: Path, name: str = '*') -> list[Path]:
     """Return the temporary files that killed writers left in a folder. `name` is a glob pattern for
     the final names."""
     return sorted(folder.glob(f'.{name}.*.tmp'))
+
+
+def check_exists(path: Path, expected: str) -> None:
+    """Raise UserError if a user named a path without a file or folder."""
+    if not path.exists():
+        raise UserError(f'{path}: no such file or folder; expected {expected}; correct the path')
 
 
 def refuse_existing(paths: Iterable[Path], option: str = '--out') -> None:

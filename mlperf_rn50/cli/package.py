@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from mlperf_rn50.cli.output import add_format_option, print_answer
 from mlperf_rn50.cli.parsers import command_parser, given_arguments
 from mlperf_rn50.errors import ConfigError, UserError
+from mlperf_rn50.files import check_exists
 from mlperf_rn50.mllog.rulesets import ROUNDS, parse_round
 from mlperf_rn50.parser import Parser, add_option
 
@@ -120,11 +121,10 @@ def _logs_of(path: Path, round_name: str) -> list[Path]:
 
 
 def _load_tree(tree: Path, round_name: str) -> list[RunSet]:
+    expected = 'the tree of an organisation, such as submission/us'
+    check_exists(tree, expected)
     if not (tree / 'results').is_dir():
-        raise UserError(
-            f'--check: {tree} contains no results folder; expected the tree of an '
-            'organisation, such as submission/us'
-        )
+        raise UserError(f'--check: {tree} contains no results folder; expected {expected}')
     return _load([tree / 'results'], round_name)
 
 

@@ -29,7 +29,14 @@ from mlperf_rn50.data.recordio import (
     parse_index,
 )
 from mlperf_rn50.errors import DataError
-from mlperf_rn50.files import dump_json, open_regular, replacing, sha256_of, write_atomically
+from mlperf_rn50.files import (
+    check_exists,
+    dump_json,
+    open_regular,
+    replacing,
+    sha256_of,
+    write_atomically,
+)
 from mlperf_rn50.runfolder.locks import OUTPUT_LOCK, is_locked, read_holder
 from mlperf_rn50.text import some
 
@@ -171,10 +178,10 @@ def verify(folder: Path, num_workers: int) -> tuple[list[str], list[str]]:
     """Return the lines to print for intact and for damaged files of a folder. Raise DataError if it
     has no manifest."""
     path = folder / MANIFEST_NAME
+    expected = 'a folder written by prepare'
+    check_exists(folder, expected)
     if not path.exists():
-        raise DataError(
-            f'--verify: {folder} has no {MANIFEST_NAME}; expected a folder written by prepare'
-        )
+        raise DataError(f'--verify: {folder} has no {MANIFEST_NAME}; expected {expected}')
     if is_locked(lock := folder / OUTPUT_LOCK):
         raise DataError(f'--verify: {folder} is in use by {read_holder(lock)}; wait for it')
     results: list[tuple[bool, str]] = []
