@@ -196,9 +196,10 @@ def load_ini(path: Path) -> ConfigParser:
     return sections
 
 
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a regular file. Raise OSError as regular_file does."""
-    digest = hashlib.sha256()
+def digest_of(path: Path, kind: str = 'sha256') -> str:
+    """Return the digest of a regular file as hexadecimal digits. Raise OSError as regular_file
+    does."""
+    digest = hashlib.new(kind)
     with open_regular(path) as f:
         while block := f.read(_BLOCK_BYTES):
             digest.update(block)

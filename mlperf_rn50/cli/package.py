@@ -92,11 +92,8 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.mllog.package.submission import package_answer
 
     if options.check:
-        run_sets = _load_tree(options.check, options.round)
-        result, minutes = _check(options.check, options.round, run_sets), None
-        if len(run_sets) == 1:
-            minutes = run_sets[0].score_minutes
         heading = str(options.check)
+        result, minutes = _check(options.check, options.round)
     else:
         result, heading, minutes = _build(options)
     if options.pack:
@@ -120,12 +117,19 @@ def _logs_of(path: Path, round_name: str) -> list[Path]:
     return logs or [path]
 
 
-def _load_tree(tree: Path, round_name: str) -> list[RunSet]:
+def _check(tree: Path, round_name: str) -> tuple[Package, float | None]:
+    """Check a finished tree. Return also the score of a single system."""
+    from mlperf_rn50.mllog.package.submission import Package
+    from mlperf_rn50.mllog.package.tree_verdict import judge_package
+
     expected = 'the tree of an organisation, such as submission/us'
     check_exists(tree, expected)
     if not (tree / 'results').is_dir():
         raise UserError(f'--check: {tree} contains no results folder; expected {expected}')
-    return _load([tree / 'results'], round_name)
+    run_sets = _load([tree / 'results'], round_name)
+    sets = {s.name: (s.runs, s.judgement) for s in run_sets}
+    minutes = run_sets[0].score_minutes if len(run_sets) == 1 else None
+    return Package(round_name, tree, verdict=judge_package(tree, round_name, sets)), minutes
 
 
 def _pack(result: Package) -> Package:
@@ -133,7 +137,7 @@ def _pack(result: Package) -> Package:
     from mlperf_rn50.mllog.package.archive import pack_tree
 
     if result.home and result.ready:  # other systems may be in the tree of a new one
-        whole = _check(result.home, result.round, _load_tree(result.home, result.round))
+        whole, _ = _check(result.home, result.round)
         result = replace(result, verdict=whole.verdict)
     if not (result.home and result.ready):
         return replace(result, notes=[*result.notes, '--pack: nothing was packed'])
@@ -197,11 +201,3 @@ def _choose_runs(run_set: RunSet, order: Order) -> tuple[RunSet, list[str]]:
         judged_sets[windows.Window(part, minutes or math.inf)] = judged
     chosen = windows.median_window([*judged_sets])
     return judged_sets[chosen], windows.render_windows([*judged_sets], chosen)
-
-
-def _check(tree: Path, round_name: str, run_sets: Sequence[RunSet]) -> Package:
-    from mlperf_rn50.mllog.package.submission import Package
-    from mlperf_rn50.mllog.package.tree_verdict import judge_package
-
-    sets = {s.name: (s.runs, s.judgement) for s in run_sets}
-    return Package(round_name, tree, verdict=judge_package(tree, round_name, sets))
