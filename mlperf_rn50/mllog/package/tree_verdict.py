@@ -41,6 +41,7 @@ _MAX_NAMES = 3  # maximum number of files and lines named in a fault
 _EVAL_PERIOD = 4  # epochs
 _UNKNOWN = '<implementation>'  # name of a program whose file is absent
 _BASH_S = 10  # time limit for reading a script
+_SOURCE_RULE = 'SR Source code requirements for replication'
 _WAYS_OUT = (
     'train to more epochs; or, for a batch without reference points, submit them in a pull request '
     f'to mlcommons/logging; or bypass the check with --rcp-bypass REASON, which writes {PARAMS}, '
@@ -60,23 +61,21 @@ def judge_package(home: Path, round_name: str, sets: Mapping[str, JudgedRuns]) -
         missing += empty
         of_system = [
             *_log_faults(f'results/{system}/resnet', runs, judgement, bypass),
-            *_event_faults(runs),
-            *_evaluation_faults(runs, round_name),
+            *_run_faults(runs, round_name),
             *described,
         ]
         faults += [
             f if '/' in f.file or len(sets) == 1 else replace(f, file=f'{system}: {f.file}')
             for f in of_system
         ]
-        remarks += [(grade, f'{system}: {text}') for grade, text in find_remarks(runs, judgement)]
+        about_runs = find_remarks(runs, judgement)
         if bypass and judgement.convergence:
-            text = (
-                f'{judgement.convergence}; {PARAMS} bypasses this check; notify the results chair'
-            )
-            remarks.append(('warning', f'{system}: {text}'))
+            text = f'{PARAMS} bypasses this check; notify the results chair'
+            about_runs.append(('warning', f'{judgement.convergence}; {text}'))
+        remarks += [(grade, f'{system}: {text}') for grade, text in about_runs]
         results.append(('logs', f'{system}: {_summary(runs, judgement)}'))
     official = TreeVerdict(results=[('official tools', 'not run: a log could control them')])
-    if not any(_dangers(runs, ruleset) for runs, _ in sets.values()):
+    if not any(_is_dangerous(r, ruleset) for runs, _ in sets.values() for r in runs):
         official = judge_tree(home, ruleset, list(sets))
     faults += _tool_faults(official.faults, sets)
     return replace(
@@ -115,59 +114,50 @@ def _log_faults(
     return faults
 
 
-def _event_faults(runs: Sequence[Run]) -> list[Fault]:
-    """Return faults about caches that were not cleared, and images that were not evaluated."""
-    uncleared = [
-        r
-        for r in runs
-        if any(
-            event.key == keys.CACHE_CLEAR and event.value is False
-            for _, event in read_events(r.path)
-            if isinstance(event, LogEvent)
-        )
-    ]
-    partial = [r for r in runs if r.is_imagenet and (r.eval_samples or IMAGENET_VAL) < IMAGENET_VAL]
-    faults = []
-    if uncleared:
-        text = 'got false, expected true; clear the caches before each run (--clear-caches)'
-        rule = 'TP Data State at Start of Run'
-        faults.append(Fault(name_logs(runs, uncleared), keys.CACHE_CLEAR, text, rule))
-    if partial:
-        text = f'got {partial[0].eval_samples}, expected {IMAGENET_VAL}, the whole validation set'
-        place = name_logs(runs, partial)
-        faults.append(Fault(place, keys.EVAL_SAMPLES, text, 'TP Quality measure'))
-    return faults
-
-
-def _evaluation_faults(runs: Sequence[Run], round_name: str) -> list[Fault]:
-    """Return a fault if closed runs are not evaluated every four epochs.
+def _run_faults(runs: Sequence[Run], round_name: str) -> Iterator[Fault]:
+    """Yield faults about caches that were not cleared, images that were not evaluated, and closed
+    runs that are not evaluated every four epochs.
 
     The rules of v0.7 permit more frequent evaluations; those of v0.5 and v0.6 state no period.
     """
-    if round_name < 'v0.7':
-        return []
+
+    def fault(affected: Sequence[Run], key: str, text: str, rule: str) -> Fault:
+        return Fault(name_logs(runs, affected), key, text, rule)
+
+    if uncleared := [r for r in runs if _is_uncleared(r)]:
+        text = 'got false, expected true; clear the caches before each run (--clear-caches)'
+        yield fault(uncleared, keys.CACHE_CLEAR, text, 'TP Data State at Start of Run')
+    imagenet = [r for r in runs if r.is_imagenet]
+    if partial := [r for r in imagenet if (r.eval_samples or IMAGENET_VAL) < IMAGENET_VAL]:
+        text = f'got {partial[0].eval_samples}, expected {IMAGENET_VAL}, the whole validation set'
+        yield fault(partial, keys.EVAL_SAMPLES, text, 'TP Quality measure')
     shortest = 1 if round_name == 'v0.7' else _EVAL_PERIOD
-    closed = [r for r in runs if r.division == keys.CLOSED]
-    strange = [(r, gap) for r in closed if (gap := _strange_gap(r, shortest))]
-    if not strange:
-        return []
-    run, (first, second) = strange[0]
-    text = (
-        f'{run.path.name} has evaluations after epochs {first} and {second}, expected every '
-        f'{_EVAL_PERIOD} epochs from epoch 1, 2, 3 or 4 on; set train.eval_period'
+    closed = [r for r in runs if r.division == keys.CLOSED and round_name >= 'v0.7']
+    if strange := [r for r in closed if _strange_gap(r, shortest)]:
+        first, second = _strange_gap(strange[0], shortest)
+        text = (
+            f'{strange[0].path.name} has evaluations after epochs {first} and {second}, expected '
+            f'every {_EVAL_PERIOD} epochs from epoch 1, 2, 3 or 4 on; set train.eval_period'
+        )
+        yield fault(strange, keys.EVAL_ACCURACY, text, 'TP Quality measure')
+
+
+def _is_uncleared(run: Run) -> bool:
+    return any(
+        event.key == keys.CACHE_CLEAR and event.value is False
+        for _, event in read_events(run.path)
+        if isinstance(event, LogEvent)
     )
-    place = name_logs(runs, [r for r, _ in strange])
-    return [Fault(place, keys.EVAL_ACCURACY, text, 'TP Quality measure')]
 
 
-def _strange_gap(run: Run, shortest: int) -> tuple[int, int] | None:
+def _strange_gap(run: Run, shortest: int) -> Sequence[int]:
     """Return the first successive evaluations that are too far apart or, after the first one, too
-    near. The first interval begins at epoch 0."""
+    near, or (). The first interval begins at epoch 0."""
     epochs = [0, *(e.epoch for e in run.evaluations)]
     for first, second in zip(epochs, epochs[1:]):
         if not (shortest if first else 1) <= second - first <= _EVAL_PERIOD:
             return first, second
-    return None
+    return ()
 
 
 def _tree_faults(home: Path, layout: TreeLayout, sets: Mapping[str, JudgedRuns]) -> list[Fault]:
@@ -176,26 +166,19 @@ def _tree_faults(home: Path, layout: TreeLayout, sets: Mapping[str, JudgedRuns])
     files = source_files(home / code)
     if not files:
         text = 'is absent; submit the code that ran'
-        return [Fault(code, '', text, 'SR Source code requirements for replication')]
+        return [Fault(code, '', text, _SOURCE_RULE)]
     faults = list[Fault]()
     for system, (runs, _) in sets.items():
-        faults += _code_faults(code, files, system, runs)
+        if strange := strange_places(named_places(r.path for r in runs), files):
+            names = [f'{Path(file).name}:{line}' for file, line in strange]
+            text = (
+                f'{len(strange)} lines of source that the logs name are no calls in {code} '
+                f'({some(names, _MAX_NAMES)}); submit the code that ran'
+            )
+            faults.append(Fault(f'results/{system}/resnet', '', text, _SOURCE_RULE))
         faults += _file_faults(home, layout, system)
         faults += _commit_faults(home, layout.of(system, '').folder)
     return faults
-
-
-def _code_faults(
-    code: str, files: Mapping[str, list[Path]], system: str, runs: Sequence[Run]
-) -> Iterator[Fault]:
-    if strange := strange_places(named_places(r.path for r in runs), files):
-        names = [f'{Path(file).name}:{line}' for file, line in strange]
-        text = (
-            f'{len(strange)} lines of source that the logs name are no calls in '
-            f'{code} ({some(names, _MAX_NAMES)}); submit the code that ran'
-        )
-        rule = 'SR Source code requirements for replication'
-        yield Fault(f'results/{system}/resnet', '', text, rule)
 
 
 def _set_faults(home: Path, sets: Mapping[str, JudgedRuns]) -> Iterator[Fault]:
@@ -244,13 +227,12 @@ def _commit_faults(home: Path, folder: str) -> Iterator[Fault]:
         with suppress(ValueError):
             envs[path.name] = load_object(path)[0]
     if envs and (refusal := find_commit(envs)[1]):
-        rule = 'SR Source code requirements for replication'
-        yield Fault(f'{folder}/env_*.json', 'git_commit', refusal, rule)
+        yield Fault(f'{folder}/env_*.json', 'git_commit', refusal, _SOURCE_RULE)
 
 
-def _dangers(runs: Sequence[Run], ruleset: str) -> bool:
+def _is_dangerous(run: Run, ruleset: str) -> bool:
     """Return whether a log could control or delay the official tools, or is not readable."""
-    return any(r.status == 'unreadable' or find_danger(r.path, ruleset) for r in runs)
+    return run.status == 'unreadable' or find_danger(run.path, ruleset) is not None
 
 
 def _tool_faults(found: Iterable[Fault], sets: Mapping[str, JudgedRuns]) -> Iterator[Fault]:
