@@ -12,12 +12,6 @@ from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import digest_of, refuse_existing, sync_folder
 
 
-def archive_paths(tree: Path) -> tuple[Path, Path]:
-    """Return the archive of a tree and the file with its SHA-1, both beside the tree."""
-    stem = tree.parent / f'mlperf_submission_{tree.name}'
-    return stem.with_name(f'{stem.name}.tar.gz'), stem.with_name(f'{stem.name}.sha1')
-
-
 def pack_tree(tree: Path) -> tuple[Path, Path]:
     """Write the encrypted archive of a tree and its SHA-1. openssl asks for the password on the
     terminal.
@@ -25,7 +19,8 @@ def pack_tree(tree: Path) -> tuple[Path, Path]:
     The archive names no user of this machine. Raise UserError if a file exists, or if a program
     fails.
     """
-    archive, digest = archive_paths(tree)
+    stem = tree.parent / f'mlperf_submission_{tree.name}'
+    archive, digest = (stem.with_name(f'{stem.name}.{end}') for end in ('tar.gz', 'sha1'))
     refuse_existing([archive, digest])
     with tempfile.TemporaryDirectory(dir=tree.parent, prefix='.pack-') as place:
         new = Path(place, archive.name)
