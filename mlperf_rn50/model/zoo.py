@@ -30,17 +30,19 @@ from mlperf_rn50.system.processor import find_processor
 
 # GoogLeNet's channels in stages 3 to 5 (table 1): 1x1; reduction and 3x3; reduction and 5x5;
 # projection of the pool.
-_GOOGLENET = (
-    ((64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64)),
-    (
-        (192, 96, 208, 16, 48, 64),
-        (160, 112, 224, 24, 64, 64),
-        (128, 128, 256, 24, 64, 64),
-        (112, 144, 288, 32, 64, 64),
-        (256, 160, 320, 32, 128, 128),
-    ),
-    ((256, 160, 320, 32, 128, 128), (384, 192, 384, 48, 128, 128)),
-)
+_GOOGLENET = """
+    64 96 128 16 32 32
+    128 128 192 32 96 64
+
+    192 96 208 16 48 64
+    160 112 224 24 64 64
+    128 128 256 24 64 64
+    112 144 288 32 64 64
+    256 160 320 32 128 128
+
+    256 160 320 32 128 128
+    384 192 384 48 128 128
+"""
 
 # Inception-v4 (figure 9), from the units of figures 3 to 8 with the sizes of table 1. Each row is a
 # unit: its parallel paths, in the words that _path explains.
@@ -117,9 +119,9 @@ def _googlenet(num_classes: int) -> nn.HybridBlock:
         return nn.MaxPool2D(3, 2, ceil_mode=True)
 
     blocks = [_conv(64, 7, 2), pool(), _conv(64, 1), _conv(192, 3)]
-    for stage in _GOOGLENET:
+    for stage in _GOOGLENET.split('\n\n'):
         blocks.append(pool())
-        blocks += [_googlenet_unit(*sizes) for sizes in stage]
+        blocks += [_googlenet_unit(*map(int, row.split())) for row in stage.strip().splitlines()]
     return _chain(*blocks, *_classifier(0.4, num_classes))
 
 

@@ -17,39 +17,13 @@ from mlperf_rn50.analysis.run_data import RunData, load_run
 from mlperf_rn50.analysis.why.time_answer import make_explanation
 from mlperf_rn50.answer import Answer
 from mlperf_rn50.config import Config, render_value
+from mlperf_rn50.files import load_ini
 from mlperf_rn50.runfolder.names import find_run_folders, list_runs
 from mlperf_rn50.runfolder.records import CourseRecord, LossScaleRecord, TrainRecord
 from mlperf_rn50.text import grouped, percent, significant
 
-# What a key may cause, and the first key to change for a cause.
-_KEYS = {
-    'schedule.base_lr': 'learning_rate',
-    'optimizer.momentum': 'learning_rate',
-    'schedule.warmup_epochs': 'warmup',
-    'schedule.decay_epochs': 'decay',
-    'schedule.decay': 'decay',
-    'schedule.step_epochs': 'decay',
-    'optimizer.weight_decay': 'weight_decay',
-    'train.global_batch_size': 'batch',
-    'train.max_epochs': 'epochs',
-    'data.crop': 'augmentation',
-    'data.min_area': 'augmentation',
-    'data.resize_shorter': 'crop',
-    'data.mean': 'normalisation',
-    'data.std': 'normalisation',
-    'model.bn_momentum': 'batch_norm',
-    'train.loss_scale': 'loss_scale',
-    'data.shuffle': 'shuffle',
-    'train.label_smoothing': 'label_smoothing',
-    'train.ema': 'averaging',
-}
-_COMMANDS = {
-    'overfitting': 'change data.crop',
-    **dict.fromkeys(
-        ('frozen', 'gradient_scale', 'equal_shards', 'evaluation'),
-        'look for changes of the program with git diff',
-    ),
-}
+_TABLE = load_ini(Path(__file__).with_name('causes.ini'))
+_KEYS, _COMMANDS = _TABLE['keys'], _TABLE['commands']
 _NUM_ROWS = 30  # of the evidence
 _TOO_EASY = ('leak', 'classes_missing')  # with which a run may reach its target wrongly
 
