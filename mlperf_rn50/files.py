@@ -190,8 +190,9 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def load_ini(path: Path) -> ConfigParser:
-    """Return the sections of an .ini file, whose values are taken as they are."""
+    """Return the sections of an .ini file, whose keys and values are taken as they are."""
     sections = ConfigParser(interpolation=None)
+    sections.optionxform = str  # type: ignore[assignment,method-assign]
     sections.read_string(path.read_text(encoding='utf-8'))
     return sections
 

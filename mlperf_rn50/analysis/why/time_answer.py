@@ -25,19 +25,8 @@ _NO_CORES = (
     'Not recorded by the version that trained: whether other programs used the cores of the ranks.'
 )
 _LEAST_CHANGE = 0.01  # of the time of a part; smaller changes are not named, however certain
-NAMES = {
-    'read': 'input: reading record files',
-    'decode': 'input: decoding',
-    'prepare': 'input: preparing in Python',
-    'python': 'Python',
-    'compute': 'forward and backward',
-    'exchange': 'exchange',
-    'update': 'update',
-    'evaluation': 'evaluation',
-    'checkpoints': 'checkpoints',
-    'rest': 'rest',
-}
 _VERDICTS = load_ini(Path(__file__).with_name('verdicts.ini'))
+_NAMES = _VERDICTS['names of parts']
 
 
 def make_explanation(
@@ -101,7 +90,7 @@ def _sentence(times: Times, found: Bottleneck) -> str:
         text = _text(found, 'cause').format(
             compute=_share(times.parts['compute'] / times.total_s),
             peak=f' at {_share(times.peak_share)} of the peak' if times.peak_share else '',
-            largest=NAMES[largest],
+            largest=_NAMES[largest],
             share=_share(parts[largest] / times.total_s),
         )
         return f'{text}.'
@@ -121,7 +110,7 @@ def explain_time(run: RunData) -> Answer:
             spread = last.spread_s.get('wait' if name == 'exchange' else name, ())[:2]
             known = [f'{1000 * x:.2f}' for x in (s / times.num_steps, *spread)]
             cells[: len(known)] = known
-        rows.append((NAMES[name], percent(s / times.total_s, '.1f'), *cells))
+        rows.append((_NAMES[name], percent(s / times.total_s, '.1f'), *cells))
     facts = [
         f'{text} {significant(value)} {unit}'
         for text, value, unit in (
@@ -183,7 +172,7 @@ def compare_times(first: Times, second: Times) -> Answer:
     intervals."""
     rows, changes = [], []
     step_before = step_now = 0.0
-    for name, text in NAMES.items():
+    for name, text in _NAMES.items():
         samples = [
             [1000 * i.parts.get(name, 0.0) / i.rank.num_steps for i in times.intervals]
             for times in (first, second)
