@@ -17,7 +17,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mlperf_rn50.answer import Answer, Cell, Table, number_cell, percent_cell
+from mlperf_rn50.answer import Answer, Cell, Table, columns, number_cell, percent_cell
 from mlperf_rn50.cli.output import add_format_option, print_answer
 from mlperf_rn50.cli.parsers import add_wide_option, config_parser
 from mlperf_rn50.cli.saved_weights import SavedWeights, load_saved
@@ -203,7 +203,7 @@ def _answer(
     return Answer(
         tables=[
             Table('', (), [(Cell(name), Cell(text)) for name, text in facts.items()]),
-            Table('', ('class', 'taken for', 'images', 'of the class'), rows),
+            Table('', columns('class | taken for | images | of the class'), rows),
         ],
         data=data,
         exit_code=EXIT_FAILED if is_as_logged is False else EXIT_OK,

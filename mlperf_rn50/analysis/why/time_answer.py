@@ -14,7 +14,7 @@ from mlperf_rn50.analysis.why.bottleneck import (
     find_bottleneck,
     times_of,
 )
-from mlperf_rn50.answer import Answer, Cell, Table
+from mlperf_rn50.answer import Answer, Cell, Table, columns
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import load_ini
 from mlperf_rn50.mllog.goodput import goodput_of, render_goodput
@@ -126,7 +126,7 @@ def explain_time(run: RunData) -> Answer:
     also = ', '.join([f'rank that waits least {last.rank} on {last.host}', *facts])
     return make_explanation(
         _sentence(times, found),
-        ('part', 'share', 'ms per step', 'median', '99th percentile'),
+        columns('part | share | ms per step | median | 99th percentile'),
         rows,
         next_step=_text(found, 'next'),
         notes=[
@@ -195,6 +195,6 @@ def compare_times(first: Times, second: Times) -> Answer:
         f'A step takes {significant(step_now)} instead of {significant(step_before)} ms '
         f'({percent(step_now / (step_before or 1) - 1, "+.0f")}); '
         f'{", ".join(found[:3]) or "no phase changed by more than its noise"}.',
-        ('ms per step', 'first', 'second', 'change', 'noise'),
+        columns('ms per step | first | second | change | noise'),
         rows,
     )
