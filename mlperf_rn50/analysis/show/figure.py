@@ -221,12 +221,10 @@ def key(label: str, **style: Any) -> Line2D:
     return Line2D([], [], label=label, **style)
 
 
-def mark_of(
-    marker: str, label: str, size: float = 4.5, width: float = 1.0, colour: str = INK
-) -> Line2D:
+def mark_of(marker: str, label: str, size: float = 4.5, width: float = 1.0) -> Line2D:
     return key(
         label,
-        color=colour,
+        color=INK,
         marker=marker,
         markersize=size,
         markeredgewidth=width,

@@ -100,7 +100,7 @@ def refusals_of(judgement: Judgement, runs: Sequence[Run], bypass: bool = False)
 
 
 def _log_faults(
-    place: str, runs: Sequence[Run], judgement: Judgement, bypass: bool = False
+    place: str, runs: Sequence[Run], judgement: Judgement, bypass: bool
 ) -> list[Fault]:
     """Return the rules that the logs in a folder of the tree break."""
     rule = f'rules of {ROUND_OF[judgement.ruleset or V05]}'
