@@ -99,9 +99,7 @@ def refusals_of(judgement: Judgement, runs: Sequence[Run], bypass: bool = False)
     return [f'{text}; {_WAYS_OUT}' if text == judgement.convergence else text for text in found]
 
 
-def _log_faults(
-    place: str, runs: Sequence[Run], judgement: Judgement, bypass: bool
-) -> list[Fault]:
+def _log_faults(place: str, runs: Sequence[Run], judgement: Judgement, bypass: bool) -> list[Fault]:
     """Return the rules that the logs in a folder of the tree break."""
     rule = f'rules of {ROUND_OF[judgement.ruleset or V05]}'
     faults = [
