@@ -45,36 +45,18 @@ _GOOGLENET = """
 """
 
 # Inception-v4 (figure 9), from the units of figures 3 to 8 with the sizes of table 1. Each row is a
-# unit: its parallel paths, in the words that _path explains.
-_INCEPTION_V4 = (
-    ('max', '96:3/2'),
-    ('64:1 96:3/1', '64:1 64:7x1 64:1x7 96:3/1'),
-    ('192:3/2', 'max'),
-    # four units A, and reduction A
-    *[('avg 96:1', '96:1', '64:1 96:3', '64:1 96:3 96:3')] * 4,
-    ('max', '384:3/2', '192:1 224:3 256:3/2'),
-    # seven units B, and reduction B
-    *[
-        (
-            'avg 128:1',
-            '384:1',
-            '192:1 224:1x7 256:7x1',
-            '192:1 192:1x7 224:7x1 224:1x7 256:7x1',
-        )
-    ]
-    * 7,
-    ('max', '192:1 192:3/2', '256:1 256:1x7 320:7x1 320:3/2'),
-    # three units C
-    *[
-        (
-            'avg 256:1',
-            '256:1',
-            '384:1 256:1x3|256:3x1',
-            '384:1 448:1x3 512:3x1 256:1x3|256:3x1',
-        )
-    ]
-    * 3,
-)
+# number of equal units and their parallel paths, in the words that _path explains. The units A, B
+# and C are repeated; a reduction follows A and B.
+_INCEPTION_V4 = """
+    1 | max | 96:3/2
+    1 | 64:1 96:3/1 | 64:1 64:7x1 64:1x7 96:3/1
+    1 | 192:3/2 | max
+    4 | avg 96:1 | 96:1 | 64:1 96:3 | 64:1 96:3 96:3
+    1 | max | 384:3/2 | 192:1 224:3 256:3/2
+    7 | avg 128:1 | 384:1 | 192:1 224:1x7 256:7x1 | 192:1 192:1x7 224:7x1 224:1x7 256:7x1
+    1 | max | 192:1 192:3/2 | 256:1 256:1x7 320:7x1 320:3/2
+    3 | avg 256:1 | 256:1 | 384:1 256:1x3|256:3x1 | 384:1 448:1x3 512:3x1 256:1x3|256:3x1
+"""
 
 
 def image_size_of(name: str) -> int:
@@ -157,7 +139,8 @@ def _path(text: str) -> nn.HybridBlock:
 def _inception_v4(num_classes: int) -> nn.HybridBlock:
     # Gluon numbers the parameters in the order of creation, which is that of the network.
     stem = _path('32:3/2 32:3/1 64:3')
-    units = [_branches(*map(_path, paths)) for paths in _INCEPTION_V4]
+    rows = [row.strip().split(' | ') for row in _INCEPTION_V4.strip().splitlines()]
+    units = [_branches(*map(_path, paths)) for times, *paths in rows for _ in range(int(times))]
     return _chain(stem, *units, *_classifier(0.2, num_classes))
 
 
