@@ -374,7 +374,7 @@ def render_mpi_job(training: Training) -> str:
     )
 
 
-def _quote(text: str, style: str) -> str:
+def _quote(text: str, style: str = '"') -> str:
     """Return a text as a YAML scalar that no parser reads as a number or a boolean."""
     import yaml
 
