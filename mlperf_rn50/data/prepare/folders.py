@@ -181,7 +181,7 @@ def _split(images: dict[str, list[Sample]], fraction: float) -> list[dict[str, l
     return parts
 
 
-def folder(source: Path, name: str, fraction: float | None) -> Dataset:
+def folder(source: Path, name: str, fraction: float | None = None) -> Dataset:
     """Read <source>/{train,val}/<class>/; if fraction is given, split <source>/<class>/ or
     <source>/train/<class>/.
 
