@@ -15,7 +15,7 @@ ruff format --check --quiet mlperf_rn50 tests benchmarks docs || {
 mypy mlperf_rn50
 # Refuse words that CONTRIBUTING.md rules out.
 words='told|said|says so|nobody|somebody|whom|foretell|witness|goes on|stands still|a word|believed?'
-if grep -rnwiE --include='*.py' --include='*.md' --include='*.sh' --include='*.yaml' --include='*.html' --include='*.cfg' \
+if grep -rnwiE --include='*.py' --include='*.md' --include='*.sh' --include='*.yaml' --include='*.html' --include='*.cfg' --include='*.ini' \
     --exclude=lint.sh --exclude-dir=logs --exclude-dir=.venv "$words" mlperf_rn50 launch docs tests benchmarks ./*.md ./*.cfg
 then
     echo 'launch/lint.sh: the lines above have words that CONTRIBUTING.md rules out; use plain technical English' >&2

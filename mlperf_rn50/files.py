@@ -10,11 +10,12 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
+from configparser import ConfigParser
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mlperf_rn50.errors import ConfigError, StorageError
+from mlperf_rn50.errors import ConfigError, StorageError, UserError
 
 MAX_LINE_BYTES = 1 << 21  # maximum length of a line in a log
 _BLOCK_BYTES = 1 << 24
@@ -37,6 +38,12 @@ def temporaries_in(folder: Path, name: str = '*') -> list[Path]:
     """Return the temporary files that killed writers left in a folder. `name` is a glob pattern for
     the final names."""
     return sorted(folder.glob(f'.{name}.*.tmp'))
+
+
+def check_exists(path: Path, expected: str) -> None:
+    """Raise UserError if a user named a path without a file or folder."""
+    if not path.exists():
+        raise UserError(f'{path}: no such file or folder; expected {expected}; correct the path')
 
 
 def refuse_existing(paths: Iterable[Path], option: str = '--out') -> None:
@@ -182,9 +189,18 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError('is nested too deeply') from e
 
 
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a regular file. Raise OSError as regular_file does."""
-    digest = hashlib.sha256()
+def load_ini(path: Path) -> ConfigParser:
+    """Return the sections of an .ini file, whose keys and values are taken as they are."""
+    sections = ConfigParser(interpolation=None)
+    sections.optionxform = str  # type: ignore[assignment,method-assign]
+    sections.read_string(path.read_text(encoding='utf-8'))
+    return sections
+
+
+def digest_of(path: Path, kind: str = 'sha256') -> str:
+    """Return the digest of a regular file as hexadecimal digits. Raise OSError as regular_file
+    does."""
+    digest = hashlib.new(kind)
     with open_regular(path) as f:
         while block := f.read(_BLOCK_BYTES):
             digest.update(block)

@@ -99,16 +99,21 @@ class Parser(ArgumentParser):
             **more,
         )
 
-    def add_option(self, form: str, text: str, **keys: Any) -> Action:
-        """Add an option, such as '--nodes N', with its help; the other arguments are those of
-        add_argument."""
-        name, _, value = form.partition(' ')
-        if value:
-            keys['metavar'] = value
-        return self.add_argument(name, help=text, **keys)
-
     def error(self, message: str) -> NoReturn:
         raise option_error(message.removeprefix('argument '), self)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         return super().parse_known_args([expand(word) for word in args], namespace)
+
+
+def add_option(parser: Any, form: str, text: str, **keys: Any) -> Action:
+    """Add an argument with its help, such as '--nodes N' or 'files FILE', to a parser or a group.
+
+    An option without a value and choices is a flag. The other arguments are those of add_argument.
+    """
+    name, _, value = form.partition(' ')
+    if value:
+        keys['metavar'] = value
+    elif name.startswith('-') and 'choices' not in keys:
+        keys.setdefault('action', 'store_true')
+    return parser.add_argument(name, help=text, **keys)

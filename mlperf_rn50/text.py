@@ -76,7 +76,7 @@ def printable(text: str) -> str:
     return ''.join(c if c.isprintable() else '?' for c in text)
 
 
-def wrap_line(text: str, width: int | None, indent: str = '') -> str:
+def wrap_line(text: str, width: int | None, indent: str) -> str:
     """Wrap a line to a width in characters, or return it unchanged if width is None.
 
     Args:

@@ -14,12 +14,14 @@ configuration.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from mlperf_rn50.cli.output import add_format_option, print_answer
 from mlperf_rn50.cli.parsers import add_config_option, add_wide_option, config_parser
 from mlperf_rn50.errors import EXIT_OK, ConfigError, option_error
+from mlperf_rn50.parser import add_option
 
 if TYPE_CHECKING:
     from jsonargparse import Namespace
@@ -31,36 +33,31 @@ if TYPE_CHECKING:
 
 def add_options(parser: Any) -> None:
     add_config_option(parser)
-    add = parser.add_argument
+    add = partial(add_option, parser)
     # Optional for the parser, which also reads YAML files; run() requires it.
-    add('kind', nargs='?', choices=['train', 'data', 'allreduce', 'ops'], help='benchmark to run')
-    for name, metavar, default, text in (
-        ('models', 'A,B', None, 'train: networks (default: model.name)'),
-        ('precisions', 'A,B', None, 'train, ops: precisions (default: train.precision)'),
-        ('inputs', 'A,B', 'synthetic', 'train: input images: synthetic, real or both'),
+    add('kind', 'benchmark to run', nargs='?', choices=['train', 'data', 'allreduce', 'ops'])
+    for form, default, text in (
+        ('--models A,B', None, 'train: networks (default: model.name)'),
+        ('--precisions A,B', None, 'train, ops: precisions (default: train.precision)'),
+        ('--inputs A,B', 'synthetic', 'train: input images: synthetic, real or both'),
         (
-            'batch-sizes',
-            'N,M',
+            '--batch-sizes N,M',
             None,
             'images per rank and step (default: train.local_batch_size, or 32 without --config)',
         ),
-        ('ranks', 'N,M', None, 'train: numbers of ranks (default: all started ranks)'),
-        ('threads', 'N,M', None, 'data: numbers of DALI threads (default: data.num_threads)'),
-        ('caches', 'A,B', 'cold,warm', 'data: page cache: cold, warm or both'),
+        ('--ranks N,M', None, 'train: numbers of ranks (default: all started ranks)'),
+        ('--threads N,M', None, 'data: numbers of DALI threads (default: data.num_threads)'),
+        ('--caches A,B', 'cold,warm', 'data: page cache: cold, warm or both'),
     ):
-        add(f'--{name}', metavar=metavar, type=str, default=default, help=text)
+        add(form, text, type=str, default=default)
     add(
-        '--node-images-per-s',
-        metavar='X',
-        type=float,
-        help='data: training speed of a node, to compute the required storage bandwidth (default: '
+        '--node-images-per-s X',
+        'data: training speed of a node, to compute the required storage bandwidth (default: '
         'the pipeline speed)',
+        type=float,
     )
-    for name, number, text in (
-        ('warmup-steps', 10, 'number of steps before the measurement'),
-        ('steps', 100, 'number of measured steps, batches or repetitions'),
-    ):
-        add(f'--{name}', metavar='N', type=int, default=number, help=text)
+    add('--warmup-steps N', 'number of steps before the measurement', type=int, default=10)
+    add('--steps N', 'number of measured steps, batches or repetitions', type=int, default=100)
     add_format_option(parser)
     add_wide_option(parser)
 

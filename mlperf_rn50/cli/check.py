@@ -20,25 +20,24 @@ from pathlib import Path
 from mlperf_rn50.cli.output import add_format_option, print_answer
 from mlperf_rn50.cli.parsers import command_parser
 from mlperf_rn50.mllog.rulesets import DIVISIONS, ROUNDS, parse_round
-from mlperf_rn50.parser import Parser
+from mlperf_rn50.parser import Parser, add_option
 
 
 def make_parser() -> Parser:
     parser = command_parser('check', __doc__)
-    parser.add_argument(
-        'files', nargs='+', metavar='FILE', help='result_<k>.txt, or folder that contains such logs'
-    )
-    parser.add_argument(
-        '--ruleset',
+    add_option(parser, 'files FILE', 'result_<k>.txt, or folder that contains such logs', nargs='+')
+    add_option(
+        parser,
+        '--ruleset ROUND',
+        f'{", ".join(ROUNDS)} (default: all rounds whose line format the log contains)',
         type=parse_round,
         choices=ROUNDS,
-        metavar='ROUND',
-        help=f'{", ".join(ROUNDS)} (default: all rounds whose line format the log contains)',
     )
-    parser.add_argument(
+    add_option(
+        parser,
         '--division',
+        'division whose rules apply (default: that of the log)',
         choices=DIVISIONS,
-        help='division whose rules apply (default: that of the log)',
     )
     add_format_option(parser)
     return parser

@@ -22,7 +22,7 @@ from mlperf_rn50.cli.output import add_format_option, print_answer
 from mlperf_rn50.cli.parsers import add_wide_option, command_parser
 from mlperf_rn50.cli.saved_weights import add_weights_options, load_saved
 from mlperf_rn50.errors import EXIT_OK, EXIT_USAGE, DataError
-from mlperf_rn50.parser import Parser
+from mlperf_rn50.parser import Parser, add_option
 from mlperf_rn50.text import printable
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ class Guess(NamedTuple):
 def make_parser() -> Parser:
     parser = command_parser('classify', __doc__)
     add_weights_options(parser)
-    parser.add_argument(
-        'images',
-        metavar='IMAGE',
+    add_option(
+        parser,
+        'images IMAGE',
+        'image in any format that Pillow reads, or folder of images',
         nargs='+',
-        help='image in any format that Pillow reads, or folder of images',
     )
     add_format_option(parser)
     add_wide_option(parser)

@@ -18,7 +18,7 @@ from typing import Any
 from mlperf_rn50.cli.parsers import command_parser
 from mlperf_rn50.errors import EXIT_OK
 from mlperf_rn50.mllog.rulesets import ROUNDS
-from mlperf_rn50.parser import Parser
+from mlperf_rn50.parser import Parser, add_option
 
 # Metavars or keys of arguments that take folders, files or configuration keys.
 _FOLDERS = {'DIR', 'run.dir', 'data.dir'}
@@ -67,9 +67,7 @@ complete -o bashdefault -F _mlperf_script \\
 
 def make_parser() -> Parser:
     parser = command_parser('completion', __doc__)
-    parser.add_argument(
-        'shell', choices=['bash', 'zsh', 'fish'], help='shell that reads the script'
-    )
+    add_option(parser, 'shell', 'shell that reads the script', choices=['bash', 'zsh', 'fish'])
     return parser
 
 

@@ -18,6 +18,7 @@ from mlperf_rn50.answer import STATUS_LEVELS, Answer, Cell, Table
 from mlperf_rn50.cli.output import add_format_option, print_answer
 from mlperf_rn50.cli.parsers import add_run_options, config_parser
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, RunFailed
+from mlperf_rn50.parser import add_option
 from mlperf_rn50.text import plural
 
 if TYPE_CHECKING:
@@ -31,9 +32,7 @@ if TYPE_CHECKING:
 def add_options(parser: Any) -> None:
     add_run_options(parser)
     add_format_option(parser)
-    parser.add_argument(
-        '--quiet', action='store_true', help='print only warnings, failures and the totals'
-    )
+    add_option(parser, '--quiet', 'print only warnings, failures and the totals')
 
 
 def run(argv: Sequence[str]) -> int:

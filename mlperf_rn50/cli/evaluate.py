@@ -14,15 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mlperf_rn50.answer import Answer, Cell, Table, number_cell, percent_cell
+from mlperf_rn50.answer import Answer, Cell, Table, columns, number_cell, percent_cell
 from mlperf_rn50.cli.output import add_format_option, print_answer
 from mlperf_rn50.cli.parsers import add_wide_option, config_parser
 from mlperf_rn50.cli.saved_weights import SavedWeights, load_saved
 from mlperf_rn50.config import Config, for_evaluation, to_tree
 from mlperf_rn50.data.options import IMAGENET
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, DataError, RunFailed, option_error
+from mlperf_rn50.parser import add_option
 
 if TYPE_CHECKING:
     from jsonargparse import Namespace
@@ -32,18 +34,17 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: Any) -> None:
-    add = parser.add_argument
+    add = partial(add_option, parser)
     # Optional here, because the parser also reads the configuration of the weights; run() requires
     # it.
     add(
-        'path',
+        'path RUN|WEIGHTS',
+        'run folder (its newest run), weights folder, or .npz',
         nargs='?',
-        metavar='RUN|WEIGHTS',
         type=str,
-        help='run folder (its newest run), weights folder, or .npz',
     )
-    add('--which', choices=['best', 'last'], default='best', help='saved network of the run')
-    add('--confusions', metavar='N', type=int, default=10, help='number of confusions in the list')
+    add('--which', 'saved network of the run', choices=['best', 'last'], default='best')
+    add('--confusions N', 'number of confusions in the list', type=int, default=10)
     add_format_option(parser)
     add_wide_option(parser)
 
@@ -202,7 +203,7 @@ def _answer(
     return Answer(
         tables=[
             Table('', (), [(Cell(name), Cell(text)) for name, text in facts.items()]),
-            Table('', ('class', 'taken for', 'images', 'of the class'), rows),
+            Table('', columns('class | taken for | images | of the class'), rows),
         ],
         data=data,
         exit_code=EXIT_FAILED if is_as_logged is False else EXIT_OK,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from mlperf_rn50.cli.parsers import command_parser
 from mlperf_rn50.cli.saved_weights import SavedWeights, add_weights_options, load_saved
 from mlperf_rn50.errors import EXIT_OK, DataError
-from mlperf_rn50.parser import Parser
+from mlperf_rn50.parser import Parser, add_option
 
 if TYPE_CHECKING:
     import mxnet as mx
@@ -31,20 +31,19 @@ _NUM_IMAGES = 64
 def make_parser() -> Parser:
     parser = command_parser('export', __doc__)
     add_weights_options(parser)
-    parser.add_argument(
+    add_option(
+        parser,
         '--format',
+        'file format: onnx, or gluon for mxnet.gluon.SymbolBlock.imports',
         choices=['onnx', 'gluon'],
         required=True,
-        help='file format: onnx, or gluon for mxnet.gluon.SymbolBlock.imports',
     )
-    parser.add_argument(
-        '--out', metavar='DIR', default='.', help='output folder (default: the current folder)'
-    )
-    parser.add_argument(
-        '--data.dir',
-        metavar='DIR',
+    add_option(parser, '--out DIR', 'output folder (default: the current folder)', default='.')
+    add_option(
+        parser,
+        '--data.dir DIR',
+        'folder of the validation images (default: the data folder of the run)',
         dest='data_dir',
-        help='folder of the validation images (default: the data folder of the run)',
     )
     return parser
 

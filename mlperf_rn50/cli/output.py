@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mlperf_rn50.cli.terminal import has_colour, paint, width_of
+from mlperf_rn50.parser import add_option
 
 if TYPE_CHECKING:
     from mlperf_rn50.answer import Answer
@@ -21,12 +22,13 @@ def _format_name(text: str) -> str:
 
 def add_format_option(parser: Any, more: Sequence[str] = ()) -> None:
     """Add --format text|markdown|json, and the further formats of a command."""
-    parser.add_argument(
+    add_option(
+        parser,
         '--format',
+        'output format (default: text)',
         type=_format_name,
         choices=['text', 'markdown', 'json', *more],
         default='text',
-        help='output format (default: text)',
     )
 
 

@@ -17,14 +17,16 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlperf_rn50.cli.output import add_format_option, print_answer
-from mlperf_rn50.cli.parsers import command_parser
+from mlperf_rn50.cli.parsers import command_parser, given_arguments
 from mlperf_rn50.errors import ConfigError, UserError
+from mlperf_rn50.files import check_exists
 from mlperf_rn50.mllog.rulesets import ROUNDS, parse_round
-from mlperf_rn50.parser import Parser
+from mlperf_rn50.parser import Parser, add_option
 
 if TYPE_CHECKING:
     from mlperf_rn50.analysis.sets.run_set import RunSet
@@ -35,51 +37,42 @@ _PACKED_SINCE = 'v1.0'  # first round that is delivered as an archive
 
 def make_parser() -> Parser:
     parser = command_parser('package', __doc__)
-    add = parser.add_argument
-    add('runs', nargs='*', metavar='RUNS', help='folder of result_<k>.txt, or the five logs')
-    add('--org', help='name of the submitting organisation')
-    add('--system', help='system name')
-    add('--out', metavar='DIR', help="parent folder of the organisation's tree")
+    add = partial(add_option, parser)
+    add('runs RUNS', 'folder of result_<k>.txt, or the five logs', nargs='*')
+    add('--org ORG', 'name of the submitting organisation')
+    add('--system SYSTEM', 'system name')
+    add('--out DIR', "parent folder of the organisation's tree")
     add(
-        '--round',
+        '--round ROUND',
+        'round whose layout and rules apply, from v0.5 to v4.0 (default: v4.0)',
         type=parse_round,
         choices=tuple(ROUNDS),
-        metavar='ROUND',
         default='v4.0',
-        help='round whose layout and rules apply, from v0.5 to v4.0 (default: v4.0)',
     )
     add(
-        '--code',
-        metavar='DIR',
+        '--code DIR',
+        'checkout of mlperf_rn50 with the commit of the runs (default: the running one)',
         type=Path,
-        help='checkout of mlperf_rn50 with the commit of the runs (default: the running one)',
     )
-    add('--name', help='name of the system in its description (default: that of --system)')
+    add('--name NAME', 'name of the system in its description (default: that of --system)')
     add(
-        '--describe',
-        metavar='FILE',
+        '--describe FILE',
+        'JSON file with fields of the system description that the machine does not tell',
         type=Path,
-        help='JSON file with fields of the system description that the machine does not tell',
     )
-    add('--poc-email', metavar='ADDRESS', default='', help='v0.5: address of the contact person')
+    add('--poc-email ADDRESS', 'v0.5: address of the contact person', default='')
     add(
-        '--rcp-bypass',
-        metavar='REASON',
+        '--rcp-bypass REASON',
+        'submit runs that took too few epochs for their batch; the results chair audits them',
         default='',
-        help='submit runs that took too few epochs for their batch; the results chair audits them',
     )
-    add('--replace', action='store_true', help='replace the files of this system in the tree')
+    add('--replace', 'replace the files of this system in the tree')
     add(
-        '--check',
-        metavar='TREE',
+        '--check TREE',
+        'validate a finished tree, such as submission/us, instead of building one',
         type=Path,
-        help='validate a finished tree, such as submission/us, instead of building one',
     )
-    add(
-        '--pack',
-        action='store_true',
-        help='write the encrypted archive of the tree and its SHA-1 beside it, if it is ready',
-    )
+    add('--pack', 'write the encrypted archive of the tree and its SHA-1 beside it, if it is ready')
     add_format_option(parser)
     return parser
 
@@ -87,24 +80,11 @@ def make_parser() -> Parser:
 def run(argv: Sequence[str]) -> int:
     parser = make_parser()
     options = parser.parse_args(argv)
-    needed = {
-        'RUNS': options.runs,
-        '--org': options.org,
-        '--system': options.system,
-        '--out': options.out,
-    }
-    others = {
-        '--code': options.code,
-        '--name': options.name,
-        '--describe': options.describe,
-        '--poc-email': options.poc_email,
-        '--rcp-bypass': options.rcp_bypass,
-        '--replace': options.replace,
-    }
-    given = [name for name, value in {**needed, **others}.items() if value]
-    missing = [name for name, value in needed.items() if value is None or value == []]
+
+    given = given_arguments(parser, options, '--check', '--round', '--pack', '--format')
     if options.check and given:
         raise ConfigError(f'--check: got {", ".join(given)} too, expected only a finished tree')
+    missing = [name for name in ('RUNS', '--org', '--system', '--out') if name not in given]
     if missing and not options.check:
         parser.error(f'the following arguments are required: {", ".join(missing)}')
     if options.pack and options.round < _PACKED_SINCE:
@@ -112,11 +92,8 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.mllog.package.submission import package_answer
 
     if options.check:
-        run_sets = _load_tree(options.check, options.round)
-        result, minutes = _check(options.check, options.round, run_sets), None
-        if len(run_sets) == 1:
-            minutes = run_sets[0].score_minutes
         heading = str(options.check)
+        result, minutes = _check(options.check, options.round)
     else:
         result, heading, minutes = _build(options)
     if options.pack:
@@ -140,13 +117,19 @@ def _logs_of(path: Path, round_name: str) -> list[Path]:
     return logs or [path]
 
 
-def _load_tree(tree: Path, round_name: str) -> list[RunSet]:
+def _check(tree: Path, round_name: str) -> tuple[Package, float | None]:
+    """Check a finished tree. Return also the score of a single system."""
+    from mlperf_rn50.mllog.package.submission import Package
+    from mlperf_rn50.mllog.package.tree_verdict import judge_package
+
+    expected = 'the tree of an organisation, such as submission/us'
+    check_exists(tree, expected)
     if not (tree / 'results').is_dir():
-        raise UserError(
-            f'--check: {tree} contains no results folder; expected the tree of an '
-            'organisation, such as submission/us'
-        )
-    return _load([tree / 'results'], round_name)
+        raise UserError(f'--check: {tree} contains no results folder; expected {expected}')
+    run_sets = _load([tree / 'results'], round_name)
+    sets = {s.name: (s.runs, s.judgement) for s in run_sets}
+    minutes = run_sets[0].score_minutes if len(run_sets) == 1 else None
+    return Package(round_name, tree, verdict=judge_package(tree, round_name, sets)), minutes
 
 
 def _pack(result: Package) -> Package:
@@ -154,7 +137,7 @@ def _pack(result: Package) -> Package:
     from mlperf_rn50.mllog.package.archive import pack_tree
 
     if result.home and result.ready:  # other systems may be in the tree of a new one
-        whole = _check(result.home, result.round, _load_tree(result.home, result.round))
+        whole, _ = _check(result.home, result.round)
         result = replace(result, verdict=whole.verdict)
     if not (result.home and result.ready):
         return replace(result, notes=[*result.notes, '--pack: nothing was packed'])
@@ -179,7 +162,7 @@ def _build(options: Namespace) -> tuple[Package, str, float | None]:
         system=options.system,
         round=options.round,
         out=Path(options.out),
-        code=options.code,
+        code=options.code or submission.CHECKOUT,
         poc_email=options.poc_email,
         is_replacing=options.replace,
         rcp_bypass=options.rcp_bypass,
@@ -215,13 +198,6 @@ def _choose_runs(run_set: RunSet, order: Order) -> tuple[RunSet, list[str]]:
         judged = make_run_set(run_set.folder, [logs[r.path] for r in part])
         is_refused = refusals_of(judged.judgement, judged.runs, bool(order.rcp_bypass))
         minutes = None if is_refused else judged.olympic_minutes
-        judged_sets[windows.Window(part, math.inf if minutes is None else minutes)] = judged
+        judged_sets[windows.Window(part, minutes or math.inf)] = judged
     chosen = windows.median_window([*judged_sets])
     return judged_sets[chosen], windows.render_windows([*judged_sets], chosen)
-
-
-def _check(tree: Path, round_name: str, run_sets: Sequence[RunSet]) -> Package:
-    from mlperf_rn50.mllog.package.submission import check_finished
-
-    sets = {s.name: (s.runs, s.judgement) for s in run_sets}
-    return check_finished(tree, round_name, sets)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from argparse import ArgumentParser, ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from mlperf_rn50.parser import Parser, whole_number
+from mlperf_rn50.parser import Parser, add_option, whole_number
 
 if TYPE_CHECKING:
     import jsonargparse
@@ -60,43 +60,38 @@ def config_help(name: str, command: ModuleType, words: Sequence[str]) -> str:
 
 
 def add_config_option(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        '--config',
-        metavar='FILE',
-        type=str,
-        help='YAML file with values that override the defaults',
+    add_option(
+        parser, '--config FILE', 'YAML file with values that override the defaults', type=str
     )
 
 
 def add_run_options(parser: ArgumentParser) -> None:
     """Add the options that select the configuration: --config, or a run to resume."""
     add_config_option(parser)
-    parser.add_argument('--resume', metavar='DIR', type=str, help='run folder of the run to resume')
-    parser.add_argument(
-        '--elastic', action='store_true', help='allow --resume with a different number of ranks'
-    )
-    parser.add_argument(
-        '--allow-changed',
-        metavar='KEYS',
+    add_option(parser, '--resume DIR', 'run folder of the run to resume', type=str)
+    add_option(parser, '--elastic', 'allow --resume with a different number of ranks')
+    add_option(
+        parser,
+        '--allow-changed KEYS',
+        'keys that may differ in the resumed run, such as schedule.base_lr,data.crop',
         type=str,
-        help='keys that may differ in the resumed run, such as schedule.base_lr,data.crop',
     )
 
 
 def add_price_option(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        '--price-per-node-hour',
-        metavar='PRICE',
+    add_option(
+        parser,
+        '--price-per-node-hour PRICE',
+        'price of a node-hour in any currency; adds node-hours and cost to the output',
         type=partial(positive, most=1e9, expected='a number above 0 and at most 1e9, such as 3.5'),
-        help='price of a node-hour in any currency; adds node-hours and cost to the output',
     )
 
 
 def add_wide_option(parser: ArgumentParser) -> None:
-    parser.add_argument(
+    add_option(
+        parser,
         '--wide',
-        action='store_true',
-        help='on a terminal, print tables with all columns (default: as '
+        'on a terminal, print tables with all columns (default: as '
         'many as fit, the most important first)',
     )
 
@@ -110,6 +105,17 @@ def positive(text: str, most: float, expected: str, least: float = 0.0) -> float
     if not (value > 0 and least <= value <= most):  # also refuses NaN
         raise ArgumentTypeError(f'got {text:.20}, expected {expected}')
     return value
+
+
+def given_arguments(parser: Parser, options: Namespace, *allowed: str) -> list[str]:
+    """Return the arguments with a value other than their default, without the allowed ones."""
+    names = {a: (*a.option_strings, str(a.metavar or a.dest))[0] for a in parser._actions}
+    return [
+        name
+        for action, name in names.items()
+        if getattr(options, action.dest, None) not in (action.default, None, '', [])
+        and name not in allowed
+    ]
 
 
 def filled(text: str) -> str:

@@ -34,9 +34,10 @@ from mlperf_rn50.cli.parsers import (
     count,
     filled,
     fraction,
+    given_arguments,
     positive,
 )
-from mlperf_rn50.parser import Parser
+from mlperf_rn50.parser import Parser, add_option
 from mlperf_rn50.text import printable
 
 _MAX_BATCH = 10_000_000
@@ -44,82 +45,51 @@ _MAX_BATCH = 10_000_000
 
 def make_parser() -> Parser:
     parser = command_parser('predict', __doc__)
-    add = parser.add_argument
+    add = partial(add_option, parser)
+    add('sources SOURCE', 'measurements: folder, file, or round/organisation/system', nargs='*')
     add(
-        'sources',
-        nargs='*',
-        metavar='SOURCE',
-        help='measurements: folder, file, or round/organisation/system',
-    )
-    add(
-        '--layouts',
-        nargs='+',
-        metavar='LAYOUT',
-        default=['1 2 4 8 16'],
-        help='layouts to predict, as nodes or nodes x accelerators (or ranks) per node, such as 16 '
+        '--layouts LAYOUT',
+        'layouts to predict, as nodes or nodes x accelerators (or ranks) per node, such as 16 '
         'or 1x8,2x8 (default: 1, 2, 4, 8 and 16 nodes like those of the source)',
+        nargs='+',
+        default=['1 2 4 8 16'],
     )
-    batch = parser.add_mutually_exclusive_group()
-    batch.add_argument(
-        '--global-batch-size', metavar='N', type=count(_MAX_BATCH), help='images per step'
-    )
-    batch.add_argument(
-        '--local-batch-size',
-        metavar='N',
-        type=count(_MAX_BATCH),
-        help='images per accelerator or rank',
-    )
-    batch.add_argument(
-        '--weak', action='store_true', help='keep the images per accelerator of the source'
-    )
-    batch.add_argument(
-        '--strong', action='store_true', help='keep the images per step of the source'
-    )
+    batch = partial(add_option, parser.add_mutually_exclusive_group())
+    batch('--global-batch-size N', 'images per step', type=count(_MAX_BATCH))
+    batch('--local-batch-size N', 'images per accelerator or rank', type=count(_MAX_BATCH))
+    batch('--weak', 'keep the images per accelerator of the source')
+    batch('--strong', 'keep the images per step of the source')
     add(
-        '--link-gbit-s',
-        metavar='X',
-        type=partial(positive, least=1e-3, most=1e6, expected='a number from 0.001 to 1000000'),
-        help='rate of all ports of a node together, in Gbit/s per direction (default: as measured '
+        '--link-gbit-s X',
+        'rate of all ports of a node together, in Gbit/s per direction (default: as measured '
         'by bench allreduce or described with the logs)',
+        type=partial(positive, least=1e-3, most=1e6, expected='a number from 0.001 to 1000000'),
     )
     add(
-        '--what-if',
-        metavar='CHANGES',
-        type=filled,
-        help='predict a changed machine; any of link=GBIT_S (of a port), ports=N (per node), '
+        '--what-if CHANGES',
+        'predict a changed machine; any of link=GBIT_S (of a port), ports=N (per node), '
         'generation=NAME (of the accelerators), local=IMAGES (per accelerator), pixels=FRACTION '
         "(of the measured), epochs=N, tcp, hierarchical, such as 'link=25 tcp hierarchical'",
+        type=filled,
     )
     add_price_option(parser)
-    add('--optimizer', choices=['sgd', 'lars'], help='optimizer of the recipes (default: any)')
+    add('--optimizer', 'optimizer of the recipes (default: any)', choices=['sgd', 'lars'])
+    add('--target TOP1', 'Top-1 target as a fraction (default: as in the source)', type=fraction)
     add(
-        '--target',
-        metavar='TOP1',
-        type=fraction,
-        help='Top-1 target as a fraction (default: as in the source)',
-    )
-    add(
-        '--system',
-        metavar='NAME',
+        '--system NAME',
+        'system in a SOURCE of several (default: with the fewest nodes)',
         type=filled,
-        help='system in a SOURCE of several (default: with the fewest nodes)',
     )
     add_format_option(parser)
     add_wide_option(parser)
+    add('--out DIR', 'folder for prediction.json, prediction.md and a plot (SVG, PNG)', type=filled)
     add(
-        '--out',
-        metavar='DIR',
-        type=filled,
-        help='folder for prediction.json, prediction.md and a plot (SVG, PNG)',
-    )
-    add(
-        '--validate',
+        '--validate TREE',
+        'print the prediction errors for the systems in TREE, a tree of logs (default: the '
+        'published systems)',
         nargs='?',
         const=True,
-        metavar='TREE',
         type=filled,
-        help='print the prediction errors for the systems in TREE, a tree of logs (default: the '
-        'published systems)',
     )
     return parser
 
@@ -166,12 +136,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _validate(options: Namespace, parser: Parser) -> int:
-    given = [
-        '--' + name.replace('_', '-')
-        for name, value in vars(options).items()
-        if value and value != parser.get_default(name) and name not in ('validate', 'format')
-    ]
-    if given:
+    if given := given_arguments(parser, options, '--validate', '--format'):
         parser.error(f'--validate: also got {", ".join(given)}, expected at most a TREE')
     from mlperf_rn50.analysis.predict.costs import validate, validate_published
     from mlperf_rn50.analysis.predict.prediction_answer import validation_answer

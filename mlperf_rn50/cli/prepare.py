@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from mlperf_rn50.bounds import MAX_SIDE
-from mlperf_rn50.cli.parsers import command_parser, count, positive
-from mlperf_rn50.parser import Parser
+from mlperf_rn50.cli.parsers import command_parser, count, given_arguments, positive
+from mlperf_rn50.parser import Parser, add_option
 
 
 def make_parser() -> Parser:
@@ -31,63 +31,49 @@ def make_parser() -> Parser:
         'mlperf-rn50 prepare {digits,cifar10,imagenet,folder,im2rec} --out DIR [options]\n'
         '       mlperf-rn50 prepare --verify DIR [--workers N]'
     )
-    add = parser.add_argument
+    add = partial(add_option, parser)
     add(
         'dataset',
+        'data set to prepare',
         nargs='?',
         choices=['digits', 'cifar10', 'imagenet', 'folder', 'im2rec'],
-        help='data set to prepare',
     )
-    add('--out', metavar='DIR', help='output folder')
+    add('--out DIR', 'output folder')
     add(
-        '--verify',
-        metavar='DIR',
-        help='verify the checksums of all files and records of this folder; writes nothing',
+        '--verify DIR',
+        'verify the checksums of all files and records of this folder; writes nothing',
     )
     add(
-        '--source',
-        metavar='PATH',
-        help='imagenet: folder with the two tars, or with train/ and val/; folder: folder with '
+        '--source PATH',
+        'imagenet: folder with the two tars, or with train/ and val/; folder: folder with '
         'train/ and val/; im2rec: folder with train.rec and val.rec; cifar10: archive (.tar.gz or '
         '.tgz) or folder (default: download)',
     )
     add(
-        '--ground-truth',
-        metavar='FILE',
-        help='imagenet: file with the synsets of the validation images, if these are not in a '
+        '--ground-truth FILE',
+        'imagenet: file with the synsets of the validation images, if these are not in a '
         'folder per synset',
     )
     add(
-        '--validation',
-        metavar='FRACTION',
-        type=partial(positive, most=0.99, expected='a fraction up to 0.99, such as 0.1'),
-        help='folder: fraction of each class to take for validation, selected by a hash of the '
+        '--validation FRACTION',
+        'folder: fraction of each class to take for validation, selected by a hash of the '
         'file names; the source then has a folder per class, or train/ without val/',
+        type=partial(positive, most=0.99, expected='a fraction up to 0.99, such as 0.1'),
     )
     add(
-        '--name',
-        help='folder, im2rec: name of the data set, shown next to accuracies (default: name of '
+        '--name NAME',
+        'folder, im2rec: name of the data set, shown next to accuracies (default: name of '
         'the source)',
     )
     add(
-        '--resize-shorter',
-        type=count(MAX_SIDE),
-        metavar='PIXELS',
-        help='new length of the shorter side; resized images are encoded again (default: '
+        '--resize-shorter PIXELS',
+        'new length of the shorter side; resized images are encoded again (default: '
         'unchanged files)',
+        type=count(MAX_SIDE),
     )
-    add(
-        '--workers',
-        type=count(1024),
-        metavar='N',
-        help='number of threads (default: number of cores)',
-    )
-    add('--skip-corrupt', action='store_true', help='skip damaged images and list them')
-    add(
-        '--allow-partial',
-        action='store_true',
-        help='imagenet: accept a different number of images or classes',
-    )
+    add('--workers N', 'number of threads (default: number of cores)', type=count(1024))
+    add('--skip-corrupt', 'skip damaged images and list them')
+    add('--allow-partial', 'imagenet: accept a different number of images or classes')
     return parser
 
 
@@ -110,13 +96,9 @@ def run(argv: Sequence[str]) -> int:
             'im2rec: got --resize-shorter or --skip-corrupt, expected neither, because records '
             'stay unchanged'
         )
-    others = [
-        name
-        for name, value in vars(options).items()
-        if value != parser.get_default(name) and name not in ('verify', 'workers')
-    ]
+    others = given_arguments(parser, options, '--verify', '--workers')
     if options.verify is not None and others:
-        other = 'a data set' if others[0] == 'dataset' else f'--{others[0].replace("_", "-")}'
+        other = others[0].replace('dataset', 'a data set')
         parser.error(f'--verify: got {other} too, expected only a folder and --workers')
     from mlperf_rn50.data.prepare.command import prepare
 

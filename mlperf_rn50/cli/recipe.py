@@ -20,6 +20,7 @@ from __future__ import annotations
 import shlex
 from argparse import Namespace
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,7 @@ from mlperf_rn50.cli.parsers import (
 )
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import refuse_existing, write_atomically
-from mlperf_rn50.parser import Parser
+from mlperf_rn50.parser import Parser, add_option
 
 if TYPE_CHECKING:
     from mlperf_rn50.config import Config
@@ -44,56 +45,30 @@ _MAX_BATCH = 1_281_167
 
 def make_parser() -> Parser:
     parser = command_parser('recipe', __doc__)
-    add = parser.add_argument
+    add = partial(add_option, parser)
+    add('batch N', 'same as --global-batch-size N', nargs='?', type=count(_MAX_BATCH))
     add(
-        'batch',
-        nargs='?',
+        '--global-batch-size N',
+        'images per optimizer step over all ranks (default: as in the --compare configuration)',
         type=count(_MAX_BATCH),
-        metavar='N',
-        help='same as --global-batch-size N',
     )
+    add('--optimizer', 'optimizer of the recipes (default: both)', choices=['sgd', 'lars'])
     add(
-        '--global-batch-size',
-        type=count(_MAX_BATCH),
-        metavar='N',
-        help='images per optimizer step over all ranks (default: as in the --compare '
-        'configuration)',
-    )
-    add('--optimizer', choices=['sgd', 'lars'], help='optimizer of the recipes (default: both)')
-    add(
-        '--target',
-        type=fraction,
-        metavar='TOP1',
-        help='lowest Top-1 target of the recipes, as a fraction; 0.749 and 0.759 are published '
+        '--target TOP1',
+        'lowest Top-1 target of the recipes, as a fraction; 0.749 and 0.759 are published '
         '(default: all)',
+        type=fraction,
     )
     add(
         '--division',
+        'open also shows sets of the open division, which may skip rules (default: closed)',
         choices=['closed', 'open'],
         default='closed',
-        help='open also shows sets of the open division, which may skip rules (default: closed)',
     )
-    add(
-        '--nodes',
-        type=count(_MAX_BATCH),
-        metavar='N',
-        help='nodes of the written or compared configuration',
-    )
-    add(
-        '--ranks-per-node',
-        type=count(_MAX_BATCH),
-        metavar='N',
-        help='ranks (GPUs) per node of that configuration',
-    )
-    add(
-        '--out',
-        metavar='FILE',
-        type=filled,
-        help='new file for the recipe, written as a configuration for train',
-    )
-    add(
-        '--compare', metavar='CONFIG', type=filled, help='configuration to compare with the recipes'
-    )
+    add('--nodes N', 'nodes of the written or compared configuration', type=count(_MAX_BATCH))
+    add('--ranks-per-node N', 'ranks (GPUs) per node of that configuration', type=count(_MAX_BATCH))
+    add('--out FILE', 'new file for the recipe, written as a configuration for train', type=filled)
+    add('--compare CONFIG', 'configuration to compare with the recipes', type=filled)
     add_format_option(parser)
     add_wide_option(parser)
     return parser

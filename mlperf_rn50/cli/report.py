@@ -20,77 +20,49 @@ readable log
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from mlperf_rn50.cli.output import add_format_option, print_answer
 from mlperf_rn50.cli.parsers import add_price_option, add_wide_option, command_parser, count
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from mlperf_rn50.mllog.rulesets import parse_round
-from mlperf_rn50.parser import Parser
+from mlperf_rn50.parser import Parser, add_option
 from mlperf_rn50.text import printable
 
 
 def make_parser() -> Parser:
     parser = command_parser('report', __doc__)
-    add = parser.add_argument
+    add = partial(add_option, parser)
     add(
-        'paths',
+        'paths PATH',
+        'log, or folder that contains result_<k>.txt; the logs of one folder are one system',
         nargs='+',
-        metavar='PATH',
-        help='log, or folder that contains result_<k>.txt; the logs of one folder are one system',
     )
     add_format_option(parser, ['csv', 'html'])
     add(
-        '--rows',
-        choices=['runs', 'systems', 'evaluations'],
-        help='rows of --format csv (default: runs)',
+        '--rows', 'rows of --format csv (default: runs)', choices=['runs', 'systems', 'evaluations']
     )
     add(
-        '--out',
-        metavar='DIR',
-        help='folder for report.{html,json,md,csv}, report_evaluations.csv, figures (SVG, PNG)',
+        '--out DIR',
+        'folder for report.{html,json,md,csv}, report_evaluations.csv, figures (SVG, PNG)',
     )
-    add('--title', metavar='TEXT', help='heading of the page (default: the systems and the target)')
-    add('--note', metavar='TEXT', help='text below the heading of the page')
+    add('--title TEXT', 'heading of the page (default: the systems and the target)')
+    add('--note TEXT', 'text below the heading of the page')
     add(
         '--findings',
-        action='store_true',
-        help='list all findings in text and Markdown, also notes (default: at most 3 errors and '
+        'list all findings in text and Markdown, also notes (default: at most 3 errors and '
         'warnings per system)',
     )
+    add('--round ROUND', 'report only systems of this round, such as v2.0', type=parse_round)
+    add('--org TEXT', 'report only systems whose organisation contains this text, in any case')
     add(
-        '--round',
-        type=parse_round,
-        metavar='ROUND',
-        help='report only systems of this round, such as v2.0',
+        '--accelerator TEXT',
+        'report only systems whose accelerator contains this text, in any case',
     )
-    add(
-        '--org',
-        metavar='TEXT',
-        help='report only systems whose organisation contains this text, in any case',
-    )
-    add(
-        '--accelerator',
-        metavar='TEXT',
-        help='report only systems whose accelerator contains this text, in any case',
-    )
-    add(
-        '--batch',
-        type=count(10**9),
-        metavar='SIZE',
-        help='report only systems with this global batch size',
-    )
-    add(
-        '--nodes',
-        type=count(10**6),
-        metavar='N',
-        help='report only systems with this number of nodes',
-    )
-    add(
-        '--baseline',
-        metavar='SYSTEM',
-        help='system to compare with (default: the smallest set of each series)',
-    )
+    add('--batch SIZE', 'report only systems with this global batch size', type=count(10**9))
+    add('--nodes N', 'report only systems with this number of nodes', type=count(10**6))
+    add('--baseline SYSTEM', 'system to compare with (default: the smallest set of each series)')
     add_price_option(parser)
     add_wide_option(parser)
     return parser

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from mlperf_rn50.cli.parsers import config_parser
 from mlperf_rn50.config import Config
 from mlperf_rn50.errors import ConfigError, DataError
-from mlperf_rn50.parser import Parser
+from mlperf_rn50.parser import Parser, add_option
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,12 +64,11 @@ def load_saved(path: str, which: str) -> SavedWeights:
 
 
 def add_weights_options(parser: Parser) -> None:
-    parser.add_argument(
-        'path', metavar='RUN|WEIGHTS', help='run folder (its newest run), weights folder, or .npz'
-    )
-    parser.add_argument(
+    add_option(parser, 'path RUN|WEIGHTS', 'run folder (its newest run), weights folder, or .npz')
+    add_option(
+        parser,
         '--which',
+        'saved network of the run (default: best)',
         choices=['best', 'last'],
         default='best',
-        help='saved network of the run (default: best)',
     )

@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from mlperf_rn50 import config as cfg
 from mlperf_rn50.cli.parsers import add_run_options, config_parser
 from mlperf_rn50.cli.terminal import width_of
 from mlperf_rn50.errors import EXIT_CODES, EXIT_OK, ConfigError
-from mlperf_rn50.parser import DRILL_FORM, parse_drill
+from mlperf_rn50.parser import DRILL_FORM, add_option, parse_drill
 
 if TYPE_CHECKING:
     from jsonargparse import Namespace
@@ -35,31 +36,21 @@ if TYPE_CHECKING:
 
 def add_options(parser: Any) -> None:
     add_run_options(parser)
-    add = parser.add_argument
+    add = partial(add_option, parser)
+    add('--dry-run', 'print the plan, the expected time and the state of the data, and exit')
+    add('--print-config', 'print all keys with comments, for a file for --config, and exit')
     add(
-        '--dry-run',
-        action='store_true',
-        help='print the plan, the expected time and the state of the data, and exit',
-    )
-    add(
-        '--print-config',
-        action='store_true',
-        help='print all keys with comments, for a file for --config, and exit',
-    )
-    add(
-        '--print',
-        metavar='KEY',
+        '--print KEY',
+        'print the value of a key, such as run.dir, and exit',
         action='append',
         type=str,
-        help='print the value of a key, such as run.dir, and exit',
     )
-    add('--ranks', type=int, metavar='N', help='number of ranks for --dry-run')
+    add('--ranks N', 'number of ranks for --dry-run', type=int)
     add(
-        '--drill',
-        metavar=DRILL_FORM,
-        type=str,
-        help='cause a fault of a rank (kill, stop, hang, full-disk) after a step, to test a site '
+        f'--drill {DRILL_FORM}',
+        'cause a fault of a rank (kill, stop, hang, full-disk) after a step, to test a site '
         'before a long job',
+        type=str,
     )
 
 

@@ -23,6 +23,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,7 @@ from mlperf_rn50.cli.output import add_format_option, print_answer
 from mlperf_rn50.cli.parsers import add_price_option, command_parser
 from mlperf_rn50.cli.terminal import has_colour
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, UserError
-from mlperf_rn50.parser import Parser
+from mlperf_rn50.parser import Parser, add_option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,21 +44,11 @@ _LEAST_S, _LINE_PERIOD_S, _RESIZE_S, _PIPE_COLUMNS = 0.2, 30.0, 0.2, 100
 
 def make_parser() -> Parser:
     parser = command_parser('watch', __doc__)
-    add = parser.add_argument
-    add('folders', nargs='+', metavar='RUN_FOLDER', help='run folder, or result_<k>.txt in one')
-    add(
-        '--every',
-        type=float,
-        default=5.0,
-        metavar='SECONDS',
-        help='update period in s (default: 5)',
-    )
-    add(
-        '--html',
-        action='store_true',
-        help='keep watch.html, a page that reloads itself, current in each run folder',
-    )
-    add('--once', action='store_true', help='print the current state and exit')
+    add = partial(add_option, parser)
+    add('folders RUN_FOLDER', 'run folder, or result_<k>.txt in one', nargs='+')
+    add('--every SECONDS', 'update period in s (default: 5)', type=float, default=5.0)
+    add('--html', 'keep watch.html, a page that reloads itself, current in each run folder')
+    add('--once', 'print the current state and exit')
     add_format_option(parser)
     add_price_option(parser)
     return parser

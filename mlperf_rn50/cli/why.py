@@ -28,7 +28,7 @@ from mlperf_rn50.cli.output import add_format_option, print_answer
 from mlperf_rn50.cli.parsers import command_parser
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.files import refuse_existing
-from mlperf_rn50.parser import Parser
+from mlperf_rn50.parser import Parser, add_option
 from mlperf_rn50.text import printable
 
 if TYPE_CHECKING:
@@ -38,29 +38,24 @@ if TYPE_CHECKING:
 
 def make_parser() -> Parser:
     parser = command_parser('why', __doc__)
-    parser.add_argument(
-        'runs',
-        nargs='+',
-        metavar='RUN',
-        help='run folder, or result_<k>.txt in one; two to compare',
+    add_option(
+        parser, 'runs RUN', 'run folder, or result_<k>.txt in one; two to compare', nargs='+'
     )
-    parser.add_argument(
+    add_option(
+        parser,
         '--probe',
-        action='store_true',
-        help='look for causes of a missed accuracy in the weights '
+        'look for causes of a missed accuracy in the weights '
         'and the images of a run, which takes minutes and needs MXNet',
     )
     add_format_option(parser)
-    parser.add_argument(
-        '--out',
-        metavar='DIR',
-        help='folder for the answer (HTML, Markdown, JSON) with a figure (SVG, PNG) of the run and '
+    add_option(
+        parser,
+        '--out DIR',
+        'folder for the answer (HTML, Markdown, JSON) with a figure (SVG, PNG) of the run and '
         'its traced steps',
     )
-    parser.add_argument(
-        '--perfetto',
-        metavar='FILE',
-        help='new file for the traced steps of all ranks, for Perfetto',
+    add_option(
+        parser, '--perfetto FILE', 'new file for the traced steps of all ranks, for Perfetto'
     )
     return parser
 

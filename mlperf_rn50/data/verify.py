@@ -29,7 +29,14 @@ from mlperf_rn50.data.recordio import (
     parse_index,
 )
 from mlperf_rn50.errors import DataError
-from mlperf_rn50.files import dump_json, open_regular, replacing, sha256_of, write_atomically
+from mlperf_rn50.files import (
+    check_exists,
+    digest_of,
+    dump_json,
+    open_regular,
+    replacing,
+    write_atomically,
+)
 from mlperf_rn50.runfolder.locks import OUTPUT_LOCK, is_locked, read_holder
 from mlperf_rn50.text import some
 
@@ -96,7 +103,7 @@ def dump_manifest(folder: Path, manifest: dict) -> None:
 def _file_problem(path: Path, sha256: str) -> str:
     """Return an error message if a file is unreadable or does not match a SHA-256, else ''."""
     try:
-        if sha256_of(path) == sha256:
+        if digest_of(path) == sha256:
             return ''
         return f'{path}: does not match its SHA-256 in {MANIFEST_NAME}'
     except OSError as e:
@@ -113,7 +120,7 @@ def describe_records(rec_path: Path, made: Path, names: list[str], checksums: li
         with replacing(made.with_suffix(ending)) as f:
             np.save(f, array)
     paths = {'rec_sha256': rec_path, **described(made), 'idx_sha256': idx}
-    digests = {key: sha256_of(path) for key, path in paths.items()}
+    digests = {key: digest_of(path) for key, path in paths.items()}
     return {'num_images': len(names), 'rec_bytes': size, **digests}
 
 
@@ -171,10 +178,10 @@ def verify(folder: Path, num_workers: int) -> tuple[list[str], list[str]]:
     """Return the lines to print for intact and for damaged files of a folder. Raise DataError if it
     has no manifest."""
     path = folder / MANIFEST_NAME
+    expected = 'a folder written by prepare'
+    check_exists(folder, expected)
     if not path.exists():
-        raise DataError(
-            f'--verify: {folder} has no {MANIFEST_NAME}; expected a folder written by prepare'
-        )
+        raise DataError(f'--verify: {folder} has no {MANIFEST_NAME}; expected {expected}')
     if is_locked(lock := folder / OUTPUT_LOCK):
         raise DataError(f'--verify: {folder} is in use by {read_holder(lock)}; wait for it')
     results: list[tuple[bool, str]] = []

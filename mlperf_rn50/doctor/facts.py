@@ -64,10 +64,10 @@ _ALL_REDUCE_FLOATS = 4 << 20
 
 
 def code_digest() -> str:
-    """Return a digest of the program's files and their names."""
+    """Return a digest of the program's files and their names, tables included."""
     folder = Path(mlperf_rn50.__file__).parent
     digest = hashlib.sha256()
-    for path in sorted(folder.rglob('*.py')):
+    for path in sorted([*folder.rglob('*.py'), *folder.rglob('*.ini')]):
         digest.update(f'{path.relative_to(folder)}\0'.encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]

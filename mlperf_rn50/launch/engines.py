@@ -9,13 +9,14 @@ from argparse import REMAINDER
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TextIO
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.launch.hosts import Host, load_hostfile, parse_host, parse_hosts
-from mlperf_rn50.parser import DRILL_FORM, Drill, Parser, parse_drill, whole_number
+from mlperf_rn50.parser import DRILL_FORM, Drill, Parser, add_option, parse_drill, whole_number
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.system.gpu_env import DEVICE_VARIABLE
 from mlperf_rn50.system.launcher_env import COMMAND, print_stderr
@@ -86,7 +87,7 @@ def launch_parser(name: str, description: str, has_hosts: bool, image_option: st
         description,
         'All other options, such as --dry-run, are passed to: mlperf-rn50 train',
     )
-    add = parser.add_option
+    add = partial(add_option, parser)
     add('--config FILE', 'configuration of the run')
     add('--run-dir DIR', 'run folder (default: run.dir of the configuration)')
     add(
@@ -116,7 +117,6 @@ def launch_parser(name: str, description: str, has_hosts: bool, image_option: st
     add(
         '--clear-caches',
         'flush the page cache of every node before each run (needs root)',
-        action='store_true',
     )
     add(
         '--restarts N',
@@ -129,7 +129,6 @@ def launch_parser(name: str, description: str, has_hosts: bool, image_option: st
         '--elastic',
         'with --restarts: resume on the hosts that answer within 30 s, without those that failed '
         'twice; take hosts back that answer again',
-        action='store_true',
     )
     add(
         '--resume PATH',
@@ -174,11 +173,11 @@ def ranks_parser() -> Parser:
         'mlperf-rn50 launch ranks',
         'Start a program with ranks here or on hosts over ssh, without checks',
     )
-    parser.add_option('--hosts h1,h2,...', 'hosts over ssh', type=parse_hosts, default=[])
-    add = parser.add_argument
-    add('ranks_per_node', metavar='RANKS', type=COUNT, help='number of ranks, on each host')
-    add('program', metavar='PROGRAM', help='program of every rank')
-    words = add('words', metavar='ARGUMENTS', nargs=REMAINDER, help='arguments of the program')
+    add = partial(add_option, parser)
+    add('--hosts h1,h2,...', 'hosts over ssh', type=parse_hosts, default=[])
+    add('ranks_per_node RANKS', 'number of ranks, on each host', type=COUNT)
+    add('program PROGRAM', 'program of every rank')
+    words = add('words ARGUMENTS', 'arguments of the program', nargs=REMAINDER)
     words.required = False
     return parser
 

@@ -3,18 +3,15 @@ their kinds."""
 
 from collections import Counter
 from collections.abc import Iterable
-from configparser import ConfigParser
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+
+from mlperf_rn50.files import load_ini
 
 MAX_FINDINGS = 50  # maximum number of findings of each grade in a log
 Grade = Literal['error', 'warning', 'note']
 GRADES: tuple[Grade, ...] = ('error', 'warning', 'note')
-_TEXTS = ConfigParser(interpolation=None)
-_TEXTS.read_string(
-    resources.files(__package__).joinpath('findings.ini').read_text(encoding='utf-8')
-)
+_TEXTS = load_ini(Path(__file__).with_name('findings.ini'))
 _GRADE_OF = {kind: grade for grade in GRADES for kind in _TEXTS[grade]}
 
 

@@ -19,13 +19,13 @@ from mlperf_rn50.config import Config, for_evaluation
 from mlperf_rn50.model.fused import PLAIN, Fusion, pads_images
 from mlperf_rn50.model.options import ModelConfig
 
-# Number of units in each stage, and whether they are bottlenecks, by depth.
-STAGES: dict[int, tuple[tuple[int, ...], bool]] = {
-    18: ((2, 2, 2, 2), False),
-    34: ((3, 4, 6, 3), False),
-    50: ((3, 4, 6, 3), True),
-    101: ((3, 4, 23, 3), True),
-    152: ((3, 8, 36, 3), True),
+# number of units in each stage, by depth; from 50 on, they are bottlenecks
+STAGES = {
+    18: (2, 2, 2, 2),
+    34: (3, 4, 6, 3),
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
 }
 STAGE_CHANNELS = (64, 128, 256, 512)
 EXPANSION = 4
@@ -86,7 +86,7 @@ def depth_of(config: ModelConfig) -> int:
 
 def units(depth: int) -> list[ResidualUnit]:
     """Return the residual units of a ResNet of this depth, in order."""
-    counts, is_bottleneck = STAGES[depth]
+    counts, is_bottleneck = STAGES[depth], depth >= 50
     in_channels = STAGE_CHANNELS[0]
     result = []
     for stage, (num_units, channels) in enumerate(zip(counts, STAGE_CHANNELS), start=1):

@@ -114,12 +114,9 @@ def save_weights(folder: Path, stem: str, description: WeightsDescription, array
 def find_weights(path: Path, which: str = BEST) -> Path:
     """Return the .npz for an .npz, a weights folder or a run folder (its newest run). Raise
     UserError if missing."""
-    if path.is_file():
-        return path
+    files.check_exists(path, 'a run folder, its weights folder or an .npz')
     if not path.is_dir():
-        raise UserError(
-            f'{path}: no such file or folder; expected a run folder, its weights folder or an .npz'
-        )
+        return path
     folders = [path, *(p for p in path.iterdir() if re.fullmatch(r'weights(_\d+)?', p.name))]
     kept = [p for p in folders if (p / f'{BEST}.npz').is_file()]
     if not kept:

@@ -30,49 +30,33 @@ from mlperf_rn50.system.processor import find_processor
 
 # GoogLeNet's channels in stages 3 to 5 (table 1): 1x1; reduction and 3x3; reduction and 5x5;
 # projection of the pool.
-_GOOGLENET = (
-    ((64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64)),
-    (
-        (192, 96, 208, 16, 48, 64),
-        (160, 112, 224, 24, 64, 64),
-        (128, 128, 256, 24, 64, 64),
-        (112, 144, 288, 32, 64, 64),
-        (256, 160, 320, 32, 128, 128),
-    ),
-    ((256, 160, 320, 32, 128, 128), (384, 192, 384, 48, 128, 128)),
-)
+_GOOGLENET = """
+    64 96 128 16 32 32
+    128 128 192 32 96 64
+
+    192 96 208 16 48 64
+    160 112 224 24 64 64
+    128 128 256 24 64 64
+    112 144 288 32 64 64
+    256 160 320 32 128 128
+
+    256 160 320 32 128 128
+    384 192 384 48 128 128
+"""
 
 # Inception-v4 (figure 9), from the units of figures 3 to 8 with the sizes of table 1. Each row is a
-# unit: its parallel paths, in the words that _path explains.
-_INCEPTION_V4 = (
-    ('max', '96:3/2'),
-    ('64:1 96:3/1', '64:1 64:7x1 64:1x7 96:3/1'),
-    ('192:3/2', 'max'),
-    # four units A, and reduction A
-    *[('avg 96:1', '96:1', '64:1 96:3', '64:1 96:3 96:3')] * 4,
-    ('max', '384:3/2', '192:1 224:3 256:3/2'),
-    # seven units B, and reduction B
-    *[
-        (
-            'avg 128:1',
-            '384:1',
-            '192:1 224:1x7 256:7x1',
-            '192:1 192:1x7 224:7x1 224:1x7 256:7x1',
-        )
-    ]
-    * 7,
-    ('max', '192:1 192:3/2', '256:1 256:1x7 320:7x1 320:3/2'),
-    # three units C
-    *[
-        (
-            'avg 256:1',
-            '256:1',
-            '384:1 256:1x3|256:3x1',
-            '384:1 448:1x3 512:3x1 256:1x3|256:3x1',
-        )
-    ]
-    * 3,
-)
+# number of equal units and their parallel paths, in the words that _path explains. The units A, B
+# and C are repeated; a reduction follows A and B.
+_INCEPTION_V4 = """
+    1 | max | 96:3/2
+    1 | 64:1 96:3/1 | 64:1 64:7x1 64:1x7 96:3/1
+    1 | 192:3/2 | max
+    4 | avg 96:1 | 96:1 | 64:1 96:3 | 64:1 96:3 96:3
+    1 | max | 384:3/2 | 192:1 224:3 256:3/2
+    7 | avg 128:1 | 384:1 | 192:1 224:1x7 256:7x1 | 192:1 192:1x7 224:7x1 224:1x7 256:7x1
+    1 | max | 192:1 192:3/2 | 256:1 256:1x7 320:7x1 320:3/2
+    3 | avg 256:1 | 256:1 | 384:1 256:1x3|256:3x1 | 384:1 448:1x3 512:3x1 256:1x3|256:3x1
+"""
 
 
 def image_size_of(name: str) -> int:
@@ -117,9 +101,9 @@ def _googlenet(num_classes: int) -> nn.HybridBlock:
         return nn.MaxPool2D(3, 2, ceil_mode=True)
 
     blocks = [_conv(64, 7, 2), pool(), _conv(64, 1), _conv(192, 3)]
-    for stage in _GOOGLENET:
+    for stage in _GOOGLENET.split('\n\n'):
         blocks.append(pool())
-        blocks += [_googlenet_unit(*sizes) for sizes in stage]
+        blocks += [_googlenet_unit(*map(int, row.split())) for row in stage.strip().splitlines()]
     return _chain(*blocks, *_classifier(0.4, num_classes))
 
 
@@ -155,7 +139,8 @@ def _path(text: str) -> nn.HybridBlock:
 def _inception_v4(num_classes: int) -> nn.HybridBlock:
     # Gluon numbers the parameters in the order of creation, which is that of the network.
     stem = _path('32:3/2 32:3/1 64:3')
-    units = [_branches(*map(_path, paths)) for paths in _INCEPTION_V4]
+    rows = [row.strip().split(' | ') for row in _INCEPTION_V4.strip().splitlines()]
+    units = [_branches(*map(_path, paths)) for times, *paths in rows for _ in range(int(times))]
     return _chain(stem, *units, *_classifier(0.2, num_classes))
 
 

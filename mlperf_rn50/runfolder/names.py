@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 
 from mlperf_rn50.errors import StorageError, UserError
-from mlperf_rn50.files import make_folder, writing_folder
+from mlperf_rn50.files import check_exists, make_folder, writing_folder
 from mlperf_rn50.text import grouped
 
 CHECKPOINT_PREFIX = 'step_'
@@ -138,13 +138,12 @@ def newest_run(folder: Path) -> RunFolder | None:
 
 def run_at(path: Path) -> RunFolder:
     """Return the run of a log, or the newest run of a folder. Raise UserError if there is none."""
+    expected = 'a run folder, or result_<k>.txt in one'
+    check_exists(path, expected)
     number = run_number(path.name)
     run = newest_run(path) if number is None else RunFolder(path.parent, number)
-    expected = 'expected a run folder, or result_<k>.txt in one'
-    if not path.exists():
-        raise UserError(f'{path}: no such file or folder; {expected}')
     if run is None:
-        raise UserError(f'{path}: got no run, {expected}')
+        raise UserError(f'{path}: got no run, expected {expected}')
     return run
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mlperf_rn50.files import (
+    digest_of,
     read_text,
     refuse_existing,
-    sha256_of,
     write_atomically,
     writing_folder,
 )
@@ -26,7 +26,7 @@ _MAX_LISTING_BYTES = 1 << 22
 
 
 def _line_of(path: Path) -> str:
-    return f'{sha256_of(path)}  {path.name}'
+    return f'{digest_of(path)}  {path.name}'
 
 
 def _read_listing(path: Path) -> list[str]:

@@ -127,10 +127,10 @@ def _quota(folder: Path) -> float | None:
     return quota / period if quota and period else None
 
 
-def throttled_s(root: Path = ROOT) -> float:
+def throttled_s() -> float:
     """Return the seconds in which CPU quotas stopped a group of this process; each CPU counts."""
     seconds = [0.0]
-    for folder in _folders(root):
+    for folder in _folders(ROOT):
         for name, unit_s in (('throttled_usec', 1e-6), ('throttled_time', 1e-9)):
             seconds += [n * unit_s for n in _numbers(rf'^{name} (\d+)$', folder / 'cpu.stat')]
     return max(seconds)

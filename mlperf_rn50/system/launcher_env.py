@@ -1,9 +1,5 @@
 """Environment of this process: its rank and size, without communication, and variables that other
-programs have left.
-
-Values that end or block a library were tried with MXNet 1.9.1, DALI 2.4.0, Horovod 0.28.1 and
-libgomp. Variables for GPUs follow MXNet's documentation. Horovod reads other text as 0.
-"""
+programs have left, whose values are in variables.ini."""
 
 import os
 import platform
@@ -16,6 +12,7 @@ from math import ceil
 from pathlib import Path
 
 from mlperf_rn50.errors import ConfigError
+from mlperf_rn50.files import load_ini
 from mlperf_rn50.system.processor import omp_threads
 
 COMMAND = 'MLPERF_RN50_COMMAND'  # the user's command line of a launcher, quoted for a shell
@@ -25,70 +22,7 @@ _SIZE = ('OMPI_COMM_WORLD_SIZE', 'PMI_SIZE', 'PMIX_SIZE', 'HOROVOD_SIZE')
 _LOCAL_RANK = ('OMPI_COMM_WORLD_LOCAL_RANK', 'MPI_LOCALRANKID', 'HOROVOD_LOCAL_RANK')
 _LOCAL_SIZE = ('OMPI_COMM_WORLD_LOCAL_SIZE', 'MPI_LOCALNRANKS', 'HOROVOD_LOCAL_SIZE')
 
-_MXNET_POSITIVE = """
-CPU_PARALLEL_RAND_COPY CPU_PRIORITY_NTHREADS CPU_TEMP_COPY CPU_WORKER_NTHREADS GPU_COPY_NTHREADS
-GPU_PARALLEL_RAND_COPY GPU_TEMP_COPY GPU_WORKER_NSTREAMS GPU_WORKER_NTHREADS
-KVSTORE_REDUCTION_NTHREADS MP_WORKER_NTHREADS
-"""
-_MXNET_WHOLE = """
-CPU_PARALLEL_SIZE CUDNN_AUTOTUNE_DEFAULT DISABLE_MKLDNN_CONV_OPT DISABLE_MKLDNN_FC_OPT
-DISABLE_MKLDNN_FUSE_CONV_BN DISABLE_MKLDNN_FUSE_CONV_RELU DISABLE_MKLDNN_FUSE_CONV_SUM
-DISABLE_MKLDNN_TRANSFORMER_OPT ENABLE_CYTHON ENFORCE_CYTHON EXEC_INPLACE_GRAD_SUM_CAP
-EXEC_NUM_TEMP GPU_MEM_LARGE_ALLOC_ROUND_SIZE GPU_MEM_POOL_RESERVE
-GPU_MEM_POOL_ROUND_LINEAR_CUTOFF KVSTORE_BIGARRAY_BOUND MP_OPENCV_NUM_THREADS OMP_MAX_THREADS
-PROFILER_AUTOSTART PROFILER_MODE UPDATE_ON_KVSTORE USE_NUM_CORES_OPERATOR_TUNING
-"""
-_MXNET_SWITCHES = """
-BACKWARD_DO_MIRROR CUDA_ALLOW_TENSOR_CORE CUDA_LIB_CHECKING CUDA_TENSOR_OP_MATH_ALLOW_CONVERSION
-CUDNN_LIB_CHECKING DISABLE_MKLDNN_FUSE_FC_ELTWISE DISABLE_MKLDNN_QEM_FLOAT_OUTPUT
-DISABLE_MKLDNN_QEM_FUSE_ALL DISABLE_MKLDNN_QFC_FLOAT_OUTPUT DISABLE_MKLDNN_QFC_FUSE_ALL
-DISABLE_MKLDNN_QTRANSFORMER_FLOAT_OUTPUT DISABLE_MKLDNN_QTRANSFORMER_FUSE_ALL
-ELIMINATE_COMMON_EXPR ENABLE_CUDA_GRAPHS ENABLE_GPU_P2P ENGINE_INFO EXEC_BULK_EXEC_INFERENCE
-EXEC_BULK_EXEC_TRAIN EXEC_ENABLE_INPLACE INFER_STORAGE_TYPE_VERBOSE_LOGGING KVSTORE_LOGTREE
-KVSTORE_USETREE MEM_PLAN_VERBOSE_LOGGING MKLDNN_DEBUG MKLDNN_ENABLED MKLDNN_FORCE_FC_AB_FORMAT
-OUTPUT_TUNING_DATA SAFE_ACCUMULATION USE_FUSION VERBOSE_TUNING_INFO
-"""
-_HOROVOD_WHOLE = """
-CACHE_CAPACITY FUSION_THRESHOLD GLOO_TIMEOUT_SECONDS NUM_NCCL_STREAMS STALL_CHECK_TIME_SECONDS
-STALL_SHUTDOWN_TIME_SECONDS
-"""
-# of threads or buffers; MXNet aborts without room for them
-_COUNT = r'0*[1-9]\d{0,2}', 'a whole number of 1 to 999'
-_WHOLE = r'\d{1,9}|1\d{9}|20\d{8}|2147483647', 'a whole number of at most 2147483647'
-# (prefix, names, pattern of the value, description of the value)
-_FORMS = (
-    ('MXNET_', _MXNET_POSITIVE, *_COUNT),
-    ('MXNET_', 'OPTIMIZER_AGGREGATION_SIZE', r'0*[1-9]\d{0,8}', 'a whole number of at least 1'),
-    ('MXNET_', _MXNET_WHOLE, *_WHOLE),
-    # MXNet reserves memory for them
-    (
-        'MXNET_EXEC_BULK_EXEC_MAX_NODE_',
-        'TRAIN TRAIN_BWD TRAIN_FWD',
-        r'\d{1,7}',
-        'a whole number of at most 9999999',
-    ),
-    ('MXNET_', _MXNET_SWITCHES, '0|1|(?i:true|false)', '0 or 1'),
-    ('MXNET_', 'MKLDNN_CACHE_NUM', r'-1|\d{1,9}', 'a whole number, or -1 for no limit'),
-    ('MXNET_', 'TUNING_WEIGHT_SCALE', r'\d+\.?\d*|\.\d+', 'a number'),
-    (
-        'MXNET_',
-        'ENGINE_TYPE',
-        'NaiveEngine|ThreadedEngine(PerDevice)?',
-        'NaiveEngine, ThreadedEngine or ThreadedEnginePerDevice',
-    ),
-    ('HOROVOD_', _HOROVOD_WHOLE, r'\d{1,18}', 'a whole number'),
-    # An exchange waits for this time.
-    ('HOROVOD_', 'CYCLE_TIME', r'\d{1,3}(\.\d*)?|\.\d+', 'a number of milliseconds below 1000'),
-    ('HOROVOD_', 'THREAD_AFFINITY', r'\d+(\s*,\s*\d+)*', 'CPU numbers with commas'),
-    ('DALI_', 'AFFINITY_MASK', r'\d+(\s*,\s*\d+)*', 'CPU numbers with commas'),
-    ('DALI_', 'EXEC2_NUM_THREADS', *_COUNT),  # DALI would wait for ever
-    ('DMLC_', 'ROLE', 'worker', 'worker'),  # MXNet would become a parameter server
-    ('NNVM_', 'EXEC_MATCH_RANGE EXEC_NUM_TEMP', *_WHOLE),
-    ('NNVM_', 'AUTO_SEARCH_MATCH_RANGE', '0|1|(?i:true|false)', '0 or 1'),
-    ('DALI_', 'MALLOC_POOL_THRESHOLD', r'\d+[kM]?', 'a number of bytes, such as 4096 or 64k'),
-    # libgomp would wait for ever
-    ('GOMP_', 'CPU_AFFINITY', r'[\d\s,:-]*\d[\d\s,:-]*', 'CPU numbers, such as 0-3'),
-)
+_FORMS = load_ini(Path(__file__).with_name('variables.ini'))
 # Variables that tell a process its rank. Those of a launcher come from an outer job or an old
 # shell.
 _OF_RANKS = re.compile(
@@ -214,11 +148,11 @@ def settle_variables(env: MutableMapping[str, str], starts_ranks: bool = False) 
     Args:
         starts_ranks: True for a launcher, whose ranks get their own variables.
     """
-    for prefix, names, pattern, expected in _FORMS:
-        for name in (prefix + word for word in names.split()):
+    for expected in _FORMS.sections():
+        for name in _FORMS[expected]['names'].split():
             text = env.get(name, '').strip()
             _set(env, name, text)
-            if text and not re.fullmatch(pattern, text, re.ASCII):
+            if text and not re.fullmatch(_FORMS[expected]['pattern'], text, re.ASCII):
                 raise ConfigError(
                     f'{name}: got {text[:40]!r} in the environment, expected {expected}; correct '
                     'or unset it'

@@ -116,7 +116,7 @@ def test_dry_run_gives_the_state_of_the_data_and_refuses_what_a_start_refuses(ti
 
 def test_error_on_two_ranks_is_one_line_from_rank_0():
     done = run(thin_ranks(2, 'train', '--resume=/nonexistent'))
-    assert_one_line(done, 2, 'contains no checkpoint')
+    assert_one_line(done, 2, '/nonexistent: no such file or folder; expected a run folder')
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_stuck_attempts_are_counted_across_starts_of_a_job(tmp_path):
             (f'checkpoints_1 {words}', 'with --config, --seeds or another --run-dir')
             for words in ('--config c', '--seeds 2', '--run-dir /x')
         ),
-        ('checkpoints_2', 'checkpoints_2: contains no checkpoint'),
+        ('checkpoints_2', 'checkpoints_2: no such file or folder; expected a run folder'),
     ],
 )
 def test_older_run_to_resume_is_given_without_contradiction(tmp_path, words, message):

@@ -123,7 +123,7 @@ def test_extras_contain_the_packages():
         held = names_of(extras.get(extra, '') + shared)
         for module in packages:
             name = DISTRIBUTIONS.get(module.lower(), module.lower().replace('_', '-'))
-            assert not extra or name in held | always, f'{name} is not in {extra}'
+            assert extra == 'none' or name in held | always, f'{name} is not in {extra}'
 
 
 @pytest.fixture
@@ -295,7 +295,8 @@ SWEEP 1x1 --schedule.base_lr=1 => --schedule.base_lr: layouts have different val
 SWEEP 1x1 --run-dir x => --run-dir: the sweep sets this option
 package runs --org us => --system SYSTEM, --out DIR: missing
 package --check x --org us => --check: got --org too, expected only a finished tree
-package --check x => --check: x contains no results folder
+package --check x => x: no such file or folder; expected the tree of an organisation
+package --check / => --check: / contains no results folder
 package FIVE ONE --org us --system x --out o => RUNS: got 2 sets
 predict => SOURCE: missing
 predict nvidia => nvidia: not a file, folder
@@ -319,7 +320,8 @@ predict --validate --layouts 1x2 => --layouts
 prepare => got no data set and no --out DIR, expected a data set and --out, or --verify DIR
 prepare digits --verify x => --verify: got a data set too
 prepare --verify x --skip-corrupt => --verify: got --skip-corrupt too
-prepare --verify x => --verify: x has no manifest.json; expected a folder written by prepare
+prepare --verify x => x: no such file or folder; expected a folder written by prepare
+prepare --verify / => --verify: / has no manifest.json; expected a folder written by prepare
 prepare imagenet --source / --out x --validation 0.1 => --validation: got 0.1 with imagenet
 prepare im2rec --source / --out x --skip-corrupt => --resize-shorter or --skip-corrupt, expected
 prepare im2rec --source / --out x --resize-shorter 8 => --resize-shorter or --skip-corrupt, expected

@@ -44,11 +44,11 @@ def test_names_that_git_dislikes_and_crashes_of_tools_are_errors(tmp_path):
     write_set(home / 'results/box/resnet')
     write_files(home, {'benchmarks/resnet/.hidden': '', 'benchmarks/resnet/a b': ''})
     (home / 'benchmarks/broken').symlink_to('nowhere')
-    errors = judge_tree(home, '2.0.0', ['box']).errors
-    names, link = (e.file for e in errors if e.tool == 'repo_checker')
+    errors = judge_tree(home, '2.0.0', ['box']).faults
+    names, link = (e.file for e in errors if e.rule == 'repo_checker')
     assert {*names.split(', ')} == {'benchmarks/resnet/.hidden', 'benchmarks/resnet/a b'}
     assert link == 'benchmarks/broken'
-    texts = {e.tool: e.text for e in errors}
+    texts = {e.rule: e.text for e in errors}
     assert 'crashed: FileNotFoundError' in texts['package_checker']
     assert 'gives no score for box' in texts['result_summarizer']
 

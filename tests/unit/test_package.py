@@ -17,6 +17,7 @@ from mlperf_rn50.analysis.sets.load import Rules, load_run_sets
 from mlperf_rn50.analysis.show.plain import render_text
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import UserError
+from mlperf_rn50.mllog.check.official_tree import TreeVerdict
 from mlperf_rn50.mllog.package import submission, tree_verdict
 from mlperf_rn50.mllog.rulesets import ROUNDS
 
@@ -306,7 +307,7 @@ def test_hanging_checker_is_stopped(tmp_path, monkeypatch):
     ],
 )
 def test_differing_scores_are_reported(tmp_path, scored, findings, is_shown):
-    judged = tree_verdict.PackageVerdict(results=findings, scores={'box': 0.44})
+    judged = TreeVerdict(results=findings, scores={'box': 0.44})
     tree = submission.Package('v4.0', tmp_path, verdict=judged)
     *_, last = lines_of(render_text(submission.package_answer(tree, 'x', scored)))
     text = 'warning the scores differ: 0.44 min from result_summarizer, 0.48 min from report;'

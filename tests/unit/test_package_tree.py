@@ -12,10 +12,10 @@ from sample_log import ENV, write_five
 
 from mlperf_rn50.analysis.sets.load import Rules, load_run_sets
 from mlperf_rn50.errors import UserError
+from mlperf_rn50.mllog.check.official_tree import TreeVerdict
 from mlperf_rn50.mllog.package import submission
 from mlperf_rn50.mllog.package.code import accepted_keys, check_commit, copy_code, sources_of
 from mlperf_rn50.mllog.package.tree_layouts import layout_of, rule_files
-from mlperf_rn50.mllog.package.tree_verdict import PackageVerdict
 from mlperf_rn50.mllog.rulesets import ROUNDS
 
 NEW = 'benchmarks/resnet/implementations'
@@ -24,7 +24,7 @@ NEW = 'benchmarks/resnet/implementations'
 @pytest.fixture(autouse=True)
 def without_verdict(monkeypatch):
     """The official tools take seconds."""
-    monkeypatch.setattr(submission, 'judge_package', lambda *arguments: PackageVerdict())
+    monkeypatch.setattr(submission, 'judge_package', lambda *arguments: TreeVerdict())
 
 
 @pytest.fixture

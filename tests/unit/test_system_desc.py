@@ -236,10 +236,10 @@ def test_submitted_values_survive_and_the_logs_count(runs, tmp_path):
 
 
 def test_unfilled_required_fields_are_a_skeleton_to_complete(runs):
-    missing = describe(runs, ENV, **NAMES).missing
-    assert missing['cooling'] == '' and 'sw_notes' not in missing
+    missing = missing_fields(describe(runs, ENV, **NAMES).fields, 'v4.0')
+    assert 'cooling' in missing and 'sw_notes' not in missing
     given = dict.fromkeys(missing, 'N/A')
-    assert describe(runs, ENV, **NAMES, given=given).missing == {}
+    assert missing_fields(describe(runs, ENV, **NAMES, given=given).fields, 'v4.0') == []
 
 
 @pytest.mark.parametrize(
@@ -380,7 +380,7 @@ def test_unreadable_description_is_the_only_fault(faults, tmp_path, runs):
     write_files(tmp_path, {'systems/box.json': '{'})
     found, missing = check_description(tmp_path, 'box', 'v4.0', runs)
     assert [(fault.file, fault.key) for fault in found] == [('systems/box.json', '')]
-    assert missing == {}
+    assert missing == []
 
 
 @pytest.mark.parametrize(

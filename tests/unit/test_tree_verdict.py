@@ -10,7 +10,8 @@ from made_systems import commit_program
 from sample_log import LARS, closed, write_five
 
 from mlperf_rn50.analysis.sets.load import Rules, load_run_sets
-from mlperf_rn50.mllog.check.official_tree import ToolError, TreeVerdict
+from mlperf_rn50.mllog.check.faults import Fault
+from mlperf_rn50.mllog.check.official_tree import TreeVerdict
 from mlperf_rn50.mllog.package.system_desc import fields_of
 from mlperf_rn50.mllog.package.tree_layouts import layout_of, rule_files
 from mlperf_rn50.mllog.package.tree_verdict import judge_package
@@ -128,7 +129,7 @@ def test_tree_without_code_is_one_fault(tmp_path, judged):
 
 def test_errors_of_the_tools_are_faults_that_name_the_tool(tmp_path, judged):
     make_tree(tmp_path)
-    [fault] = judged(tmp_path, tools=[ToolError('repo_checker', 'a b', 'bad name')])
+    [fault] = judged(tmp_path, tools=[Fault('a b', '', 'bad name', 'repo_checker')])
     assert (fault.file, fault.text, fault.rule) == ('a b', 'bad name', 'repo_checker')
 
 

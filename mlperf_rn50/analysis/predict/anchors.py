@@ -17,20 +17,21 @@ from mlperf_rn50.runfolder.names import run_of
 from mlperf_rn50.runfolder.records import NetworkRecord
 
 _SLOWEST_GBIT_S = 50.0  # minimum rate of described ports between nodes
-# Trained parameters for 1000 classes, and inputs of the last layer.
-_NETWORKS = {
-    'resnet18': (11_689_512, 512),
-    'resnet34': (21_797_672, 512),
-    'resnet50': (25_557_032, 2048),
-    'resnet101': (44_549_160, 2048),
-    'resnet152': (60_192_808, 2048),
-    'alexnet': (61_100_840, 4096),
-    'googlenet': (6_998_552, 1024),
-    'inception_v3': (23_834_568, 2048),
-    'inception_v4': (42_679_816, 1536),
-    'vgg16': (138_357_544, 4096),
-    'vgg19': (143_667_240, 4096),
-}
+# Networks with their trained parameters for 1000 classes, and inputs of the last layer.
+_TABLE = """
+    resnet18       11689512   512
+    resnet34       21797672   512
+    resnet50       25557032  2048
+    resnet101      44549160  2048
+    resnet152      60192808  2048
+    alexnet        61100840  4096
+    googlenet       6998552  1024
+    inception_v3   23834568  2048
+    inception_v4   42679816  1536
+    vgg16         138357544  4096
+    vgg19         143667240  4096
+"""
+_NETWORKS = {name: numbers for name, *numbers in map(str.split, _TABLE.strip().splitlines())}
 
 
 def base_of(run_set: RunSet) -> Base | None:
@@ -73,7 +74,7 @@ def base_of(run_set: RunSet) -> Base | None:
 
 def num_parameters(network: str, num_classes: int) -> int:
     """Return the number of trained parameters, without those of data.pad_to_4_channels."""
-    count, num_inputs = _NETWORKS[network]
+    count, num_inputs = map(int, _NETWORKS[network])
     return count + (num_inputs + 1) * (num_classes - 1000)
 
 

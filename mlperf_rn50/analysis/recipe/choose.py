@@ -125,9 +125,7 @@ def group(
 
 
 @cache
-def published_recipes(
-    opt_name: str | None = None, target: float | None = None
-) -> tuple[RecipeGroup, ...]:
+def published_recipes(opt_name: str | None, target: float | None) -> tuple[RecipeGroup, ...]:
     """Return the result of group for the published MXNet sets of the closed division."""
     return tuple(group(load_published(), opt_name, target))
 

@@ -51,9 +51,9 @@ def find_recipes(
     batch: int,
     opt_name: str | None,
     target: float | None,
-    config: Config | None = None,
-    num_ranks: int | None = None,
-    division: str = 'closed',
+    config: Config | None,
+    num_ranks: int | None,
+    division: str,
 ) -> Recipes:
     """Return recipes at or near a batch, compared with config or, without it, a choice. Raise
     ConfigError if none."""

@@ -72,7 +72,7 @@ def _epochs(run_set: RunSet) -> Cell:
     )
 
 
-def _units(run_set: RunSet, per: int = 1) -> str:
+def _units(run_set: RunSet, per: int) -> str:
     """Return the number of accelerators or ranks, divided by per."""
     count = (run_set.num_units or 0) / per
     return f'{count:,g} {_unit(run_set)}{"" if count == 1 else "s"}'

@@ -212,7 +212,7 @@ def _study_table(
     run_sets: Sequence[RunSet],
     order: Iterable[str],
     minor: Sequence[str],
-    left_out: Sequence[str] = (),
+    left_out: Sequence[str],
 ) -> Table:
     """Return a table of systems of a study, with a note."""
     rows = [_row(study, s) for s in run_sets]

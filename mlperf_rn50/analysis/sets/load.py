@@ -257,7 +257,7 @@ def make_run_set(folder: Path, logs: Sequence[CheckedLog], fault: str | None = N
 
 
 def load_logs(
-    paths: Sequence[Path], rules: Rules | None = None
+    paths: Sequence[Path], rules: Rules | None
 ) -> tuple[list[RunSet], list[OtherBenchmark]]:
     """Return the judged run sets of all ResNet logs under the paths, and the logs of other
     benchmarks.

@@ -21,44 +21,16 @@ from matplotlib.ticker import LogLocator, NullLocator
 from mlperf_rn50.files import write_atomically
 from mlperf_rn50.text import printable
 
-# Pages replace INK by their text colour. GRID is also used for ideal lines; its contrast is at
-# least 3:1 on all pages.
-INK, GRID = '#1b1e23', '#808893'
+# Based on Matplotlib's own values, because a matplotlibrc of the user or of the current folder may
+# set any other.
+_RC = matplotlib.rc_params_from_file(Path(__file__).with_name('figure.mplstyle'))
+STYLE = {name: value for name, value in _RC.items() if name != 'backend'}
+# Pages replace INK by their text colour. GRID is also used for ideal lines.
+INK, GRID = STYLE['text.color'], STYLE['grid.color']
 # Palette by Okabe and Ito for the colour-blind, adapted to a contrast of 3:1. All further systems
 # use INK.
 COLOURS = ('#0072b2', '#d55e00', '#009e73', '#c4649b', '#a67c00', '#7a6fd0')
 WIDTH_IN = 4.6  # keeps text larger than 9 CSS px on a phone, where plots are 360 px wide
-# Based on Matplotlib's own values, because a matplotlibrc of the user or of the current folder may
-# set any other.
-STYLE = {
-    **{name: value for name, value in matplotlib.rcParamsDefault.items() if name != 'backend'},
-    'svg.fonttype': 'none',
-    'font.family': 'sans-serif',
-    'font.size': 9.5,
-    'text.color': INK,
-    'axes.edgecolor': GRID,
-    'axes.labelcolor': INK,
-    'axes.labelsize': 9.5,
-    'hatch.linewidth': 0.6,
-    'xtick.color': GRID,
-    'ytick.color': GRID,
-    'xtick.labelcolor': INK,
-    'ytick.labelcolor': INK,
-    'xtick.labelsize': 9.5,
-    'ytick.labelsize': 9.5,
-    'legend.fontsize': 9.5,
-    'axes.titlesize': 9.5,
-    'axes.grid': True,
-    'grid.color': GRID,
-    'grid.linewidth': 0.4,
-    'axes.axisbelow': True,
-    'axes.spines.top': False,
-    'axes.spines.right': False,
-    'legend.frameon': False,
-    'figure.facecolor': 'white',
-    'axes.facecolor': 'none',
-    'text.parse_math': False,
-}  # log text must not be parsed as a formula
 # text above a plot: inches per line, characters per inch, maximum lines
 _LINE_IN, _PER_IN, _MAX_LINES = 0.17, 12.7, 8
 
@@ -249,12 +221,10 @@ def key(label: str, **style: Any) -> Line2D:
     return Line2D([], [], label=label, **style)
 
 
-def mark_of(
-    marker: str, label: str, size: float = 4.5, width: float = 1.0, colour: str = INK
-) -> Line2D:
+def mark_of(marker: str, label: str, size: float = 4.5, width: float = 1.0) -> Line2D:
     return key(
         label,
-        color=colour,
+        color=INK,
         marker=marker,
         markersize=size,
         markeredgewidth=width,

@@ -43,14 +43,11 @@ class _Page:
             parts = track(answer.parts, len(answer.parts), 'draw plots')
         titled = count(1)
         return {
+            **vars(answer),
             'id': html_id,
-            'title': answer.title,
-            'summary': answer.summary,
             'sentences': [self._sentence(sentence) for sentence in answer.sentences],
             'tables': [self._table(table) for table in answer.tables if table.rows],
             'plots': [self._plot(plot) for plot in answer.figures()],
-            'notes': answer.notes,
-            'notes_title': answer.notes_title,
             'parts': [
                 self.answer(
                     part, f'study-{next(titled)}' if is_top and part.title else '', is_top=False
@@ -83,12 +80,8 @@ class _Page:
     def _cell(self, cell: Cell, cut: str | None) -> dict[str, Any]:
         """Return a cell with its link and its sort key, which is empty for a missing number."""
         return {
-            'text': cell.text,
+            **vars(cell),
             'href': self._link(cell),
-            'span': cell.span,
-            'share': cell.share,
-            'more': cell.more,
-            'level': cell.level,
             'is_number': cell.value is not None or cell.text == '-',
             'key': '' if cell.value is None else cell.value,
             'cut': cut,
@@ -102,10 +95,8 @@ class _Page:
         same = {i: each.pop() for i, each in enumerate(texts) if i and len(each) == 1 < len(whole)}
         names = cut_names([row[0].text for row in table.rows], _MAX_NAME)
         return {
+            **vars(table),
             'id': f'table-{next(self._tables)}',
-            'title': table.title,
-            'note': table.note,
-            'is_whole': table.is_whole,
             'is_long': len(table.rows) > _LONG,
             'columns': [
                 {

@@ -258,7 +258,7 @@ def _evaluations_table(run: LiveRun) -> Table:
     return Table('Evaluations', ('epoch', 'Top-1', *reference, 'time, min'), rows)
 
 
-def answer_of(run: LiveRun, price: float | None = None) -> Answer:
+def answer_of(run: LiveRun, price: float | None) -> Answer:
     """Return the state of a run; price is the cost of a node-hour."""
     return Answer(
         title=f'{run_heading(run)}: {status_word(run)}',

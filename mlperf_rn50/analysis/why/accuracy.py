@@ -15,41 +15,15 @@ from typing import NamedTuple
 from mlperf_rn50.analysis.recipe.differences import find_deviations
 from mlperf_rn50.analysis.run_data import RunData, load_run
 from mlperf_rn50.analysis.why.time_answer import make_explanation
-from mlperf_rn50.answer import Answer
+from mlperf_rn50.answer import Answer, columns
 from mlperf_rn50.config import Config, render_value
+from mlperf_rn50.files import load_ini
 from mlperf_rn50.runfolder.names import find_run_folders, list_runs
 from mlperf_rn50.runfolder.records import CourseRecord, LossScaleRecord, TrainRecord
 from mlperf_rn50.text import grouped, percent, significant
 
-# What a key may cause, and the first key to change for a cause.
-_KEYS = {
-    'schedule.base_lr': 'learning_rate',
-    'optimizer.momentum': 'learning_rate',
-    'schedule.warmup_epochs': 'warmup',
-    'schedule.decay_epochs': 'decay',
-    'schedule.decay': 'decay',
-    'schedule.step_epochs': 'decay',
-    'optimizer.weight_decay': 'weight_decay',
-    'train.global_batch_size': 'batch',
-    'train.max_epochs': 'epochs',
-    'data.crop': 'augmentation',
-    'data.min_area': 'augmentation',
-    'data.resize_shorter': 'crop',
-    'data.mean': 'normalisation',
-    'data.std': 'normalisation',
-    'model.bn_momentum': 'batch_norm',
-    'train.loss_scale': 'loss_scale',
-    'data.shuffle': 'shuffle',
-    'train.label_smoothing': 'label_smoothing',
-    'train.ema': 'averaging',
-}
-_COMMANDS = {
-    'overfitting': 'change data.crop',
-    **dict.fromkeys(
-        ('frozen', 'gradient_scale', 'equal_shards', 'evaluation'),
-        'look for changes of the program with git diff',
-    ),
-}
+_TABLE = load_ini(Path(__file__).with_name('causes.ini'))
+_KEYS, _COMMANDS = _TABLE['keys'], _TABLE['commands']
 _NUM_ROWS = 30  # of the evidence
 _TOO_EASY = ('leak', 'classes_missing')  # with which a run may reach its target wrongly
 
@@ -255,6 +229,23 @@ def _next_step(cause: str) -> str:
     return _COMMANDS.get(cause, 'pack corrected images with mlperf-rn50 prepare')
 
 
+def _causes_text(named: Sequence[Cause]) -> str:
+    """Return the causes; a figure that shows two of them is printed once."""
+    figures = grouped(named, lambda c: c[2:5]).values()
+    return ' or '.join(
+        first._replace(name='_or_'.join(c.name for c in (first, *rest))).text
+        for first, *rest in figures
+    )
+
+
+def _row(cause: Cause, named: Sequence[Cause]) -> tuple[str, ...]:
+    """Return a row of the evidence."""
+    verdict = 'possible' if cause.strength > 1 else cause.verdict
+    if cause in named:
+        verdict = 'cause'
+    return cause.name, cause.figure, cause.measured, cause.expected, verdict
+
+
 def explain_accuracy(
     run: RunData, probed: list[Cause] | None = None, weights: str = ''
 ) -> Answer | None:
@@ -290,37 +281,23 @@ def explain_accuracy(
     )
 
     # The strongest figures of two names are causes.
-    accused: dict[str, Cause] = {}
-    for cause in found:
-        if cause.strength > 1 and (is_below or cause.name in _TOO_EASY):
-            accused.setdefault(cause.name, cause)
-    named = list(accused.values())[:2]
-    rows = []
-    for cause in found:
-        verdict = 'possible' if cause.strength > 1 else cause.verdict
-        verdict = 'cause' if cause in named else verdict
-        rows.append((cause.name, cause.figure, cause.measured, cause.expected, verdict))
-
-    # A figure that shows two causes is printed once.
-    texts = [
-        first._replace(name='_or_'.join(c.name for c in (first, *rest))).text
-        for first, *rest in grouped(named, lambda c: c[2:5]).values()
-    ]
-    if not texts:
-        texts = [
-            f'{"log and configuration" if probed is None else "weights and images"} show no cause'
-        ]
-        if any(verdict == 'too early' for *_, verdict in rows):
-            texts[0] += ', some because it is too early'
+    accused = [c for c in found if c.strength > 1 and (is_below or c.name in _TOO_EASY)]
+    named = [first for first, *_ in grouped(accused, lambda c: c.name).values()][:2]
     if named:
+        shown = _causes_text(named)
         next_step = ', or '.join(dict.fromkeys(_next_step(c.name) for c in named))
     else:
+        shown = (
+            f'{"log and configuration" if probed is None else "weights and images"} show no cause'
+        )
+        if any(c.verdict == 'too early' for c in found):
+            shown += ', some because it is too early'
         next_step = f'mlperf-rn50 why {run.folder.dir} --probe' if probed is None else ''
     top1 = percent(log.best_accuracy or 0.0)
     return make_explanation(
-        f'Top-1 {top1}, target {percent(log.target_accuracy or 0.0)}: {" or ".join(texts)}.',
-        ('cause', 'figure', 'measured', 'expected', 'verdict'),
-        rows[:_NUM_ROWS],
+        f'Top-1 {top1}, target {percent(log.target_accuracy or 0.0)}: {shown}.',
+        columns('cause | figure | measured | expected | verdict'),
+        [_row(c, named) for c in found[:_NUM_ROWS]],
         next_step=next_step,
         notes=[note for note in notes if note],
         causes=[{'cause': c.name, 'text': c.text} for c in named],

@@ -3,9 +3,8 @@
 import math
 import statistics
 from collections.abc import Sequence
-from configparser import ConfigParser
 from contextlib import suppress
-from importlib import resources
+from pathlib import Path
 
 from mlperf_rn50.analysis.run_data import RunData
 from mlperf_rn50.analysis.why.bottleneck import (
@@ -15,8 +14,9 @@ from mlperf_rn50.analysis.why.bottleneck import (
     find_bottleneck,
     times_of,
 )
-from mlperf_rn50.answer import Answer, Cell, Table
+from mlperf_rn50.answer import Answer, Cell, Table, columns
 from mlperf_rn50.errors import UserError
+from mlperf_rn50.files import load_ini
 from mlperf_rn50.mllog.goodput import goodput_of, render_goodput
 from mlperf_rn50.runfolder.records import PartRecord
 from mlperf_rn50.text import percent, plural, printable, significant
@@ -25,22 +25,8 @@ _NO_CORES = (
     'Not recorded by the version that trained: whether other programs used the cores of the ranks.'
 )
 _LEAST_CHANGE = 0.01  # of the time of a part; smaller changes are not named, however certain
-NAMES = {
-    'read': 'input: reading record files',
-    'decode': 'input: decoding',
-    'prepare': 'input: preparing in Python',
-    'python': 'Python',
-    'compute': 'forward and backward',
-    'exchange': 'exchange',
-    'update': 'update',
-    'evaluation': 'evaluation',
-    'checkpoints': 'checkpoints',
-    'rest': 'rest',
-}
-_VERDICTS = ConfigParser(interpolation=None)
-_VERDICTS.read_string(
-    resources.files(__package__).joinpath('verdicts.ini').read_text(encoding='utf-8')
-)
+_VERDICTS = load_ini(Path(__file__).with_name('verdicts.ini'))
+_NAMES = _VERDICTS['names of parts']
 
 
 def make_explanation(
@@ -104,7 +90,7 @@ def _sentence(times: Times, found: Bottleneck) -> str:
         text = _text(found, 'cause').format(
             compute=_share(times.parts['compute'] / times.total_s),
             peak=f' at {_share(times.peak_share)} of the peak' if times.peak_share else '',
-            largest=NAMES[largest],
+            largest=_NAMES[largest],
             share=_share(parts[largest] / times.total_s),
         )
         return f'{text}.'
@@ -124,7 +110,7 @@ def explain_time(run: RunData) -> Answer:
             spread = last.spread_s.get('wait' if name == 'exchange' else name, ())[:2]
             known = [f'{1000 * x:.2f}' for x in (s / times.num_steps, *spread)]
             cells[: len(known)] = known
-        rows.append((NAMES[name], percent(s / times.total_s, '.1f'), *cells))
+        rows.append((_NAMES[name], percent(s / times.total_s, '.1f'), *cells))
     facts = [
         f'{text} {significant(value)} {unit}'
         for text, value, unit in (
@@ -140,7 +126,7 @@ def explain_time(run: RunData) -> Answer:
     also = ', '.join([f'rank that waits least {last.rank} on {last.host}', *facts])
     return make_explanation(
         _sentence(times, found),
-        ('part', 'share', 'ms per step', 'median', '99th percentile'),
+        columns('part | share | ms per step | median | 99th percentile'),
         rows,
         next_step=_text(found, 'next'),
         notes=[
@@ -186,7 +172,7 @@ def compare_times(first: Times, second: Times) -> Answer:
     intervals."""
     rows, changes = [], []
     step_before = step_now = 0.0
-    for name, text in NAMES.items():
+    for name, text in _NAMES.items():
         samples = [
             [1000 * i.parts.get(name, 0.0) / i.rank.num_steps for i in times.intervals]
             for times in (first, second)
@@ -209,6 +195,6 @@ def compare_times(first: Times, second: Times) -> Answer:
         f'A step takes {significant(step_now)} instead of {significant(step_before)} ms '
         f'({percent(step_now / (step_before or 1) - 1, "+.0f")}); '
         f'{", ".join(found[:3]) or "no phase changed by more than its noise"}.',
-        ('ms per step', 'first', 'second', 'change', 'noise'),
+        columns('ms per step | first | second | change | noise'),
         rows,
     )

@@ -17,9 +17,9 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from mlperf_rn50.files import read_text
+from mlperf_rn50.mllog.check.faults import Fault
 from mlperf_rn50.mllog.check.official import NEEDED, NotInstalled
 from mlperf_rn50.mllog.rulesets import ROUND_OF, V05
 from mlperf_rn50.text import some
@@ -37,30 +37,22 @@ _LEVEL = re.compile(r'(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) - ')
 _REPEATED = ('System description file checker failed', 'Seed checker failed')
 
 CheckResult = tuple[str, str]  # name of a checker, and its message
-
-
-class ToolError(NamedTuple):
-    tool: str
-    file: str  # file or folder of the tree, or ''
-    text: str
+Remark = tuple[str, str]  # 'warning' or 'note', and a text
 
 
 @dataclass(frozen=True)
 class TreeVerdict:
-    errors: Sequence[ToolError] = ()
-    results: Sequence[CheckResult] = ()  # what each tool says
-    # minutes by system, multiplied by the scaling factor
+    """What is wrong with a submission tree, and what the checkers say about it."""
+
+    faults: Sequence[Fault] = ()
+    results: Sequence[CheckResult] = ()
+    # official minutes by system, multiplied by the scaling factor
     scores: Mapping[str, float] = field(default_factory=dict)
+    remarks: Sequence[Remark] = ()  # about the runs
+    missing: Sequence[str] = ()  # empty fields of descriptions that the round requires
 
 
-class _Done(NamedTuple):
-    """An ended tool."""
-
-    log: str  # from logging
-    crash: str  # last line of the error if it crashed, otherwise ''
-
-
-def read_params(home: Path, ruleset: str, system: str) -> tuple[set[str], list[ToolError]]:
+def read_params(home: Path, ruleset: str, system: str) -> tuple[set[str], list[Fault]]:
     """Return the options of package_checker that the files of a tree set for a system, and the
     lines without effect.
 
@@ -68,7 +60,7 @@ def read_params(home: Path, ruleset: str, system: str) -> tuple[set[str], list[T
     package_checker reads the files in results/<system> and below; there a line must equal an
     option, so only a last line without a newline counts.
     """
-    options, errors = set[str](), list[ToolError]()
+    options, faults = set[str](), list[Fault]()
     results = home / 'results' / system
     for folder in (home, results, results / 'resnet'):
         path = folder / PARAMS
@@ -76,28 +68,29 @@ def read_params(home: Path, ruleset: str, system: str) -> tuple[set[str], list[T
             continue
         lines = read_text(path, _MAX_PARAMS, 'replace').split('\n')
         read, where = lines[-1:], 'in a last line without a newline'
-        if folder == home:
+        if folder == home and ruleset < _PARAMS_SINCE:
+            read, where = [], 'below results, because the official script reads no other file'
+        elif folder == home:
             read, where = lines[:-1], 'in lines that end with a newline'
-            if ruleset < _PARAMS_SINCE:
-                read, where = [], 'below results, because the official script reads no other file'
         found = set(read) & set(_OPTIONS)
         expected = f'{" or ".join(_OPTIONS)} {where}; others have no effect or stop the script'
         name = str(path.relative_to(home))
         options |= found
-        errors += [
-            ToolError(PARAMS, name, f'got {line!r:.80}, expected {expected}')
+        faults += [
+            Fault(name, '', f'got {line!r:.80}, expected {expected}', PARAMS)
             for line in lines
-            if line and not (line in found and line in read)
+            if line not in found | {''}
         ]
-    return options, errors
+    return options, faults
 
 
-def _run(tool: str, *arguments: str) -> _Done:
-    """Run the command of an official tool in a folder of its own, where it leaves its log."""
+def _run(tool: str, *arguments: object) -> tuple[str, list[Fault]]:
+    """Run the command of an official tool in a folder of its own, where it leaves its log. Return
+    what it logged, or its crash."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             done = subprocess.run(
-                [sys.executable, '-m', f'mlperf_logging.{tool}', *arguments],
+                [sys.executable, '-m', f'mlperf_logging.{tool}', *map(str, arguments)],
                 cwd=folder,
                 text=True,
                 errors='replace',
@@ -106,13 +99,18 @@ def _run(tool: str, *arguments: str) -> _Done:
                 timeout=_MAX_S,
             )
         except subprocess.TimeoutExpired:
-            return _Done('', f'no answer after {_MAX_S} s')
+            return '', [_tool_fault(tool, f'crashed: no answer after {_MAX_S} s')]
     lines = done.stderr.strip().splitlines() or [f'exit code {done.returncode}']
     last = ' '.join(lines[-1].split())[-300:]
     if last.startswith('ModuleNotFoundError'):
         raise NotInstalled(NEEDED)
-    has_crashed = 'Traceback (most recent' in done.stderr or done.returncode < 0
-    return _Done(done.stderr, last if has_crashed else '')
+    if 'Traceback (most recent' in done.stderr or done.returncode < 0:
+        return '', [_tool_fault(tool, f'crashed: {last}')]
+    return done.stderr, []
+
+
+def _tool_fault(tool: str, text: str, file: str = '') -> Fault:
+    return Fault(file or 'the tree', '', text, tool)
 
 
 def _copy(home: Path, place: Path, systems: Collection[str]) -> Path:
@@ -126,13 +124,12 @@ def _copy(home: Path, place: Path, systems: Collection[str]) -> Path:
             if p.name == 'scaling.json' or not (p.is_file() or p.is_dir() and not p.is_symlink())
         ]
 
-    folders = [Path('systems'), *(Path('results', s, 'resnet') for s in systems)]
-    for folder in folders:
-        if (home / folder).is_dir():
-            shutil.copytree(home / folder, place / folder, ignore=ignore)
-    for params in (Path('results', s, PARAMS) for s in systems):
-        if (home / params).is_file():
-            shutil.copyfile(home / params, place / params)
+    of_systems = [Path('results', s, name) for s in systems for name in ('resnet', PARAMS)]
+    for path in (Path('systems'), *of_systems):
+        if (home / path).is_dir():
+            shutil.copytree(home / path, place / path, ignore=ignore)
+        elif (home / path).is_file():
+            shutil.copyfile(home / path, place / path)
     return place
 
 
@@ -142,32 +139,25 @@ def judge_tree(home: Path, ruleset: str, systems: Collection[str]) -> TreeVerdic
     if ruleset == V05:
         text = 'levels 1 and 2 of the v0.5 rules; no official tool for its trees can be installed'
         return TreeVerdict(results=[('logs', text)])
-    errors = list(dict.fromkeys(e for s in systems for e in read_params(home, ruleset, s)[1]))
+    faults = list(dict.fromkeys(f for s in systems for f in read_params(home, ruleset, s)[1]))
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         tree = _copy(home, place / 'tree', systems)
-        root, _ = read_params(home, ruleset, '')
-        found_errors, results = _check_package(tree, ruleset, root)
-        errors += found_errors
+        found, results = _check_package(tree, ruleset, read_params(home, ruleset, '')[0])
+        faults += found
         results += _scalings(tree)
         scores = dict[str, float]()
         if ruleset >= _SUMMARIZER_SINCE:
             scores, crash = summarize_tree(tree, ruleset, place)
             results += [('result_summarizer', f'{s}: {m:.2f} min') for s, m in scores.items()]
-            errors += _without_score([s for s in systems if s not in scores], crash)
+            if unscored := [s for s in systems if s not in scores]:
+                text = f'gives no score for {some(unscored, _MAX_NAMES)}{crash}'
+                faults.append(_tool_fault('result_summarizer', text))
     if ruleset >= _REPO_CHECKER_SINCE:
-        found_errors = _check_repo(home.resolve(), ruleset)
-        errors += found_errors
-        if not found_errors:
-            results.append(('repo_checker', 'found no errors'))
-    return TreeVerdict(errors, results, scores)
-
-
-def _without_score(systems: Sequence[str], crash: str) -> list[ToolError]:
-    if not systems:
-        return []
-    text = f'gives no score for {some(systems, _MAX_NAMES)}'
-    return [ToolError('result_summarizer', '', f'{text}: {crash}' if crash else text)]
+        found = _check_repo(home.resolve(), ruleset)
+        faults += found
+        results += [] if found else [('repo_checker', 'found no errors')]
+    return TreeVerdict(faults, results, scores)
 
 
 def _log_errors(log: str) -> Iterator[tuple[str, str]]:
@@ -193,21 +183,21 @@ def _log_errors(log: str) -> Iterator[tuple[str, str]]:
 
 def _check_package(
     tree: Path, ruleset: str, options: Collection[str]
-) -> tuple[list[ToolError], list[CheckResult]]:
+) -> tuple[list[Fault], list[CheckResult]]:
     """Return the errors of package_checker, and what it says about passed checks."""
     tool, words = 'package_checker', [f'--{name}' for name in sorted(options)]
-    done = _run(tool, str(tree), 'training', ruleset, *words)
-    if done.crash:
-        return [ToolError(tool, '', f'crashed: {done.crash}')], []
-    text = done.log.replace(f'{tree}/', '')
-    errors = [
-        ToolError(tool, folder, ' '.join(error.split())[:500])
+    log, crash = _run(tool, tree, 'training', ruleset, *words)
+    if crash:
+        return crash, []
+    text = log.replace(f'{tree}/', '')
+    faults = [
+        _tool_fault(tool, ' '.join(error.split())[:500], folder)
         for folder, error in _log_errors(text)
     ]
     is_clean = 'PACKAGE CHECKER FOUND NO ERRORS' in text
-    if not is_clean and not errors:
-        errors = [ToolError(tool, '', ' '.join(text[-500:].split()))]
-    results = []
+    if not is_clean and not faults:
+        faults = [_tool_fault(tool, ' '.join(text[-500:].split()))]
+    results = list[CheckResult]()
     if 'System description checker passed' in text and 'checker failed for' not in text:
         results = [('system description', 'passed')]
     converged = re.findall(r'in dir results/(.*)/resnet|RCP Test Passed: (.*)', text)
@@ -219,7 +209,7 @@ def _check_package(
     ]
     if is_clean:
         results.append((tool, f'found no errors ({ROUND_OF[ruleset]})'))
-    return errors, results
+    return faults, results
 
 
 def _scalings(tree: Path) -> list[CheckResult]:
@@ -227,35 +217,32 @@ def _scalings(tree: Path) -> list[CheckResult]:
     results = []
     for path in sorted(tree.glob('results/*/resnet/scaling.json')):
         factor = json.loads(path.read_text())['scaling_factor']
-        text = f'{factor:.4f} for {path.parent.parent.name}'
-        results.append(('scaling', f'{text}: faster than the reference, within its bounds'))
+        text = f'{factor:.4f} for {path.parts[-3]}: faster than the reference, within its bounds'
+        results.append(('scaling', text))
     return results
 
 
 def summarize_tree(tree: Path, ruleset: str, place: Path) -> tuple[dict[str, float], str]:
-    """Return the scores of result_summarizer in minutes by system, and why it crashed, or ''.
+    """Return the scores of result_summarizer in minutes by system, and ': crashed: ' with the
+    reason, or ''.
 
     For v0.7 it prints the traceback of a missing RCP checker, but gives scores. Its system names
     are those in the descriptions, so the file name is taken from the address.
     """
     path = place / 'summary.csv'
-    arguments = [str(tree), 'training', ruleset, '--csv', str(path)]
-    done = _run('result_summarizer', *arguments)
+    _, crash = _run('result_summarizer', tree, 'training', ruleset, '--csv', path)
     rows = csv.DictReader(path.read_text().splitlines()) if path.is_file() else []
     scores = {
         Path(row['details_url']).stem: float(row['resnet']) for row in rows if row.get('resnet')
     }
-    return scores, f'crashed: {done.crash}' if done.crash else ''
+    return scores, ''.join(f': {fault.text}' for fault in crash)
 
 
-def _check_repo(home: Path, ruleset: str) -> list[ToolError]:
+def _check_repo(home: Path, ruleset: str) -> list[Fault]:
     """Return the errors of repo_checker, each with the first of its files."""
-    done = _run('repo_checker', str(home), 'training', ruleset)
-    if done.crash:
-        return [ToolError('repo_checker', '', f'crashed: {done.crash}')]
-    errors = []
-    for _, error in _log_errors(done.log):
+    log, faults = _run('repo_checker', home, 'training', ruleset)
+    for _, error in _log_errors(log):
         kind, colon, names = error.replace(f'{home}/', '').partition(': ')
         if colon:  # the other errors only say what to do
-            errors.append(ToolError('repo_checker', some(names.split('\n'), _MAX_NAMES), kind))
-    return errors
+            faults.append(_tool_fault('repo_checker', kind, some(names.split('\n'), _MAX_NAMES)))
+    return faults

@@ -2,35 +2,27 @@
 description itself."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from mlperf_rn50.mllog import keys
+from mlperf_rn50.mllog.check.faults import Fault, name_logs
 from mlperf_rn50.mllog.logged_run import Run
-from mlperf_rn50.mllog.package.faults import Fault
-from mlperf_rn50.mllog.package.system_desc import COUNTS, missing_fields
+from mlperf_rn50.mllog.package.system_desc import COUNTS, logged_counts, missing_fields
 from mlperf_rn50.mllog.package.tree_layouts import layout_of
-from mlperf_rn50.mllog.read.description import JsonObject, load_object, objects_at
+from mlperf_rn50.mllog.read.description import JsonObject, count_in, load_object, objects_at
 from mlperf_rn50.mllog.rulesets import V05
 from mlperf_rn50.text import grouped
 
 _KEYS = 'keys of mlperf_logging'
 _RULE = 'SR <system_desc_id>.json metadata'
 _NUMBERS = (*COUNTS, 'host_processors_per_node')  # result_summarizer parses these
+_AGAIN = 'set it for the next runs, because logs are never changed'
 _PLACEHOLDER = re.compile(
     r'.*(placeholder|\b(todo|tbd|fixme)\b).*|unnamed|<.*>|your[ _-].*', re.IGNORECASE | re.DOTALL
 )
-
-
-class _Fact(NamedTuple):
-    """Something that each log states, and that the description must repeat."""
-
-    key: str  # in the log
-    field: str  # of the description
-    stated: Callable[[Run], Any]
-    is_described: Callable[[Any, JsonObject], bool]  # given the stated value
 
 
 def is_placeholder(value: Any) -> bool:
@@ -53,69 +45,64 @@ def _is_same_platform(platform: str, content: JsonObject) -> bool:
     """Return whether the number before a platform, such as 2 in 2xDGX, counts the described nodes
     or accelerators."""
     factor = re.match(r'(\d{1,6})x(?=\D)', platform)
-    num_nodes, per_node = (_number(content.get(name)) for name in COUNTS)
+    num_nodes, per_node = (count_in(content.get(name)) for name in COUNTS)
     if not factor or num_nodes is None:
         return True
     return int(factor[1]) in (num_nodes, per_node, num_nodes * (per_node or 0))
 
 
-def _accelerators_per_node(run: Run) -> int | None:
-    num_nodes, total = map(run.logged, ('num_nodes', 'num_accelerators'))
-    return total // num_nodes if num_nodes and total is not None else None
+def _stated(run: Run) -> JsonObject:
+    """Return what a log states and the description must repeat, by its key in the log."""
+    return {
+        keys.SUBMISSION_ORG: run.logged_org,
+        keys.SUBMISSION_DIVISION: run.division,
+        keys.SUBMISSION_STATUS: run.submission_status,
+        **logged_counts(run),
+        keys.SUBMISSION_PLATFORM: run.platform,
+    }
 
 
-def _same(field: str) -> Callable[[Any, JsonObject], bool]:
-    """Return a function that compares a stated name or number with a field."""
-    return lambda logged, content: (
-        _plain(logged) == _plain(content[field]) or (logged == _number(content[field]))
-    )
+# field of the description by key of the log, where the names differ
+_FIELDS = {
+    keys.SUBMISSION_ORG: 'submitter',
+    keys.SUBMISSION_DIVISION: 'division',
+    keys.SUBMISSION_STATUS: 'status',
+    keys.SUBMISSION_PLATFORM: COUNTS[0],
+}
 
 
-_NODES, _PER_NODE = COUNTS
-_FACTS = (
-    _Fact(keys.SUBMISSION_ORG, 'submitter', lambda run: run.logged_org, _same('submitter')),
-    _Fact(keys.SUBMISSION_DIVISION, 'division', lambda run: run.division, _same('division')),
-    _Fact(keys.SUBMISSION_STATUS, 'status', lambda run: run.submission_status, _is_same_status),
-    _Fact(_NODES, _NODES, lambda run: run.logged('num_nodes'), _same(_NODES)),
-    _Fact(_PER_NODE, _PER_NODE, _accelerators_per_node, _same(_PER_NODE)),
-    _Fact(keys.SUBMISSION_PLATFORM, _NODES, lambda run: run.platform, _is_same_platform),
-)
+def _is_described(key: str, stated: Any, content: JsonObject) -> bool:
+    """Return whether a description repeats what the logs state."""
+    if key == keys.SUBMISSION_STATUS:
+        return _is_same_status(stated, content)
+    if key == keys.SUBMISSION_PLATFORM:
+        return _is_same_platform(stated, content)
+    described = content[_FIELDS.get(key, key)]
+    return _plain(stated) == _plain(described) or stated == count_in(described)
 
 
-def _number(value: Any) -> int | None:
-    text = str(value)
-    return int(float(text)) if re.fullmatch(r'\d{1,9}(\.0+)?', text) else None
-
-
-def _logs(runs: Sequence[Run], named: Sequence[Run]) -> str:
-    if len(named) == len(runs):
-        return f'all {len(runs)} logs'
-    return ', '.join(run.path.name for run in named)
-
-
-def _compare(fact: _Fact, runs: Sequence[Run], file: str, content: JsonObject) -> list[Fault]:
-    """Return the faults of one fact in the logs of a system and its description."""
-    again = 'set it for the next runs, because logs are never changed'
-    by_value = grouped([r for r in runs if fact.stated(r) is not None], fact.stated)
-    faults = [
-        Fault(_logs(runs, named), fact.key, f'got {value!r:.80}, a placeholder; {again}', _KEYS)
-        for value, named in by_value.items()
-        if is_placeholder(value)
-    ]
+def _compare(key: str, runs: Sequence[Run], file: str, content: JsonObject) -> Iterator[Fault]:
+    """Yield the faults of one fact in the logs of a system and its description."""
+    by_value = grouped(runs, lambda run: _stated(run)[key])
+    by_value.pop(None, None)
+    doubts = [value for value in by_value if is_placeholder(value)]
+    for value in doubts:
+        text = f'got {value!r:.80}, a placeholder; {_AGAIN}'
+        yield Fault(name_logs(runs, by_value[value]), key, text, _KEYS)
     if len(by_value) > 1:
-        found = ', '.join(f'{value!r:.80} in {_logs(runs, n)}' for value, n in by_value.items())
-        text = f'got {found}, expected one value; {again}'
-        return [*faults, Fault(f'all {len(runs)} logs', fact.key, text, _KEYS)]
-    stated, described = next(iter(by_value), None), content.get(fact.field)
-    if faults or stated is None or described in (None, ''):
-        return faults
-    if fact.is_described(stated, content):
-        return []
-    text = (
-        f'got {described!r:.80}, but {fact.key} is {stated!r:.80} in all {len(runs)} logs; correct '
-        f'this file, or {again}'
-    )
-    return [Fault(file, fact.field, text, _RULE)]
+        found = ', '.join(f'{value!r:.80} in {name_logs(runs, n)}' for value, n in by_value.items())
+        text = f'got {found}, expected one value; {_AGAIN}'
+        yield Fault(f'all {len(runs)} logs', key, text, _KEYS)
+    field = _FIELDS.get(key, key)
+    if doubts or len(by_value) != 1 or content.get(field) in (None, ''):
+        return
+    [stated] = by_value
+    if not _is_described(key, stated, content):
+        text = (
+            f'got {content[field]!r:.80}, but {key} is {stated!r:.80} in all {len(runs)} logs; '
+            f'correct this file, or {_AGAIN}'
+        )
+        yield Fault(file, field, text, _RULE)
 
 
 def _later_fields(entry: JsonObject, org: Any) -> JsonObject:
@@ -129,7 +116,7 @@ def _later_fields(entry: JsonObject, org: Any) -> JsonObject:
 
 def check_description(
     home: Path, system: str, round_name: str, runs: Sequence[Run]
-) -> tuple[list[Fault], JsonObject]:
+) -> tuple[list[Fault], list[str]]:
     """Return the faults of a system's description, also against its logs, and the required fields
     without a value."""
     layout = layout_of(round_name).of(system, '')
@@ -140,7 +127,7 @@ def check_description(
     try:
         content, _ = load_object(home / file)
     except ValueError as e:
-        return [Fault(file, '', f'{str(e)[:200]}; expected a JSON object', _RULE)], {}
+        return [Fault(file, '', f'{str(e)[:200]}; expected a JSON object', _RULE)], []
     # in v0.6, some used the fields of v0.5
     form = V05 if round_name == 'v0.6' and 'nodes' in content else round_name
     missing = missing_fields(content, form)
@@ -157,8 +144,7 @@ def check_description(
         if content.get(name, '') != '' and not re.fullmatch('[0-9]{1,9}', str(content[name]))
     ]
     compared = _later_fields(content, org) if form == V05 else content
-    for fact in _FACTS:
-        known = {(fault.file, fault.key) for fault in faults}
-        found = _compare(fact, runs, file, compared)
-        faults += [fault for fault in found if (fault.file, fault.key) not in known]
-    return faults, dict.fromkeys(missing, '')
+    for key in _stated(runs[0]):
+        faults += _compare(key, runs, file, compared)
+    firsts = [first for first, *_ in grouped(faults, lambda f: (f.file, f.key)).values()]
+    return firsts, missing

@@ -3,22 +3,13 @@
 Source: mlcommons/logging, scripts/pack_submission.sh, whose --unpack and --list read the files.
 """
 
-import hashlib
 import os
 import subprocess
 import tempfile
 from pathlib import Path
 
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.files import refuse_existing, sync_folder
-
-_BLOCK_BYTES = 1 << 20
-
-
-def archive_paths(tree: Path) -> tuple[Path, Path]:
-    """Return the archive of a tree and the file with its SHA-1, both beside the tree."""
-    stem = tree.parent / f'mlperf_submission_{tree.name}'
-    return stem.with_name(f'{stem.name}.tar.gz'), stem.with_name(f'{stem.name}.sha1')
+from mlperf_rn50.files import digest_of, refuse_existing, sync_folder
 
 
 def pack_tree(tree: Path) -> tuple[Path, Path]:
@@ -28,13 +19,15 @@ def pack_tree(tree: Path) -> tuple[Path, Path]:
     The archive names no user of this machine. Raise UserError if a file exists, or if a program
     fails.
     """
-    archive, digest = archive_paths(tree)
+    stem = tree.parent / f'mlperf_submission_{tree.name}'
+    archive, digest = (stem.with_name(f'{stem.name}.{end}') for end in ('tar.gz', 'sha1'))
     refuse_existing([archive, digest])
     with tempfile.TemporaryDirectory(dir=tree.parent, prefix='.pack-') as place:
         new = Path(place, archive.name)
         _encrypt(tree, new)
         new_digest = Path(place, digest.name)
-        new_digest.write_text(f'{_sha1_of(new)}  {archive.name}\n')
+        sha1 = digest_of(new, 'sha1')  # as the official script; it only detects damage
+        new_digest.write_text(f'{sha1}  {archive.name}\n')
         os.rename(new, archive)
         os.rename(new_digest, digest)
     sync_folder(tree.parent)
@@ -58,11 +51,3 @@ def _encrypt(tree: Path, archive: Path) -> None:
             f'--pack: openssl ended with exit code {encrypted.returncode}, tar with '
             f'{packed.returncode}; type the same password twice on a terminal'
         )
-
-
-def _sha1_of(path: Path) -> str:
-    digest = hashlib.sha1()  # as the official script; it only detects damage
-    with open(path, 'rb') as f:
-        while block := f.read(_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()

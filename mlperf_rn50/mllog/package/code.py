@@ -45,27 +45,27 @@ def code_name(commit: str) -> str:
     return f'{PROGRAM}-{commit[:8]}'
 
 
-def find_commit(envs: Mapping[str, JsonObject]) -> tuple[str, list[str]]:
-    """Return the commit of runs from their env.json by name, or the reasons why there is none."""
+def find_commit(envs: Mapping[str, JsonObject]) -> tuple[str, str]:
+    """Return the commit of runs from their env.json by name, or '' and why there is none."""
     used = grouped(envs, lambda name: str(value_at(envs[name], 'git_commit')))
     if len(used) > 1:
         names = [
             f'{commit[:50] or "unknown"} in {some(those, _MAX_NAMED)}'
             for commit, those in used.items()
         ]
-        return '', [f'got runs of the commits {"; ".join(names)}, expected one; repeat the others']
+        return '', f'got runs of the commits {"; ".join(names)}, expected one; repeat the others'
     [commit] = used
     if commit.endswith(_DIRTY):
-        return '', [
+        return '', (
             f'the runs used commit {commit[:8]} with changed files, expected a commit; commit the '
             'changes and repeat the runs'
-        ]
+        )
     if not re.fullmatch('[0-9a-f]{40}', commit):
-        return '', [
+        return '', (
             f'got commit {commit[:50] or "unknown"} in env.json of the runs, expected 40 '
             'hexadecimal digits; run from a git checkout'
-        ]
-    return commit, []
+        )
+    return commit, ''
 
 
 def check_commit(home: Path, commit: str) -> list[str]:

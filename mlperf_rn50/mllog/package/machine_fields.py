@@ -3,7 +3,9 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
+from mlperf_rn50.files import load_ini
 from mlperf_rn50.mllog.read.description import (
     JsonObject,
     framework_of,
@@ -14,18 +16,7 @@ from mlperf_rn50.mllog.read.description import (
 from mlperf_rn50.mllog.read.values import integer
 
 _SMALLEST_DISK_BYTES = 10**9
-# Part of a GPU's name in nvidia-smi, and its memory; the first match counts. Source: NVIDIA's data
-# sheets, and published descriptions.
-_MEMORY_KINDS = (
-    (r'\b(HBM\w+|GDDR\w+)', ''),  # in the name itself
-    (r'\b(H200|B[123]00|GB[23]00)\b', 'HBM3e'),
-    (r'\b(A[18]00.*80GB|[AH][18]00 PCIe)', 'HBM2e'),
-    (r'\b(H[18]00|H20|GH200)\b', 'HBM3'),
-    (r'\b(A[18]00|A30|[VP]100)\b', 'HBM2'),
-    (r'RTX PRO|RTX 50[5-9]0', 'GDDR7'),
-    (r'RTX (3080|3090|40[789]0)', 'GDDR6X'),
-    (r'\b(T4|L4|L40S?|A2|A10G?|A16|A40|RTX A\d{4}|RTX \d{4} Ada)\b', 'GDDR6'),
-)
+_MEMORY_KINDS = load_ini(Path(__file__).with_name('memory.ini'))['kinds']
 
 
 def _bytes(facts: JsonObject, key: str = 'bytes') -> int:
@@ -47,10 +38,9 @@ def _text(facts: JsonObject, key: str) -> str:
 
 def memory_kind(gpu: str) -> str:
     """Return the kind of memory of a GPU, such as HBM3, or '' if its name does not tell."""
-    for pattern, kind in _MEMORY_KINDS:
-        if found := re.search(pattern, gpu):
-            return kind or found[0]
-    return ''
+    if found := re.search(r'\b(HBM\w+|GDDR\w+)', gpu):
+        return found[0]
+    return next((kind for kind, pattern in _MEMORY_KINDS.items() if re.search(pattern, gpu)), '')
 
 
 def _processor_fields(cpu: JsonObject) -> JsonObject:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlperf_rn50.config_file import load_tree
-from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import open_regular
+from mlperf_rn50.mllog.check.faults import Fault
 from mlperf_rn50.mllog.logged_run import Run
-from mlperf_rn50.mllog.package.faults import Fault
 from mlperf_rn50.mllog.read.description import (
     JsonObject,
     load_env,
@@ -84,20 +83,12 @@ def _words(names: Iterable[str]) -> re.Pattern[str]:
     return re.compile(rf'(?<![\w.-])({"|".join(longest_first)})(?:\.[a-zA-Z][\w-]*)*(?![\w-])')
 
 
-def _load_config(run: Run) -> JsonObject:
-    try:
-        tree = load_tree(run_of(run.path).config)
-    except ConfigError:
-        return {}
-    return tree if isinstance(tree, dict) else {}
-
-
 def find_site(runs: Sequence[Run]) -> Site:
     """Return the hosts of runs, numbered as they appear, and their paths."""
     hosts: dict[str, str] = {}
     paths: set[str] = set()
     for run in runs:
-        env, config = load_env(run.path), _load_config(run)
+        env, config = load_env(run.path), load_tree(run_of(run.path).config)
         for node in [*objects_at(env, 'nodes'), object_at(env, 'host')]:
             if name := str(node.get('hostname') or ''):
                 # a name and the same one with its domain are one host

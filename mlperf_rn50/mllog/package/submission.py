@@ -21,7 +21,7 @@ from mlperf_rn50.config_file import load_tree
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, UserError
 from mlperf_rn50.files import dump_json, refuse_existing, write_atomically, writing_folder
 from mlperf_rn50.mllog.check.judge import Judgement
-from mlperf_rn50.mllog.check.official_tree import PARAMS, RCP_BYPASS
+from mlperf_rn50.mllog.check.official_tree import PARAMS, RCP_BYPASS, TreeVerdict
 from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.package import system_desc
 from mlperf_rn50.mllog.package.code import (
@@ -34,14 +34,10 @@ from mlperf_rn50.mllog.package.code import (
     find_flaws,
     sources_of,
 )
-from mlperf_rn50.mllog.package.faults import Fault
 from mlperf_rn50.mllog.package.readme import write_system
 from mlperf_rn50.mllog.package.redact import check_logs, find_site, public_config, public_env
 from mlperf_rn50.mllog.package.tree_layouts import PROGRAM, TreeLayout, layout_of
 from mlperf_rn50.mllog.package.tree_verdict import (
-    WAYS_OUT,
-    JudgedRuns,
-    PackageVerdict,
     judge_package,
     refusals_of,
 )
@@ -51,7 +47,7 @@ from mlperf_rn50.runfolder.names import run_of
 from mlperf_rn50.text import plural, printable
 
 _SAME_SCORE_MINUTES = 0.005  # a smaller difference disappears in rounding
-_CHECKOUT = Path(mlperf_rn50.__file__).parent.parent
+CHECKOUT = Path(mlperf_rn50.__file__).parent.parent
 _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._+-]{0,99}')
 
 
@@ -61,15 +57,11 @@ class Order:
     system: str
     round: str
     out: Path  # parent of the organisation's tree
-    code: Path | None = None  # checkout to submit; None for that of the running program
+    code: Path = CHECKOUT  # checkout to submit, by default that of the running program
     poc_email: str = ''  # address of the contact, which v0.5 requires
     is_replacing: bool = False  # the system's files may exist, and are replaced
     rcp_bypass: str = ''  # why the official check of the epochs is bypassed
     given: Mapping[str, Any] = field(default_factory=dict)  # fields from a submitter
-
-    @property
-    def checkout(self) -> Path:
-        return self.code or _CHECKOUT
 
     @property
     def tree(self) -> Path:
@@ -89,15 +81,11 @@ class Package:
     home: Path | None  # the tree; None if it was refused and not written
     refusals: Sequence[str] = ()  # violated rules
     notes: Sequence[str] = ()
-    verdict: PackageVerdict = PackageVerdict()
-
-    @property
-    def faults(self) -> Sequence[Fault]:
-        return self.verdict.faults
+    verdict: TreeVerdict = TreeVerdict()
 
     @property
     def ready(self) -> bool:
-        return not (self.refusals or self.faults)
+        return not (self.refusals or self.verdict.faults)
 
     @property
     def official_score_minutes(self) -> float | None:
@@ -118,14 +106,12 @@ def _check_order(order: Order) -> None:
         raise UserError(
             f'--poc-email: missing, but {order.round} requires the address of a contact'
         )
-    paths = layout_of(order.round).of(order.system, '')
-    own = [order.home / path for path in _own_paths(paths)]
-    taken = [path for path in own if os.path.lexists(path)]
-    if taken and not order.is_replacing:
-        raise UserError(
-            f'{taken[0]}: exists and is not overwritten; change --system or --out, or give '
-            '--replace'
-        )
+    for path in _own_paths(layout_of(order.round).of(order.system, '')):
+        if os.path.lexists(order.home / path) and not order.is_replacing:
+            raise UserError(
+                f'{order.home / path}: exists and is not overwritten; change --system or --out, or '
+                'give --replace'
+            )
 
 
 def _own_paths(paths: TreeLayout) -> tuple[str, ...]:
@@ -225,14 +211,13 @@ def make_package(runs: Sequence[Run], judgement: Judgement, order: Order) -> Pac
     if order.rcp_bypass and not judgement.convergence:
         order = replace(order, rcp_bypass='')
         notes = ['--rcp-bypass: not needed, and not written']
-    commit, refusals = find_commit({r.path.name: load_env(r.path) for r in runs})
+    commit, refusal = find_commit({r.path.name: load_env(r.path) for r in runs})
     refusals = refusals_of(judgement, runs, bool(order.rcp_bypass)) or [
-        *refusals,
-        *(check_commit(order.checkout, commit) if commit else []),
+        *(check_commit(order.code, commit) if commit else [refusal]),
         *(f for run in runs for f in find_flaws(run)),
     ]
     if refusals:
-        return Package(order.round, None, _with_ways_out(refusals, judgement))
+        return Package(order.round, None, list(dict.fromkeys(refusals)))
     with (
         writing_folder(order.out),
         folder_lock(order.out, '--out', OUTPUT_LOCK),
@@ -240,7 +225,7 @@ def make_package(runs: Sequence[Run], judgement: Judgement, order: Order) -> Pac
     ):
         paths = layout_of(order.round).of(order.system, code_name(commit))
         new = Path(place, 'new', order.tree)
-        copy_code(new / paths.code, order.checkout, commit)
+        copy_code(new / paths.code, order.code, commit)
         if flaws := check_configs(runs, accepted_keys(sources_of(new / paths.code))):
             return Package(order.round, None, flaws)
         notes += _write_tree(new, runs, order, commit)
@@ -260,44 +245,34 @@ def make_package(runs: Sequence[Run], judgement: Judgement, order: Order) -> Pac
     return Package(order.round, order.home, notes=notes, verdict=verdict)
 
 
-def check_finished(home: Path, round_name: str, sets: Mapping[str, JudgedRuns]) -> Package:
-    """Check a finished tree. sets: judged runs by system."""
-    return Package(round_name, home, verdict=judge_package(home, round_name, sets))
-
-
-def _with_ways_out(refusals: Sequence[str], judgement: Judgement) -> list[str]:
-    """Return the refusals once each; that of too few epochs says what can be done."""
-    return [
-        f'{text}; {WAYS_OUT}' if text == judgement.convergence else text
-        for text in dict.fromkeys(refusals)
-    ]
-
-
 def package_answer(package: Package, heading: str, score_minutes: float | None) -> Answer:
     """Return a package as an answer. score_minutes is the score that `report` computes."""
-    verdict, num = package.verdict, len(package.refusals) + len(package.faults)
-    state = 'yes' if package.ready else f'no, {plural(num, "thing")} to edit'
-    rows = [('error', text) for text in package.refusals]
-    rows += [('error', str(fault)) for fault in package.faults]
-    rows += [*verdict.remarks, *verdict.results]
-    if not package.refusals and score_minutes is not None:
-        rows.append(('report score', f'{score_minutes:.2f} min'))
-    doubts = _compare(package, score_minutes)
-    rows += [('warning', text) for text in doubts]
-    rows += [('note', text) for text in package.notes]
-    if verdict.skeleton:
-        skeleton = json.dumps(verdict.skeleton)
-        rows.append(('note', f'fields to complete in a file for --describe: {skeleton}'))
+    verdict, score = package.verdict, score_minutes
+    errors = [*package.refusals, *map(str, verdict.faults)]
+    doubts = _compare(package, score)
+    notes = [*package.notes]
+    if verdict.missing:
+        skeleton = json.dumps(dict.fromkeys(verdict.missing, ''))
+        notes.append(f'fields to complete in a file for --describe: {skeleton}')
+    rows = [
+        *(('error', text) for text in errors),
+        *verdict.remarks,
+        *verdict.results,
+        *([] if package.refusals or score is None else [('report score', f'{score:.2f} min')]),
+        *(('warning', text) for text in doubts),
+        *(('note', text) for text in notes),
+    ]
+    state = 'yes' if package.ready else f'no, {plural(len(errors), "thing")} to edit'
     return Answer(
         sentences=[f'ready for {package.round}: {state}', heading],
-        tables=[Table('', (), tuple((Cell(name), Cell(text)) for name, text in rows))],
+        tables=[Table('', (), [(Cell(name), Cell(text)) for name, text in rows])],
         data={
             'passed': package.ready,
             'ready': package.ready,
             'tree': str(package.home) if package.home else None,
             'refusals': package.refusals,
-            'flaws': [str(fault) for fault in package.faults],
-            'missing': [asdict(fault) for fault in package.faults],
+            'flaws': [str(fault) for fault in verdict.faults],
+            'missing': [asdict(fault) for fault in verdict.faults],
             'oddities': [text for _, text in verdict.remarks],
             'findings': [{'checker': name, 'text': text} for name, text in verdict.results],
             'verdicts': [{'tool': name, 'text': text} for name, text in verdict.results],

@@ -3,21 +3,19 @@ the logs and env.json, in the fields of a round."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from configparser import ConfigParser
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from mlperf_rn50.errors import ConfigError, nearest
+from mlperf_rn50.files import load_ini
 from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.package.machine_fields import machine_fields
 from mlperf_rn50.mllog.read.description import JsonObject, load_object, objects_at, system_path
 from mlperf_rn50.mllog.rulesets import V05
 
-_TABLE = ConfigParser(interpolation=None)
-_TABLE.read_string(resources.files(__package__).joinpath('fields.ini').read_text(encoding='utf-8'))
+_TABLE = load_ini(Path(__file__).with_name('fields.ini'))
 _STATUS_OF_4 = {
     'cloud': 'Available cloud',
     'onprem': 'Available on-premise',
@@ -43,19 +41,18 @@ class Described:
 @dataclass(frozen=True)
 class Description:
     fields: JsonObject  # content of the file
-    missing: JsonObject  # required fields without a value, for a submitter to complete
     notes: Sequence[str] = ()
 
 
 def _is_in(round_name: str, rounds: str) -> bool:
-    """Return whether a round is in a range such as v0.6-, v0.5-v0.6 or v0.6; '' and - are empty."""
+    """Return whether a round is in a range such as v0.6-, v0.5-v0.6 or v0.6; - is empty."""
     first, dash, last = rounds.partition('-')
     return bool(first) and first <= round_name <= (last or ('v9' if dash else first))
 
 
 def _rows(part: str) -> dict[str, list[str]]:
     """Return rounds, rounds that require a value, and later name of the fields of a part."""
-    return {name: [*text.split(), '', '', ''][:3] for name, text in _TABLE[part].items()}
+    return {name: text.split() for name, text in _TABLE[part].items()}
 
 
 def fields_of(round_name: str, part: str = 'file') -> dict[str, bool]:
@@ -127,21 +124,23 @@ def render_status(text: str, round_name: str) -> str:
 
 
 def _first(values: Iterable[Any]) -> Any:
-    return next((value for value in values if value is not None), None)
+    return next((value for value in values if value not in (None, '')), None)
+
+
+def logged_counts(run: Run) -> dict[str, int | None]:
+    """Return the number of nodes, and of accelerators on each, that a log states."""
+    num_nodes, total = map(run.logged, ('num_nodes', 'num_accelerators'))
+    per_node = total // num_nodes if num_nodes and total is not None else None
+    return dict(zip(COUNTS, (num_nodes, per_node)))
 
 
 def _determined(runs: Sequence[Run]) -> JsonObject:
     """Return the fields that the logs state."""
-    fields: JsonObject = {
-        'division': _first(r.division for r in runs),
-        'status': _first(r.submission_status for r in runs),
-    }
-    for run in runs:
-        num_nodes, num_accelerators = map(run.logged, ('num_nodes', 'num_accelerators'))
-        if num_nodes and num_accelerators is not None:
-            fields['number_of_nodes'] = str(num_nodes)
-            fields['accelerators_per_node'] = str(num_accelerators // num_nodes)
-    return {key: value for key, value in fields.items() if value}
+    stated = [
+        {'division': r.division, 'status': r.submission_status, **logged_counts(r)} for r in runs
+    ]
+    firsts = {key: _first(s[key] for s in stated) for key in stated[0]}
+    return {key: str(value) for key, value in firsts.items() if value is not None}
 
 
 def _entry_fields(fields: JsonObject) -> JsonObject:
@@ -226,8 +225,7 @@ def describe(
         kept += [key for key in submitted if key not in _NODE_ONLY]
     fields = {key: fields.get(key, '') for key in dict.fromkeys(kept)}
     others = {'--describe': dict(given), base.name if base else '': beside, 'env.json': machine}
-    missing = dict.fromkeys(missing_fields(fields, round_name), '')
-    return Description(fields, missing, _notes(fields, logged, others))
+    return Description(fields, _notes(fields, logged, others))
 
 
 def _notes(fields: JsonObject, logged: JsonObject, others: Mapping[str, JsonObject]) -> list[str]:

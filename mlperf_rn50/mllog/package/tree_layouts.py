@@ -1,59 +1,38 @@
-"""Files of a submission tree in each round.
+"""Files of a submission tree in each round, as listed in layouts.ini."""
 
-Source: MLCommons' submission rules, section "Directory structure", from v0.7 on; before, published
-trees.
-"""
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
-from dataclasses import dataclass, fields, replace
+from mlperf_rn50.files import load_ini
 
 PROGRAM = 'mlperf_rn50'
+_TABLE = load_ini(Path(__file__).with_name('layouts.ini'))
 
 
 @dataclass(frozen=True)
 class TreeLayout:
-    """Paths in a tree; {system} stands for a system, {code} for the folder of its program."""
+    """Paths in a tree, with the meanings in layouts.ini."""
 
-    root: str = ''  # of the tree, in the folder of the organisation
-    contact: str = ''  # file with the organisation and an address
-    description: str = 'systems/{system}.json'
-    results: str = 'results/{system}/resnet'
-    code: str = 'benchmarks/resnet/implementations/{code}'
-    folder: str = 'benchmarks/resnet/implementations/{system}'  # of the files below
-    readme: str = 'README.md'
-    setup: str = 'setup.sh'
-    data: str = 'init_datasets.sh'
-    run: str = 'run_and_time.sh'
-    uses: str = '{system}_{code}.json'  # names the program that the system uses
+    root: str
+    contact: str
+    description: str
+    results: str
+    code: str
+    folder: str
+    readme: str
+    setup: str
+    data: str
+    run: str
+    uses: str
 
     def of(self, system: str, code: str) -> 'TreeLayout':
         """Return the layout with the names of a system and its program."""
-        texts = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{k: v.format(system=system, code=code) for k, v in texts.items()})
-
-
-_LATER = TreeLayout()
-_EARLY = {
-    'v0.5': TreeLayout(
-        root='{system}',
-        contact='submission.json',
-        description='results/{system}/entry.json',
-        code='code/resnet/{code}',
-        folder='code/resnet',
-        setup='setup_{system}.sh',
-        data='preproc_dataset.sh',
-        run='run_and_time_{system}.sh',
-        uses='',
-    ),
-    'v0.6': TreeLayout(
-        folder='benchmarks/resnet/{system}',
-        data='preproc_dataset.sh',
-        uses='uses_{code}',
-    ),
-}
+        paths = asdict(self).items()
+        return TreeLayout(**{k: v.format(system=system, code=code) for k, v in paths})
 
 
 def layout_of(round_name: str) -> TreeLayout:
-    return _EARLY.get(round_name, _LATER)
+    return TreeLayout(**(_TABLE[round_name] if round_name in _TABLE else _TABLE.defaults()))
 
 
 def rule_files(layout: TreeLayout, system: str, implementation: str) -> list[str]:

@@ -3,33 +3,32 @@
 Sources in faults: SR is MLCommons' submission rules, TP its training policies.
 """
 
+import glob
 import subprocess
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.check.code_lines import named_places, source_files, strange_places
+from mlperf_rn50.mllog.check.faults import Fault, name_logs
 from mlperf_rn50.mllog.check.judge import Judgement
 from mlperf_rn50.mllog.check.official import NEEDED, NotInstalled, find_danger
 from mlperf_rn50.mllog.check.official_tree import (
     PARAMS,
     RCP_BYPASS,
     CheckResult,
-    ToolError,
+    Remark,
     TreeVerdict,
     judge_tree,
     read_params,
 )
 from mlperf_rn50.mllog.events import LogEvent
-from mlperf_rn50.mllog.findings import Finding
 from mlperf_rn50.mllog.logged_run import IMAGENET_VAL, Run
 from mlperf_rn50.mllog.package.agreement import check_description
 from mlperf_rn50.mllog.package.code import find_commit
-from mlperf_rn50.mllog.package.faults import Fault
 from mlperf_rn50.mllog.package.tree_layouts import TreeLayout, layout_of, rule_files
 from mlperf_rn50.mllog.read.description import load_object
 from mlperf_rn50.mllog.read.reader import read_events
@@ -37,84 +36,74 @@ from mlperf_rn50.mllog.rulesets import ROUND_OF, ROUNDS, V05
 from mlperf_rn50.text import grouped, some
 
 JudgedRuns = tuple[Sequence[Run], Judgement]
-Remark = tuple[str, str]  # 'warning' or 'note', and a text
 _MAX_WARNINGS = 3  # maximum number of warnings shown per log; `report` shows all
 _MAX_NAMES = 3  # maximum number of files and lines named in a fault
 _EVAL_PERIOD = 4  # epochs
 _UNKNOWN = '<implementation>'  # name of a program whose file is absent
 _BASH_S = 10  # time limit for reading a script
-WAYS_OUT = (
+_SOURCE_RULE = 'SR Source code requirements for replication'
+_WAYS_OUT = (
     'train to more epochs; or, for a batch without reference points, submit them in a pull request '
     f'to mlcommons/logging; or bypass the check with --rcp-bypass REASON, which writes {PARAMS}, '
     'and notify the results chair'
 )
 
 
-@dataclass(frozen=True)
-class PackageVerdict:
-    faults: Sequence[Fault] = ()
-    remarks: Sequence[Remark] = ()  # about the runs
-    results: Sequence[CheckResult] = ()  # what the tools say
-    scores: Mapping[str, float] = field(default_factory=dict)  # official minutes by system
-    skeleton: Mapping[str, Any] = field(default_factory=dict)  # empty fields to describe
-
-
-def judge_package(home: Path, round_name: str, sets: Mapping[str, JudgedRuns]) -> PackageVerdict:
+def judge_package(home: Path, round_name: str, sets: Mapping[str, JudgedRuns]) -> TreeVerdict:
     """Return the verdict on the systems of a tree, whose runs were judged by the rules of the
     round."""
     layout, ruleset = layout_of(round_name), ROUNDS[round_name]
     faults = [*_tree_faults(home, layout, sets), *_set_faults(home, sets)]
-    remarks, results, skeleton = list[Remark](), list[CheckResult](), dict[str, Any]()
+    remarks, results, missing = list[Remark](), list[CheckResult](), list[str]()
     for system, (runs, judgement) in sets.items():
         bypass = RCP_BYPASS in read_params(home, ruleset, system)[0]
-        described, missing = check_description(home, system, round_name, runs)
-        skeleton |= missing
+        described, empty = check_description(home, system, round_name, runs)
+        missing += empty
         of_system = [
-            *log_faults(f'results/{system}/resnet', runs, judgement, bypass),
-            *_event_faults(runs),
-            *_evaluation_faults(runs, round_name),
+            *_log_faults(f'results/{system}/resnet', runs, judgement, bypass),
+            *_run_faults(runs, round_name),
             *described,
         ]
-        is_file = len(sets) == 1
         faults += [
-            f if is_file or '/' in f.file else replace(f, file=f'{system}: {f.file}')
+            f if '/' in f.file or len(sets) == 1 else replace(f, file=f'{system}: {f.file}')
             for f in of_system
         ]
-        remarks += [(grade, f'{system}: {text}') for grade, text in find_remarks(runs, judgement)]
+        about_runs = find_remarks(runs, judgement)
         if bypass and judgement.convergence:
-            text = (
-                f'{judgement.convergence}; {PARAMS} bypasses this check; notify the results chair'
-            )
-            remarks.append(('warning', f'{system}: {text}'))
+            text = f'{PARAMS} bypasses this check; notify the results chair'
+            about_runs.append(('warning', f'{judgement.convergence}; {text}'))
+        remarks += [(grade, f'{system}: {text}') for grade, text in about_runs]
         results.append(('logs', f'{system}: {_summary(runs, judgement)}'))
     official = TreeVerdict(results=[('official tools', 'not run: a log could control them')])
-    if not any(_dangers(runs, ruleset) for runs, _ in sets.values()):
+    if not any(_is_dangerous(r, ruleset) for runs, _ in sets.values() for r in runs):
         official = judge_tree(home, ruleset, list(sets))
-    faults += _tool_faults(official.errors, sets)
-    return PackageVerdict(
-        _folded(faults), remarks, [*results, *official.results], official.scores, skeleton
+    faults += _tool_faults(official.faults, sets)
+    return replace(
+        official,
+        faults=_folded(faults),
+        results=[*results, *official.results],
+        remarks=remarks,
+        missing=missing,
     )
 
 
 def refusals_of(judgement: Judgement, runs: Sequence[Run], bypass: bool = False) -> list[str]:
     """Return the rules that a judged set breaks, without those about its data, and without a
-    bypassed check of its epochs."""
+    bypassed check of its epochs. That of too few epochs says what can be done."""
     if judgement.is_unchecked:
         raise NotInstalled(NEEDED)
     data = {r.other_dataset for r in runs}
     found = [*judgement.violations, *(text for text in judgement.obstacles if text not in data)]
-    return [text for text in found if not (bypass and text == judgement.convergence)]
+    if bypass:
+        found = [text for text in found if text != judgement.convergence]
+    return [f'{text}; {_WAYS_OUT}' if text == judgement.convergence else text for text in found]
 
 
-def log_faults(
-    place: str, runs: Sequence[Run], judgement: Judgement, bypass: bool = False
-) -> list[Fault]:
+def _log_faults(place: str, runs: Sequence[Run], judgement: Judgement, bypass: bool) -> list[Fault]:
     """Return the rules that the logs in a folder of the tree break."""
     rule = f'rules of {ROUND_OF[judgement.ruleset or V05]}'
     faults = [
-        Fault(place, '', f'{text}; {WAYS_OUT}', 'TP Reference Convergence Points')
-        if text == judgement.convergence
-        else Fault(place, '', text, rule)
+        Fault(place, '', text, 'TP Reference Convergence Points' if _WAYS_OUT in text else rule)
         for text in refusals_of(judgement, runs, bypass)
     ]
     if data := sorted({r.other_dataset for r in runs if r.other_dataset}):
@@ -123,65 +112,50 @@ def log_faults(
     return faults
 
 
-def _logs(runs: Sequence[Run], affected: Sequence[Run]) -> str:
-    """Return the name of a log, or the number of several."""
-    if len(affected) == 1:
-        return affected[0].path.name
-    return f'{"all " if len(affected) == len(runs) else ""}{len(affected)} logs'
-
-
-def _event_faults(runs: Sequence[Run]) -> list[Fault]:
-    """Return faults about caches that were not cleared, and images that were not evaluated."""
-    uncleared = [
-        r
-        for r in runs
-        if any(
-            event.key == keys.CACHE_CLEAR and event.value is False
-            for _, event in read_events(r.path)
-            if isinstance(event, LogEvent)
-        )
-    ]
-    partial = [r for r in runs if r.is_imagenet and (r.eval_samples or IMAGENET_VAL) < IMAGENET_VAL]
-    faults = []
-    if uncleared:
-        text = 'got false, expected true; clear the caches before each run (--clear-caches)'
-        rule = 'TP Data State at Start of Run'
-        faults.append(Fault(_logs(runs, uncleared), keys.CACHE_CLEAR, text, rule))
-    if partial:
-        text = f'got {partial[0].eval_samples}, expected {IMAGENET_VAL}, the whole validation set'
-        faults.append(Fault(_logs(runs, partial), keys.EVAL_SAMPLES, text, 'TP Quality measure'))
-    return faults
-
-
-def _evaluation_faults(runs: Sequence[Run], round_name: str) -> list[Fault]:
-    """Return a fault if closed runs are not evaluated every four epochs.
+def _run_faults(runs: Sequence[Run], round_name: str) -> Iterator[Fault]:
+    """Yield faults about caches that were not cleared, images that were not evaluated, and closed
+    runs that are not evaluated every four epochs.
 
     The rules of v0.7 permit more frequent evaluations; those of v0.5 and v0.6 state no period.
     """
-    if round_name < 'v0.7':
-        return []
+
+    def fault(affected: Sequence[Run], key: str, text: str, rule: str) -> Fault:
+        return Fault(name_logs(runs, affected), key, text, rule)
+
+    if uncleared := [r for r in runs if _is_uncleared(r)]:
+        text = 'got false, expected true; clear the caches before each run (--clear-caches)'
+        yield fault(uncleared, keys.CACHE_CLEAR, text, 'TP Data State at Start of Run')
+    imagenet = [r for r in runs if r.is_imagenet]
+    if partial := [r for r in imagenet if (r.eval_samples or IMAGENET_VAL) < IMAGENET_VAL]:
+        text = f'got {partial[0].eval_samples}, expected {IMAGENET_VAL}, the whole validation set'
+        yield fault(partial, keys.EVAL_SAMPLES, text, 'TP Quality measure')
     shortest = 1 if round_name == 'v0.7' else _EVAL_PERIOD
-    closed = [r for r in runs if r.division == keys.CLOSED]
-    gaps = {r.path: gap for r in closed if (gap := _strange_gap(r, shortest))}
-    strange = [r for r in closed if r.path in gaps]
-    if not strange:
-        return []
-    path = strange[0].path
-    text = (
-        f'{path.name} has evaluations after epochs {gaps[path][0]} and {gaps[path][1]}, expected '
-        f'every {_EVAL_PERIOD} epochs from epoch 1, 2, 3 or 4 on; set train.eval_period'
+    closed = [r for r in runs if r.division == keys.CLOSED and round_name >= 'v0.7']
+    if strange := [r for r in closed if _strange_gap(r, shortest)]:
+        first, second = _strange_gap(strange[0], shortest)
+        text = (
+            f'{strange[0].path.name} has evaluations after epochs {first} and {second}, expected '
+            f'every {_EVAL_PERIOD} epochs from epoch 1, 2, 3 or 4 on; set train.eval_period'
+        )
+        yield fault(strange, keys.EVAL_ACCURACY, text, 'TP Quality measure')
+
+
+def _is_uncleared(run: Run) -> bool:
+    return any(
+        event.key == keys.CACHE_CLEAR and event.value is False
+        for _, event in read_events(run.path)
+        if isinstance(event, LogEvent)
     )
-    return [Fault(_logs(runs, strange), keys.EVAL_ACCURACY, text, 'TP Quality measure')]
 
 
-def _strange_gap(run: Run, shortest: int) -> tuple[int, int] | None:
+def _strange_gap(run: Run, shortest: int) -> Sequence[int]:
     """Return the first successive evaluations that are too far apart or, after the first one, too
-    near. The first interval begins at epoch 0."""
+    near, or (). The first interval begins at epoch 0."""
     epochs = [0, *(e.epoch for e in run.evaluations)]
     for first, second in zip(epochs, epochs[1:]):
         if not (shortest if first else 1) <= second - first <= _EVAL_PERIOD:
             return first, second
-    return None
+    return ()
 
 
 def _tree_faults(home: Path, layout: TreeLayout, sets: Mapping[str, JudgedRuns]) -> list[Fault]:
@@ -190,26 +164,19 @@ def _tree_faults(home: Path, layout: TreeLayout, sets: Mapping[str, JudgedRuns])
     files = source_files(home / code)
     if not files:
         text = 'is absent; submit the code that ran'
-        return [Fault(code, '', text, 'SR Source code requirements for replication')]
+        return [Fault(code, '', text, _SOURCE_RULE)]
     faults = list[Fault]()
     for system, (runs, _) in sets.items():
-        faults += _code_faults(code, files, system, runs)
+        if strange := strange_places(named_places(r.path for r in runs), files):
+            names = [f'{Path(file).name}:{line}' for file, line in strange]
+            text = (
+                f'{len(strange)} lines of source that the logs name are no calls in {code} '
+                f'({some(names, _MAX_NAMES)}); submit the code that ran'
+            )
+            faults.append(Fault(f'results/{system}/resnet', '', text, _SOURCE_RULE))
         faults += _file_faults(home, layout, system)
         faults += _commit_faults(home, layout.of(system, '').folder)
     return faults
-
-
-def _code_faults(
-    code: str, files: Mapping[str, list[Path]], system: str, runs: Sequence[Run]
-) -> Iterator[Fault]:
-    if strange := strange_places(named_places(r.path for r in runs), files):
-        names = [f'{Path(file).name}:{line}' for file, line in strange]
-        text = (
-            f'{len(strange)} lines of source that the logs name are no calls in '
-            f'{code} ({some(names, _MAX_NAMES)}); submit the code that ran'
-        )
-        rule = 'SR Source code requirements for replication'
-        yield Fault(f'results/{system}/resnet', '', text, rule)
 
 
 def _set_faults(home: Path, sets: Mapping[str, JudgedRuns]) -> Iterator[Fault]:
@@ -222,40 +189,33 @@ def _set_faults(home: Path, sets: Mapping[str, JudgedRuns]) -> Iterator[Fault]:
 
 def _file_faults(home: Path, layout: TreeLayout, system: str) -> Iterator[Fault]:
     """Yield faults about files that are absent, and scripts that bash cannot read."""
-    folder = home / layout.of(system, '').folder
-    stem = Path(layout.of(system, '*').uses).name
-    used = next(iter(sorted(folder.glob(stem))), None) if stem else None
-    code = used.stem[len(stem.partition('*')[0]) :] if used else _UNKNOWN
-    needed = [home / name for name in rule_files(layout, system, code)]
-    absent = [str(p.relative_to(home)) for p in needed if not p.is_file()]
-    for place, names in grouped(absent, lambda name: str(Path(name).parent)).items():
-        files = [
-            Path(name).name.replace(f'{system}_{_UNKNOWN}', f'<system>_{_UNKNOWN}')
-            for name in names
-        ]
-        text = f'lacks {", ".join(files)}'
-        yield Fault(place, '', text, 'SR Directory structure')
-    for script in needed:
-        if script.suffix == '.sh' and script.is_file() and (error := _bash_error(script)):
-            name = str(script.relative_to(home))
-            yield Fault(name, '', f'bash cannot read it: {error}', 'SR Directory structure')
+    found = {
+        Path(name): [p for p in home.glob(pattern) if p.is_file()]
+        for name, pattern in zip(
+            rule_files(layout, system, _UNKNOWN), rule_files(layout, glob.escape(system), '*')
+        )
+    }
+    absent = [name for name, files in found.items() if not files]
+    for place, names in grouped(absent, lambda name: str(name.parent)).items():
+        # equal for all systems
+        shown = [n.name.replace(f'{system}_{_UNKNOWN}', f'<system>_{_UNKNOWN}') for n in names]
+        yield Fault(place, '', f'lacks {", ".join(shown)}', 'SR Directory structure')
+    for name, files in found.items():
+        if name.suffix == '.sh' and files and (error := _bash_error(files[0])):
+            yield Fault(str(name), '', f'bash cannot read it: {error}', 'SR Directory structure')
 
 
 def _bash_error(script: Path) -> str:
     """Return the first error of a script that bash reads without running it, or ''."""
+    command = ['bash', '-n', str(script.resolve())]
     try:
         done = subprocess.run(
-            ['bash', '-n', str(script.resolve())],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors='replace',
-            timeout=_BASH_S,
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_BASH_S
         )
     except (OSError, subprocess.TimeoutExpired) as e:
         return type(e).__name__
-    first = done.stderr.partition('\n')[0]
-    return first.replace(f'{script.resolve()}: ', '')[:200] if done.returncode else ''
+    first = done.stderr.decode('utf-8', 'replace').partition('\n')[0]
+    return first.replace(f'{command[-1]}: ', '')[:200] if done.returncode else ''
 
 
 def _commit_faults(home: Path, folder: str) -> Iterator[Fault]:
@@ -264,26 +224,26 @@ def _commit_faults(home: Path, folder: str) -> Iterator[Fault]:
     for path in sorted((home / folder).glob('env_*.json')):
         with suppress(ValueError):
             envs[path.name] = load_object(path)[0]
-    for text in find_commit(envs)[1] if envs else ():
-        rule = 'SR Source code requirements for replication'
-        yield Fault(f'{folder}/env_*.json', 'git_commit', text, rule)
+    if envs and (refusal := find_commit(envs)[1]):
+        yield Fault(f'{folder}/env_*.json', 'git_commit', refusal, _SOURCE_RULE)
 
 
-def _dangers(runs: Sequence[Run], ruleset: str) -> bool:
+def _is_dangerous(run: Run, ruleset: str) -> bool:
     """Return whether a log could control or delay the official tools, or is not readable."""
-    return any(r.status == 'unreadable' or find_danger(r.path, ruleset) for r in runs)
+    return run.status == 'unreadable' or find_danger(run.path, ruleset) is not None
 
 
-def _tool_faults(errors: Iterable[ToolError], sets: Mapping[str, JudgedRuns]) -> Iterator[Fault]:
+def _tool_faults(found: Iterable[Fault], sets: Mapping[str, JudgedRuns]) -> Iterator[Fault]:
     """Yield the errors of the official tools, except a failed check of the epochs that was stated
     in full."""
     stated = {
         f'results/{system}/resnet' for system, (_, judged) in sets.items() if judged.convergence
     }
-    for tool, file, text in errors:
-        is_rcp = text.startswith('RCP Test Failed')
-        if not (is_rcp and file in stated):
-            yield Fault(file or 'the tree', '', f'{text}; {WAYS_OUT}' if is_rcp else text, tool)
+    for fault in found:
+        if not fault.text.startswith('RCP Test Failed'):
+            yield fault
+        elif fault.file not in stated:
+            yield replace(fault, text=f'{fault.text}; {_WAYS_OUT}')
 
 
 def _folded(faults: Iterable[Fault]) -> list[Fault]:
@@ -306,11 +266,7 @@ def _summary(runs: Sequence[Run], judgement: Judgement) -> str:
 def find_remarks(runs: Sequence[Run], judgement: Judgement) -> list[Remark]:
     """Return remarks about an accepted set: a failed run, and the findings of any grade about its
     logs."""
-
-    def remark(finding: Finding, text: str) -> Remark:
-        return 'note' if finding.grade == 'note' else 'warning', text
-
-    result = [
+    found = [
         (
             'warning',
             f'1 of {len(runs)} runs did not converge ({path.name}: {reason}) and counts as the '
@@ -318,19 +274,20 @@ def find_remarks(runs: Sequence[Run], judgement: Judgement) -> list[Remark]:
         )
         for path, reason in judgement.misses.items()
     ]
-    findings = {w.text: w for r in runs for w in r.findings}
     counts = Counter(text for r in runs for text in {w.text for w in r.findings})
-    shared = [text for text in findings if counts[text] == len(runs) > 1]
-    result += [remark(findings[text], f'all {len(runs)} logs: {text}') for text in shared]
+    findings = (w for r in runs for w in r.findings)
+    shared = {w.text: w.grade for w in findings if counts[w.text] == len(runs) > 1}
+    found += [(grade, f'all {len(runs)} logs: {text}') for text, grade in shared.items()]
     for run in runs:
         rest = [w for w in run.findings if w.text not in shared]
         for w in rest[:_MAX_WARNINGS]:
             place = run.path.name if w.line is None else f'{run.path.name}:{w.line}'
-            result.append(remark(findings[w.text], f'{place}: {w.text}'))
+            found.append((w.grade, f'{place}: {w.text}'))
         if len(rest) > _MAX_WARNINGS:
             text = (
                 f'{run.path.name}: {len(rest) - _MAX_WARNINGS} more findings; mlperf-rn50 report '
                 '--findings shows them'
             )
-            result.append(('note', text))
-    return sorted(result, reverse=True, key=lambda remark: remark[0])  # warnings first
+            found.append(('note', text))
+    remarks = [('note' if grade == 'note' else 'warning', text) for grade, text in found]
+    return sorted(remarks, reverse=True, key=lambda remark: remark[0])  # warnings first

@@ -39,7 +39,7 @@ class SystemDescription:
     fault: Finding | None = None  # about an unreadable file, or a value that is no number
 
 
-def _count(value: Any) -> int | None:
+def count_in(value: Any) -> int | None:
     """Return a count given as a number or, as in later rounds, as text; None for anything else."""
     if isinstance(value, str) and (m := re.fullmatch(r'(\d{1,9})(\.0+)?', value.strip(), re.ASCII)):
         value = m[1]
@@ -177,7 +177,7 @@ def _check_numbers(name: str, content: JsonObject) -> Finding | None:
     ]
     for part, keys in places:
         for key in keys:
-            if _name(str(part.get(key) or '')) and _count(part[key]) is None:
+            if _name(str(part.get(key) or '')) and count_in(part[key]) is None:
                 return make_finding('description_not_a_number', None, key, name, part[key])
     return None
 
@@ -186,7 +186,7 @@ def describe_entry(content: JsonObject, source: Callable[[str], FactSource]) -> 
     """Return the content of a v0.5 entry.json or of its copy in a v0.6 log. source returns the
     source of a key."""
     nodes = objects_at(content, 'nodes')
-    counts = [(_count(n.get('num_nodes')), _count(n.get('num_accelerators'))) for n in nodes]
+    counts = [(count_in(n.get('num_nodes')), count_in(n.get('num_accelerators'))) for n in nodes]
     known = [(num, num * each) for num, each in counts if num is not None and each is not None]
     num_nodes, total = (sum(column) for column in zip(*known)) if known else (None, None)
     return SystemDescription(
@@ -205,8 +205,8 @@ def _describe(path: Path, content: JsonObject, text: str) -> SystemDescription:
     if path.name == 'entry.json':
         return describe_entry(content, source)
     if path.parent.name == 'systems':
-        num_nodes = _count(content.get('number_of_nodes'))
-        per_node = _count(content.get('accelerators_per_node'))
+        num_nodes = count_in(content.get('number_of_nodes'))
+        per_node = count_in(content.get('accelerators_per_node'))
         total = num_nodes * per_node if num_nodes is not None and per_node is not None else None
         org = _name(content.get('submitter'))
         return SystemDescription(

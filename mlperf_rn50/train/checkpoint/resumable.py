@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mlperf_rn50.errors import CheckpointError, ConfigError, UserError
-from mlperf_rn50.files import no_link, temporaries_in
+from mlperf_rn50.files import check_exists, no_link, temporaries_in
 from mlperf_rn50.mllog.events import LogEvent
 from mlperf_rn50.mllog.read.reader import read_events
 from mlperf_rn50.runfolder.names import (
@@ -46,6 +46,8 @@ def clear_abandoned(run: RunFolder) -> None:
 def find_run(path: Path) -> tuple[RunFolder, Path]:
     """Return the run that --resume PATH selects, and its checkpoint or checkpoints folder; raise
     UserError if none."""
+    expected = 'a run folder with checkpoints/step_<n>'
+    check_exists(path, expected)
     checkpoints = path.parent
     if not is_checkpoint(path):
         folders = [path]
@@ -53,9 +55,7 @@ def find_run(path: Path) -> tuple[RunFolder, Path]:
             folders = sorted(path.glob('checkpoints*'), key=folder_index)
         usable = [f for f in folders if list_checkpoints(f)]
         if not usable:
-            raise CheckpointError(
-                f'{path}: contains no checkpoint, expected a run folder with checkpoints/step_<n>'
-            )
+            raise CheckpointError(f'{path}: contains no checkpoint, expected {expected}')
         path = checkpoints = usable[-1]
     if not path.is_dir():
         raise CheckpointError(f'{path}: no such checkpoint')
