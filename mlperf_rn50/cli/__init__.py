@@ -23,7 +23,6 @@ import traceback
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from types import ModuleType
 from typing import NoReturn, TextIO
 
@@ -39,7 +38,7 @@ from mlperf_rn50.errors import (
     UserError,
     nearest,
 )
-from mlperf_rn50.files import DISK_FAULTS, load_ini
+from mlperf_rn50.files import DISK_FAULTS
 from mlperf_rn50.parser import Parser
 from mlperf_rn50.system.launcher_env import (
     launched_rank,
@@ -81,7 +80,28 @@ For the options of a command, run mlperf-rn50 COMMAND --help.
 
 exit codes: 0 success, 1 failed run or check, 2 invalid arguments or input, 75 interrupted and
 resumable, 130 ended at once"""
-EXTRAS = load_ini(Path(__file__).with_name('extras.ini'))
+# Import and display names of optional packages, by extra. Horovod has no extra, as pip builds it
+# without MXNet support.
+EXTRAS = {
+    'cpu': {
+        'mxnet': 'MXNet',
+        'nvidia': 'DALI',
+        'PIL': 'Pillow',
+        'docstring_parser': 'docstring-parser',
+        'imagesize': 'imagesize',
+        'jsonargparse': 'jsonargparse',
+        'mlperf_compliance': 'mlperf-compliance',
+        'numpy': 'NumPy',
+        'psutil': 'psutil',
+        'pynvml': 'nvidia-ml-py',
+        'tensorboardX': 'tensorboardX',
+        'tqdm': 'tqdm',
+    },
+    'check': {'mlperf_logging': 'mlperf-logging'},
+    'demo': {'sklearn': 'scikit-learn'},
+    'export': {'onnx': 'ONNX', 'onnxruntime': 'ONNX Runtime'},
+    '': {'horovod': 'Horovod'},
+}
 
 
 def _command(name: str) -> ModuleType:
@@ -173,7 +193,7 @@ def explain_missing(error: ModuleNotFoundError) -> UserError | None:
     for extra, packages in EXTRAS.items():
         if module in packages:
             # training also needs Horovod
-            pip = f" or pip install '.[{extra}]'" if extra not in ('none', 'cpu') else ''
+            pip = f" or pip install '.[{extra}]'" if extra not in ('', 'cpu') else ''
             return UserError(
                 f'{packages[module]} is not installed; in the checkout, run launch/setup.sh{pip}'
             )

@@ -10,11 +10,9 @@ import ctypes
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Literal
 
 from mlperf_rn50.doctor.result import Check, MxnetFacts, RankFacts, hosts_of
-from mlperf_rn50.files import load_ini
 from mlperf_rn50.system.environment import version_of
 from mlperf_rn50.system.gpu_env import NVIDIA_VARIABLE, SET_VARIABLE, settings_of
 from mlperf_rn50.system.gpus import Gpu
@@ -49,7 +47,22 @@ USE_CONTAINER = (
     'BASE=nvcr.io/nvidia/mxnet:24.06-py3 . (docs/setup.md)'
 )
 _ERROR_WORDS = ('Check failed', 'Error:', 'cuDNN', 'CUDA', 'out of memory')
-_FIXES = load_ini(Path(__file__).with_name('fixes.ini'))['fixes']
+_LOWER_BATCH = 'lower train.local_batch_size or train.eval_batch_size, or set model.layout to NCHW'
+_FIXES = (  # (part of an MXNet error, fix)
+    (
+        'out of memory',
+        'lower train.local_batch_size (raise train.gradient_accumulation_steps to keep the global '
+        'batch size) or train.eval_batch_size',
+    ),
+    (
+        'no kernel image',
+        "this MXNet has no code for this card; use NVIDIA's container (docs/setup.md)",
+    ),
+    ('CUDNN_STATUS_NOT_SUPPORTED', f'cuDNN has no kernel for these sizes; {_LOWER_BATCH}'),
+    ('CUDNN_STATUS_BAD_PARAM', f'cuDNN rejects these sizes; {_LOWER_BATCH}'),
+    ('insufficient for CUDA runtime', 'install a newer NVIDIA driver'),
+    ('DALI', 'set data.decoder to cpu; if DALI still fails, install a newer NVIDIA driver'),
+)
 
 
 def mxnet_facts(
@@ -268,7 +281,7 @@ def check_trial(rows: Sequence[RankFacts]) -> Check:
         if row.trial and row.trial.problem:
             found = f'{row.trial.what} on {row.host}: {row.trial.problem}'
             other = 'try model.layout NCHW, float32 and a smaller batch, to find the cause'
-            fix = next((fix for text, fix in _FIXES.items() if text in found), other)
+            fix = next((fix for text, fix in _FIXES if text in found), other)
             return Check(name, 'failed', found, fix)
     if idle := [r for r in rows if not r.trial]:
         return Check(name, 'not needed', f'no usable GPU on {hosts_of(idle)}')

@@ -10,18 +10,41 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
-from pathlib import Path
 from typing import Any
 
-from mlperf_rn50.files import load_ini
 from mlperf_rn50.mllog.elapsed import SKEW_S, Resume
 from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.runfolder.names import run_of
 from mlperf_rn50.runfolder.records import PartRecord, read_records
 
-_TABLE = load_ini(Path(__file__).with_name('goodput.ini'))
-PARTS = _TABLE['parts']  # texts by name
-_SPANS = {part: {*names.split()} for part, names in _TABLE['spans'].items()}
+# Names of the parts, and their texts.
+PARTS = {
+    'training': 'training',
+    'evaluation': 'evaluation',
+    'start_up': 'start-up',
+    'waiting': 'waiting for hosts',
+    'paused': 'paused by the user',
+    'reading': 'reading before the first step',
+    'checkpoints': 'checkpoints',
+    'steps_repeated': 'steps computed again',
+    'evaluation_repeated': 'evaluation repeated',
+    'stalled': 'stalled until detection',
+}
+# A moment belongs to the first of these parts of which it has all spans. down: before run_start,
+# and from a fault or requested stop to the resume. lost: from a checkpoint to the fault or stop
+# after which the run resumed from it. The other spans are those of a PartRecord.
+_RULES = (
+    ('start_up', {'down', 'start_up'}),
+    ('paused', {'down', 'pause'}),
+    ('waiting', {'down'}),
+    ('checkpoints', {'checkpoint'}),
+    ('evaluation_repeated', {'lost', 'evaluation'}),
+    ('stalled', {'lost', 'stall'}),
+    ('steps_repeated', {'lost'}),
+    ('evaluation', {'evaluation'}),
+    ('reading', {'reading'}),
+    ('training', set[str]()),
+)
 _PROGRESS = 'training', 'evaluation'
 _LEAST_S = 0.05  # of a part that is shown as text
 _MAX_RECORDS = 50_000
@@ -54,8 +77,7 @@ class Goodput:
 
 
 def split_time(spans: Mapping[str, Sequence[Span]], whole: Span) -> dict[str, float]:
-    """Return the seconds of each part of a time, given spans by the names in
-    goodput.ini."""
+    """Return the seconds of each part of a time, given spans by the names of _RULES."""
     marks = [(max(t, whole[0]), step, name) for name, s in spans.items() for t, step in _ends(s)]
     borders = (whole[0], 0, ''), (whole[1], 0, '')
     inside = sorted(mark for mark in marks if mark[0] < whole[1])
@@ -64,7 +86,7 @@ def split_time(spans: Mapping[str, Sequence[Span]], whole: Span) -> dict[str, fl
     for (now_s, step, name), (next_s, *_) in pairwise([borders[0], *inside, borders[1]]):
         depth[name] += step
         active = {n for n, count in depth.items() if count > 0}
-        parts[next(part for part, needed in _SPANS.items() if needed <= active)] += next_s - now_s
+        parts[next(part for part, needed in _RULES if needed <= active)] += next_s - now_s
     return parts
 
 

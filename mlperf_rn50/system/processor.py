@@ -13,12 +13,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.files import load_ini
 from mlperf_rn50.system.cgroup import GroupLimits, read_small
 
 CPUINFO = Path('/proc/cpuinfo')
-_LEVELS = load_ini(Path(__file__).with_name('levels.ini'))
-_NAMES = _LEVELS.sections()
+# (level, required CPU flags, values of DNNL_MAX_CPU_ISA that limit oneDNN to it); a level includes
+# the previous ones.
+_LEVELS = (
+    ('no SSE4.1', (), ()),
+    ('SSE4.1', ('sse4_1',), ('SSE41',)),
+    ('AVX', ('avx',), ('AVX',)),
+    ('AVX2', ('avx2',), ('AVX2', 'AVX2_VNNI', 'AVX512_MIC', 'AVX512_MIC_4OPS')),
+    ('AVX-512', ('avx512f', 'avx512bw', 'avx512vl', 'avx512dq'), ('AVX512_CORE',)),
+    ('AVX-512 VNNI', ('avx512_vnni',), ('AVX512_CORE_VNNI',)),
+    ('AVX-512 BF16', ('avx512_bf16',), ('AVX512_CORE_BF16',)),
+    ('AMX', ('amx_tile', 'amx_int8', 'amx_bf16'), ('AVX512_CORE_AMX',)),
+)
+_NAMES = tuple(name for name, _, _ in _LEVELS)
 
 
 @dataclass(frozen=True)
@@ -51,12 +61,10 @@ def parse_processor(cpuinfo: str, variables: Mapping[str, str]) -> Processor:
         return int(field(name)) if field(name).isdecimal() else None
 
     flags = set(field('flags').split())
-    levels = [_LEVELS[name] for name in _NAMES]
-    lacking = (i - 1 for i, level in enumerate(levels) if {*level['flags'].split()} - flags)
-    has = next(lacking, len(levels) - 1)
+    levels = range(len(_LEVELS))
+    has = next((i - 1 for i in levels if not flags.issuperset(_LEVELS[i][1])), levels[-1])
     limit = variables.get('DNNL_MAX_CPU_ISA', '')
-    limited = (i for i, level in enumerate(levels) if limit in level['limits'].split())
-    uses = min(has, next(limited, has))
+    uses = min(has, next((i for i in levels if limit in _LEVELS[i][2]), levels[-1]))
     return Processor(
         name=field('model name'),
         vendor=field('vendor_id'),
