@@ -72,6 +72,7 @@ _LIST_S = 20.0  # time for launch/guard.sh to list the processes of a job; each 
 # In the names of jobs beside the attempts (a test of Open MPI, the end of MPS), because the guards
 # of an attempt may still be ending the processes with its name.
 SIDE_JOB = 'm'
+_EXEC_S = 0.1  # in which a process begins to execute a program
 GUARD = str(CHECKOUT / 'launch/guard.sh')
 # Linux's limit per argument, MAX_ARG_STRLEN, less the final zero byte
 _MAX_ARGUMENT_BYTES = (128 << 10) - 1
@@ -229,8 +230,7 @@ def run_engine(
     is_terminated = clock.stage > Stage.STOPPING and not status
     if signals.is_forced or is_terminated or clock.stage is Stage.KILLING:
         kill_job(job, process.pid)
-    # mpirun leaves its ssh clients behind if their logins hang
-    kill_all(processes_of(job, with_ranks=False))
+    kill_rest(job)
     if has_failed:
         return EXIT_FAILED
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
@@ -239,6 +239,17 @@ def run_engine(
 def kill_job(job: str, group: int) -> None:
     """Kill the remaining processes of a job on this machine."""
     kill_all([-group, *processes_of(job)])
+
+
+def kill_rest(job: str) -> None:
+    """Kill what an engine that has ended leaves behind, except ranks, which may write a checkpoint.
+
+    mpirun leaves its ssh clients if their logins hang. A second look finds one that was between two
+    programs at the first, because it then has no environment for a moment.
+    """
+    kill_all(processes_of(job, with_ranks=False))
+    time.sleep(_EXEC_S)
+    kill_all(processes_of(job, with_ranks=False))
 
 
 def kill_all(pids: Iterable[int]) -> None:

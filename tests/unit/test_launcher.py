@@ -100,6 +100,15 @@ WAITS = 'trap "exit 75" USR1; trap "exit 15" TERM; UP; while :; do sleep 0.02; d
 IGNORES = 'trap "" USR1 TERM; setsid sleep 600 & UP; while :; do wait; done'
 
 
+def test_process_that_begins_a_program_during_the_first_look_is_killed(monkeypatch):
+    """Between two programs, a process has no environment by which it is found."""
+    process = subprocess.Popen(['sleep', '600'])
+    found = iter([[], [process.pid]])
+    monkeypatch.setattr(launcher, 'processes_of', lambda job, with_ranks: next(found))
+    launcher.kill_rest('job')
+    assert process.wait() == -signal.SIGKILL
+
+
 def test_stop_request_is_forwarded(run_shell):
     assert run_shell(WAITS, STOP) == (75, [])
     assert run_shell(WAITS, STOP, status=None) == (15, [])  # no state to save
