@@ -52,6 +52,9 @@ class ScriptedSignals:
         self.folder, self.events, self.is_late = folder, list(events), is_late
         self.now, self.is_forced = 0.0, False
 
+    def sleep(self, seconds):
+        self.now += seconds
+
     def monotonic(self):
         return self.now
 
