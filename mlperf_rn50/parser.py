@@ -44,7 +44,7 @@ def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
     return parse
 
 
-DRILLS = ('kill', 'stop', 'hang', 'full-disk')
+DRILLS = ('kill', 'stop', 'hang', 'link', 'full-disk')
 DRILL_FORM = 'KIND:rank<R>@step<S>'
 
 

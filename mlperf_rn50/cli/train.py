@@ -48,7 +48,7 @@ def add_options(parser: Any) -> None:
     add('--ranks N', 'number of ranks for --dry-run', type=int)
     add(
         f'--drill {DRILL_FORM}',
-        'cause a fault of a rank (kill, stop, hang, full-disk) after a step, to test a site '
+        'cause a fault of a rank (kill, stop, hang, link, full-disk) after a step, to test a site '
         'before a long job',
         type=str,
     )

@@ -141,7 +141,7 @@ def launch_parser(name: str, description: str, has_hosts: bool, image_option: st
     add(
         f'--drill {DRILL_FORM}',
         'cause a fault in the first start of the ranks, such as kill:rank3@step200 (also stop, '
-        'hang, full-disk), and report what it cost',
+        'hang, link, full-disk), and report what it cost',
         type=parse_drill,
     )
     add('--no-doctor', 'do not check the nodes first', dest='doctor', action='store_false')

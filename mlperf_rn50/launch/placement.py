@@ -81,7 +81,24 @@ def place_ranks(
     ranks_per_node = o.ranks_per_node or common_slots(used) or config.run.ranks_per_node or 1
     check_ranks(used, ranks_per_node)
     hosts = tuple(names[:num_nodes]) or ('localhost',) * num_nodes
-    return Placement(run_dir, hosts, ranks_per_node), config
+    placement = Placement(run_dir, hosts, ranks_per_node)
+    check_drill(o, placement)
+    return placement, config
+
+
+def check_drill(options: Options, placement: Placement) -> None:
+    """Raise ConfigError if there is no rank or no connection for the requested fault."""
+    drill = options.drill
+    if not drill:
+        return
+    if drill.rank >= placement.num_ranks:
+        raise ConfigError(f'--drill: got {drill}, expected a rank below {placement.num_ranks}')
+    host = placement.hosts[drill.rank // placement.ranks_per_node]
+    if drill.kind == 'link' and (is_here(host) or not options.hosts):
+        raise ConfigError(
+            f'--drill: got {drill}, whose host {host} is not reached over ssh, expected a rank of '
+            'another host of --hosts'
+        )
 
 
 def run_to_resume(options: Options) -> RunFolder:

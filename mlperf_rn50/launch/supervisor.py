@@ -102,9 +102,11 @@ class Supervisor:
         run = newest_run(self.placement.run_dir)
         if run is None:
             return
+        is_new = bool(self._attempts) and self._attempts[0].run != run.index
+        lost = '; before it, the fault ended a run that had no checkpoint' if is_new else ''
         with suppress(UserError):
             if goodput := read_goodput(read_run(run.result)):
-                self.say(f'drill {self.options.drill}: goodput {goodput.text}')
+                self.say(f'drill {self.options.drill}: goodput {goodput.text}{lost}')
 
     def run_to_end(self, is_resumed: bool) -> int:
         """Make one run with its restarts; return 0 if converged, 1 if not, 2 for a usage error, 75
@@ -292,8 +294,12 @@ class Supervisor:
             reason = f' ({silent[host]})' if silent.get(host) and NOT_REACHED not in cause else ''
             self.say(f'host {host} (with rank {ranks}) {cause}; {where}{reason}')
 
-        cause = ended = f'the ranks ended with exit code {code}{explain_exit(code)}'
-        origin = 'outside' if is_killed else ''
+        explained = explain_exit(code)
+        cause = ended = f'the ranks ended with exit code {code}{explained}'
+        # A rank that fails is recorded, so this code is the engine's own, such as mpirun's after
+        # the end of an ssh client. The ranks have trained, so the hosts need no further check.
+        is_of_engine = bool(explained) and attempt.has_stepped
+        origin = 'outside' if is_killed or is_of_engine else ''
         if failures:
             cause = self._describe(failures[0])
             origin = 'outside' if failures[0].is_outside else 'program'

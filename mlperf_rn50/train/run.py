@@ -38,7 +38,8 @@ from mlperf_rn50.train.compare import find_reference, open_comparison
 from mlperf_rn50.train.loop import OpenRun, RankPlace, train_to_end
 from mlperf_rn50.train.plan import Plan, make_plan
 from mlperf_rn50.train.resume import load_resumption, plan_resumed
-from mlperf_rn50.train.sinks.every_rank import Drilled, Sampled, TraceFile, Watched
+from mlperf_rn50.train.sinks.drilled import Drilled
+from mlperf_rn50.train.sinks.every_rank import Sampled, TraceFile, Watched
 from mlperf_rn50.train.sinks.metrics_file import Metrics
 from mlperf_rn50.train.sinks.mlperf_log import MlperfLog
 from mlperf_rn50.train.sinks.progress_lines import ProgressLines

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from cluster.conftest import mounted, run_metrics
 from cluster.hosts import kill, words
+from helpers import wait_for
 
 from mlperf_rn50.data.recordio import load_manifest
 from mlperf_rn50.data.verify import dump_manifest
@@ -223,6 +224,19 @@ def test_killed_daemon_of_the_engine_is_the_recorded_cause(start_to, cluster):
     cause = 'rank 1 on h2: the engine (mpirun, horovodrun or srun) on this host has ended'
     assert_ended(job, f'{re.escape(cause)}; {RECORDED}', code=1)
     assert causes_of(job) == [cause]
+
+
+@pytest.mark.slow  # the link is lost for 60 s
+def test_drill_of_a_lost_link_costs_one_restart_and_leaves_nothing(start, cluster):
+    num_sshd = len(cluster.hosts[1].pids(of_sshd=True))
+    job = start(*BARE, *AGAIN, '--drill', 'link:rank1@step13')
+    code, output = job.end()
+    assert code == 0 and 'drill link:rank1@step13: goodput' in output, output
+    cause, end = causes_of(job)
+    assert re.fullmatch(f'host h2 {CONTACT}', cause) and end == 'converged'
+    assert [m['number_of_ranks'] for m in run_metrics(job.run_dir, 'resumed')] == [2]
+    wait_for(lambda: not cluster.hosts[1].pids())
+    wait_for(lambda: len(cluster.hosts[1].pids(of_sshd=True)) == num_sshd)
 
 
 @pytest.mark.slow  # the limit is 120 s

@@ -215,9 +215,10 @@ def outcome(code, trace, *script, message='', restarts=20, **options):
         # the doctor is repeated unless all hosts passed and answer
         outcome(EXIT_OK, 'dtt', FIT, KILLED, doctor=True),
         outcome(EXIT_OK, 'dtt', FIT, CUT, doctor=True),
+        outcome(EXIT_OK, 'dtt', FIT, attempt(9, steps=1), doctor=True),  # an ssh client of mpirun
         *(
             outcome(EXIT_OK, 'dtdt', FIT, fault, FIT, doctor=True)
-            for fault in (BROKEN, STUCK, {**CUT, 'silent': {'h2'}})
+            for fault in (BROKEN, STUCK, attempt(9), {**CUT, 'silent': {'h2'}})
         ),
         # elastic waits for a host that soon answers, and excludes one that fails twice
         outcome(EXIT_OK, 'tt', GONE, elastic=True),
@@ -402,3 +403,11 @@ def test_goodput_follows_the_run_of_the_drill_only(monkeypatch):
     assert [m for m in world.messages if 'goodput' in m] == [
         'drill kill:rank1@step5: goodput result_0.txt'
     ]
+
+
+def test_drill_before_the_first_checkpoint_says_that_a_run_is_lost(monkeypatch):
+    monkeypatch.setattr(supervisor, 'read_run', lambda path: path)
+    monkeypatch.setattr(supervisor, 'read_goodput', lambda run: SimpleNamespace(text=run.name))
+    _, world = fake_run([STUCK], restarts=1, drill=Drill('kill', rank=1, step=5))
+    [text] = [m for m in world.messages if 'goodput' in m]
+    assert 'goodput result_1.txt; before it, the fault ended a run' in text

@@ -89,6 +89,8 @@ def test_place_of_options_hosts_and_configuration(words, run, expected, monkeypa
         ('--config c --hosts h1:4,h2:4 --ranks-per-node 2', 'h1: got 2 ranks, expected 4'),
         ('--resume', 'got no --run-dir'),
         ('', '--config: got nothing'),
+        ('--config c --drill kill:rank6@step1', 'rank6@step1, expected a rank below 6'),
+        ('--config c --drill link:rank3@step1', 'whose host localhost is not reached over ssh'),
     ],
 )
 def test_contradictory_places_are_refused(words, message):

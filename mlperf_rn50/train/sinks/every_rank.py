@@ -1,14 +1,10 @@
 """Sinks of every rank: for its watcher, the telemetry of its node, and the traces of its steps."""
 
-import errno
-import os
-import signal
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from mlperf_rn50.files import write_atomically, writing
-from mlperf_rn50.parser import Drill
+from mlperf_rn50.files import write_atomically
 from mlperf_rn50.runfolder.jsonl import encode
 from mlperf_rn50.runfolder.records import StepSpans
 from mlperf_rn50.system.launcher_env import print_stderr, rank_name
@@ -58,30 +54,6 @@ class Sampled:
 
     def close(self) -> None:
         self._telemetry.close()
-
-
-class Drilled:
-    """Sink that causes a requested fault of this rank; path: of a file of the run."""
-
-    def __init__(self, drill: Drill, path: Path):
-        self._drill, self._path = drill, path
-
-    def handle(self, event: events.Event) -> None:
-        if not isinstance(event, events.StepDone) or event.step != self._drill.step:
-            return
-        match self._drill.kind:
-            case 'kill':
-                os.kill(os.getpid(), signal.SIGKILL)
-            case 'stop':
-                os.kill(os.getpid(), signal.SIGSTOP)
-            case 'hang':
-                threading.Event().wait()
-            case 'full-disk':
-                with writing(self._path):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def close(self) -> None:
-        pass
 
 
 class TraceFile:

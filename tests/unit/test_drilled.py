@@ -13,11 +13,11 @@ from mlperf_rn50.parser import Drill, parse_drill
 from mlperf_rn50.train import run_events as events
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.run import RunArguments, train
-from mlperf_rn50.train.sinks.every_rank import Drilled
+from mlperf_rn50.train.sinks.drilled import Drilled
 from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
 
-@pytest.mark.parametrize('kind', ['kill', 'stop', 'hang', 'full-disk'])
+@pytest.mark.parametrize('kind', ['kill', 'stop', 'hang', 'link', 'full-disk'])
 def test_drill_is_read_as_it_is_written(kind):
     text = f'{kind}:rank3@step200'
     assert parse_drill(text) == Drill(kind, rank=3, step=200) and str(parse_drill(text)) == text
@@ -55,6 +55,12 @@ def test_hanging_rank_never_returns(tmp_path):
     thread.start()
     thread.join(0.2)
     assert thread.is_alive()
+
+
+def test_lost_link_needs_a_connection_of_the_launcher(monkeypatch, tmp_path):
+    monkeypatch.setenv('MLPERF_RN50_JOB', '1-of-no-process')
+    with pytest.raises(ConfigError, match='link:rank0@step3, but this rank sees no sshd'):
+        after_step(3, 'link', tmp_path)
 
 
 def test_rank_that_does_not_exist_is_refused():
