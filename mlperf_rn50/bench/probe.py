@@ -13,6 +13,7 @@ from mlperf_rn50.analysis.run_data import RunData
 from mlperf_rn50.analysis.why import evidence
 from mlperf_rn50.analysis.why.accuracy import Cause, weigh
 from mlperf_rn50.analysis.why.labels import SIGMAS, Images
+from mlperf_rn50.config import Config
 from mlperf_rn50.data.batches import Batch, eval_batches, train_batches
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.data.recordio import RecordFile, find_split
@@ -125,6 +126,22 @@ def _scan(records: RecordFile) -> list[tuple[int, int]]:
     return [(hash(r.image.tobytes()), r.label) for r in map(records.read, numbers)]
 
 
+def _judge_reading(
+    run: RunData, config: Config, num_ranks: int, records: RecordFile, labels: np.ndarray
+) -> Iterable[Cause]:
+    """Judge the order of reading, unless a resume may have changed it or not all labels are
+    known."""
+    data = config.data
+    is_resumed = run.last(ResumedRecord) is not None
+    if data.shuffle != 'global' or len(labels) != data.num_train or is_resumed:
+        return []
+    read = {}
+    if not data.record_cache_mib:
+        read = {r.epoch: sum(r.record_bytes.values()) for r in run.all(EpochRecord)}
+    shard = make_plan(config, num_ranks).train_shard()
+    return judge_order(read, shard, config.run.seed or 0, records, labels)
+
+
 def probe(run: RunData) -> tuple[list[Cause], str]:
     """Return the figures that weights and images show, accused or not, and of which weights they
     are.
@@ -169,6 +186,7 @@ def probe(run: RunData) -> tuple[list[Cause], str]:
     scanned = _scan(records)
     model = build_model(config, mx.cpu(), seed, is_plain=True)
     initial = {n: p.data().asnumpy() for n, p in model.collect_params().items()}
+    labels = np.array([label for _, label in scanned])
     found = [
         *evidence.judge_predictions(
             train,
@@ -185,16 +203,8 @@ def probe(run: RunData) -> tuple[list[Cause], str]:
         ),
         *evidence.judge_records(scanned, _scan(others), data.num_classes),
         *evidence.when_trained(is_early, evidence.judge_weights(initial, arrays)),
+        *_judge_reading(run, original, log.num_ranks, records, labels),
     ]
-
-    # The order of reading, which a resume may have changed.
-    if data.shuffle == 'global' and len(scanned) == data.num_train and not run.last(ResumedRecord):
-        read = {}
-        if not data.record_cache_mib:
-            read = {r.epoch: sum(r.record_bytes.values()) for r in run.all(EpochRecord)}
-        labels = np.array([label for _, label in scanned])
-        shard = make_plan(original, log.num_ranks).train_shard()
-        found += judge_order(read, shard, seed, records, labels)
     return evidence.settle(found), (
         f'Probed: weights of epoch {description.epoch} of {num_epochs:g}, with Top-1 '
         f'{percent(validation.top1)} on {len(validation.labels):,} validation images.'

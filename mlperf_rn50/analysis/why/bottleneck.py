@@ -286,37 +286,48 @@ def find_bottleneck(times: Times) -> Bottleneck:
     return Bottleneck('healthy', max(s for name, s in parts.items() if name != 'compute') / total_s)
 
 
-def _largest_part(times: Times, is_thin: bool, lacking: float) -> Bottleneck | None:
-    """Return the largest part of the time above its threshold; None if there is none.
-
-    lacking: share of the time that is due to a lack of cores, which makes all parts uneven, and
-    exchanges slow.
-    """
-    parts, total_s, net = times.parts, times.total_s, times.network
-
-    # The slowest rank, and the first epoch since which it was slow without a break.
+def _slowest_rank(times: Times, is_short: bool) -> tuple[RankSteps, list[float]]:
+    """Return the rank for which the others waited longest, and its excess of each interval."""
     slow = max(
         (i.rank for i in times.intervals),
-        key=lambda r: sum(_excess_s(times, r.rank, _OWN, lacking > 0)),
+        key=lambda r: sum(_excess_s(times, r.rank, _OWN, is_short)),
     )
-    excess_s = _excess_s(times, slow.rank, ('compute', 'update'), lacking > 0)
+    return slow, _excess_s(times, slow.rank, ('compute', 'update'), is_short)
+
+
+def _slow_since(times: Times, excess_s: Sequence[float]) -> int | None:
+    """Return the first epoch since which a rank was slow without a break; None if it is not."""
     since = None
     for interval, s in zip(times.intervals, excess_s):
         if s <= _LEAST_SHARE * _own_s(interval.rank, *_PHASES):
             since = None
         elif since is None:
             since = interval.record.epoch
+    return since
 
-    # Whether a larger batch would help.
-    step_s = sum(s for name, s in parts.items() if name not in OUTSIDE)
+
+def _fixed_s(times: Times, is_thin: bool, is_short: bool) -> float:
+    """Return the time that does not depend on the batch, 0 unless a larger batch would save much of
+    it."""
+    parts = times.parts
+    is_small = 0 < times.network.local_batch_size < _FEW_IMAGES
     fixed_s = parts['update'] + parts['python'] + parts['exchange']
-    is_slowed = lacking > 0 and parts['exchange'] > parts['update']
-    has_few = (
-        0 < net.local_batch_size < _FEW_IMAGES
-        and not is_thin
-        and 2 * parts['python'] < fixed_s
-        and fixed_s > (_LEAST_SHORT_FIXED if is_slowed else _LEAST_FIXED) * step_s
-    )
+    if not is_small or is_thin or 2 * parts['python'] >= fixed_s:
+        return 0.0
+    step_s = sum(s for name, s in parts.items() if name not in OUTSIDE)
+    is_slowed = is_short and parts['exchange'] > parts['update']
+    least = _LEAST_SHORT_FIXED if is_slowed else _LEAST_FIXED
+    return fixed_s if fixed_s > least * step_s else 0.0
+
+
+def _largest_part(times: Times, is_thin: bool, lacking: float) -> Bottleneck | None:
+    """Return the largest part of the time above its threshold; None if there is none.
+
+    lacking: share of the time that is due to a lack of cores, which makes all parts uneven, and
+    exchanges slow.
+    """
+    parts, total_s = times.parts, times.total_s
+    slow, excess_s = _slowest_rank(times, lacking > 0)
 
     # The parts above their thresholds.
     seconds = {
@@ -325,7 +336,7 @@ def _largest_part(times: Times, is_thin: bool, lacking: float) -> Bottleneck | N
         'slow_rank': sum(excess_s),
         'checkpoints': parts['checkpoints'],
         'evaluation': parts['evaluation'],
-        'batch': fixed_s if has_few else 0.0,
+        'batch': _fixed_s(times, is_thin, lacking > 0),
         'exchange': parts['exchange'],
     }
     least = min(max(lacking / 2, _LEAST_SHARE), _LEAST_SHORT)
@@ -348,9 +359,9 @@ def _largest_part(times: Times, is_thin: bool, lacking: float) -> Bottleneck | N
     if 'slow_rank' in shares and sum(excess_s) > _FAR * own_s:
         name = 'slow_rank'
     if name == 'slow_rank':
-        return Bottleneck(name, shares[name], rank=slow, since=since)
+        return Bottleneck(name, shares[name], rank=slow, since=_slow_since(times, excess_s))
     part = None
-    if name == 'input' and net.num_buckets:
+    if name == 'input' and times.network.num_buckets:
         part = INPUT[max(INPUT, key=parts.__getitem__)]
     if name == 'exchange':
         part = 'latency' if times.is_latency else 'link'
