@@ -56,6 +56,12 @@ class StorageError(UserError):
     exit_code = EXIT_FAILED
 
 
+class FullDisk(StorageError):
+    """A disk without free space, or an exceeded quota. A restart would fail again."""
+
+    exit_code = EXIT_USAGE
+
+
 class RankLost(UserError):
     """The loss of another rank, its host or its network."""
 

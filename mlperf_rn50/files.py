@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mlperf_rn50.errors import ConfigError, StorageError, UserError
+from mlperf_rn50.errors import ConfigError, FullDisk, StorageError, UserError
 
 MAX_LINE_BYTES = 1 << 21  # maximum length of a line in a log
 _BLOCK_BYTES = 1 << 24
@@ -299,7 +299,8 @@ def storage_error(path: Path, error: OSError, what: str = '') -> StorageError:
             'file'
         )
     action = f'cannot write {what}' if what else 'cannot write'
-    return StorageError(
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return (FullDisk if is_full else StorageError)(
         f'{path}: {action}: {error.strerror}; {describe_disk(path)}; free space or repair the '
         'disk, and resume from the last checkpoint'
     )

@@ -1,5 +1,6 @@
 """Execute mpirun or orted of a Slurm job with SIGTERM blocked. scancel sends SIGTERM also to these
 programs, which would then kill the ranks. Open MPI unblocks all signals in the ranks."""
+
 import os
 import signal
 import sys

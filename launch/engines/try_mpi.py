@@ -1,4 +1,5 @@
 """Start and end MPI as Horovod does, so that the launcher finds faults of Open MPI before a run."""
+
 import ctypes
 import os
 import shutil

@@ -69,7 +69,9 @@ def add_run_options(parser: ArgumentParser) -> None:
     """Add the options that select the configuration: --config, or a run to resume."""
     add_config_option(parser)
     add_option(parser, '--resume DIR', 'run folder of the run to resume', type=str)
-    add_option(parser, '--elastic', 'allow --resume with a different number of ranks')
+    add_option(
+        parser, '--elastic', 'allow a number of ranks that differs from --resume or --config'
+    )
     add_option(
         parser,
         '--allow-changed KEYS',

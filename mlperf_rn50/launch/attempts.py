@@ -78,6 +78,11 @@ def describe_unfinished(folder: Path) -> str:
     return ''
 
 
+def ends_of(folder: Path) -> list[str | None]:
+    """Return the final status of each run of a folder."""
+    return [end_of(read_metrics(run)) for run in list_runs(folder)]
+
+
 def read_progress(folder: Path, chosen: RunFolder | None = None) -> RunProgress:
     """Return the current progress of a run in a folder, by default of the newest one."""
     run = chosen or newest_run(folder)
@@ -141,18 +146,18 @@ def judge(
     return EXIT_FAILED if reason else None, reason
 
 
-def is_free_restart(attempt: Attempt, returned: Collection[str], on_trial: Collection[str]) -> bool:
+def is_free_restart(attempt: Attempt, returned: Collection[str], suspects: Collection[str]) -> bool:
     """Return whether the restart after an attempt is none of --restarts, because without returned
     hosts the run would have gone on.
 
     Args:
         returned: hosts for which the launcher stopped the ranks, to take them back.
-        on_trial: hosts that were taken back for this attempt.
+        suspects: hosts that were taken back for this attempt and may be the cause of its failure.
     """
     if attempt.end == 'interrupted':
         return bool(returned)
     has_started = attempt.has_stepped or attempt.gained
-    return bool(on_trial) and attempt.end in (None, 'failed') and not has_started
+    return bool(suspects) and attempt.end in (None, 'failed') and not has_started
 
 
 def count_stuck(attempts: Sequence[Attempt]) -> int:

@@ -2,16 +2,17 @@
 
 import platform
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from mlperf_rn50.errors import (
     EXIT_AT_ONCE,
+    EXIT_CODES,
     EXIT_FAILED,
+    EXIT_OK,
     EXIT_RESUMABLE,
     EXIT_USAGE,
     ConfigError,
@@ -22,7 +23,7 @@ from mlperf_rn50.launch.engines import Options
 from mlperf_rn50.launch.placement import Placement
 from mlperf_rn50.mllog.goodput import read_goodput
 from mlperf_rn50.mllog.read.reader import read_run
-from mlperf_rn50.runfolder.names import RunFolder, list_runs, newest_run, newest_step
+from mlperf_rn50.runfolder.names import RunFolder, newest_run, newest_step
 from mlperf_rn50.runfolder.records import (
     Attempt,
     Failure,
@@ -75,15 +76,19 @@ class Supervisor:
         self._absent: list[str] = []
         self._returned: set[str] = set()  # answer again, to be taken back
         self._on_trial: set[str] = set()  # taken back for the present attempt
+        self._num_relapses = Counter[str]()  # times that a host was silent just after its return
 
     def run_all(self) -> int:
         """Make all runs in turn; return the largest exit code or, after a second Ctrl-C,
         EXIT_AT_ONCE."""
-        worst = 0
-        runs = plan_runs(self.placement.run_dir, self.options)
+        ends = attempts.ends_of(self.placement.run_dir)
+        runs = plan_runs(ends, self.options)
+        if not runs:
+            self.say(f'all {plural(len(ends), "run")} of --seeds have ended')
+        counted = ends if self.options.resume and self.options.seeds > 1 else []
+        worst = max((EXIT_CODES[end] for end in counted if end in attempts.OVER), default=EXIT_OK)
         for number, is_resumed in enumerate(runs, 1):
-            if self._absent:
-                self._returned = set(self._absent).difference(self.silent(self._absent))
+            self._ask_absent()
             self._take_back()
             code = self.run_to_end(is_resumed)
             if number == 1 and self._has_drilled:
@@ -93,14 +98,18 @@ class Supervisor:
                 self.say(f'stopped after {number} of {plural(len(runs), "run")}')
                 code = EXIT_RESUMABLE  # with the next run
             worst = max(worst, code)
-            if self.signals.is_requested or code == EXIT_USAGE:
+            # 75 without a request to the launcher: the ranks were stopped
+            if self.signals.is_requested or code in (EXIT_USAGE, EXIT_RESUMABLE):
                 break
         return EXIT_AT_ONCE if self.signals.is_forced and worst else worst
 
     def _report_drill(self) -> None:
         """Report the time of the run in which a fault was caused; nothing if it is unknown."""
-        run = newest_run(self.placement.run_dir)
+        run = self.options.run or newest_run(self.placement.run_dir)
         if run is None:
+            return
+        if not any(a.end in (None, 'failed') for a in self._attempts):
+            self.say(f'drill {self.options.drill}: the fault did not happen in this run')
             return
         is_new = bool(self._attempts) and self._attempts[0].run != run.index
         lost = '; before it, the fault ended a run that had no checkpoint' if is_new else ''
@@ -113,7 +122,8 @@ class Supervisor:
         if resumable."""
         run_dir, chosen = self.placement.run_dir, self.options.run
         self._placements.clear()
-        self._attempts = read_attempts(run_dir, self.batch_job)
+        # A new run has none, although a requeued job or earlier runs may have some.
+        self._attempts = read_attempts(run_dir, self.batch_job) if is_resumed else []
         resumed = (chosen or newest_run(run_dir)) if is_resumed else None
         train_options = self.train_options(resumed)
         restarts_left = self.options.restarts
@@ -141,13 +151,20 @@ class Supervisor:
             if not attempt.end and not self.signals.is_requested:
                 silent = self.silent(self.placement.hosts)
                 attempt = self.explain_failure(job, attempt, silent)
+            suspects = self._suspects(silent)
             is_free = not self.signals.is_requested and attempts.is_free_restart(
-                attempt, self._returned, self._on_trial
+                attempt, self._returned, suspects
             )
             if is_free and attempt.end == 'interrupted':
                 cause = f'stopped to take back {names_of(self._returned)}'
                 attempt = replace(attempt, cause=cause)
-            self._record(job, attempt)
+            self._record(job, attempt, is_free)
+            if is_free and attempt.end != 'interrupted':
+                self.say(
+                    f'excluding {names_of(suspects)} until the end, because the first start after '
+                    'their return failed before a step'
+                )
+                self._exclude(suspects)
             end_code = self._decide(
                 attempt, restarts_left, is_free=is_free, have_answered=not silent
             )
@@ -172,12 +189,6 @@ class Supervisor:
     ) -> int | None:
         """Return the launcher's exit code after an attempt, or None once the hosts are ready for
         the next one."""
-        if is_free and attempt.end != 'interrupted':
-            self.say(
-                f'excluding {names_of(self._on_trial)} until the end, because the first start '
-                'after their return failed before a step'
-            )
-            self._exclude(self._on_trial)
         end_code, reason = attempts.judge(
             attempt,
             self.signals.is_requested,
@@ -236,7 +247,9 @@ class Supervisor:
                 f'--resume: {self.placement.run_dir} has no checkpoint of its newest run; start a '
                 'new run with --config'
             )
-        return ['--config', self.options.config, '--run.dir', str(self.placement.run_dir)]
+        # The learning rate is for all hosts, also if the run begins without some of them.
+        elastic = ['--elastic'] if self.placement.hosts != self._all_hosts else []
+        return ['--config', self.options.config, '--run.dir', str(self.placement.run_dir), *elastic]
 
     def _status(self, before: attempts.RunProgress) -> str | None:
         """Return the status of a run that has ended, '' once the ranks have written to its folder,
@@ -249,8 +262,9 @@ class Supervisor:
     def _start(self, job: str, words: Sequence[str], status: StatusReader | None) -> int:
         what = 'starting' if words[0] == 'train' else 'checking the nodes with'
         self.say(f'{what} {plural(self.placement.num_ranks, "rank")}')
+        is_new = words[:2] == ['train', '--config']
         values = {
-            '--run.num_nodes': len(self.placement.hosts),
+            '--run.num_nodes': len(self._all_hosts if is_new else self.placement.hosts),
             '--run.ranks_per_node': self.placement.ranks_per_node,
             '--run.ranks_per_device': self.options.ranks_per_device,
         }
@@ -267,10 +281,11 @@ class Supervisor:
         # The doctor is a separate job, so that its guards end only its own processes.
         return self._start(job + _DOCTOR, ['doctor', '--quiet', *train_options], None)
 
-    def _record(self, job: str, attempt: Attempt) -> None:
+    def _record(self, job: str, attempt: Attempt, is_free: bool) -> None:
         if attempt.end or not self.signals.is_requested:  # a stop request is not a failure
             note_attempt(self.placement.run_dir, self.batch_job, attempt)
-            self._attempts.append(attempt)
+            if attempt.gained or not is_free:  # a free failure does not count against the run
+                self._attempts.append(attempt)
         if attempt.gained:
             self._placements.clear()
         else:
@@ -345,12 +360,18 @@ class Supervisor:
                 self.signals.pause(_RETRY_S)
                 continue
             names = names_of(silent)
+            if self.options.elastic and not can_exclude:
+                self._ask_absent()
+                if self._returned:
+                    self._take_back()
+                    continue
             if not can_exclude:
                 self.say(f'{names} did not answer for {limit_s:.0f} s; not restarted')
                 return False
             self.say(f'excluding {names}, which did not answer for {limit_s:.0f} s')
+            self._num_relapses.update(self._on_trial.intersection(silent))
             self._exclude(silent)
-            self._absent += silent
+            self._absent += [h for h in silent if self._num_relapses[h] < attempts.MAX_FAILURES]
             return True
         return True
 
@@ -384,6 +405,17 @@ class Supervisor:
             self.say(f'stopping at a checkpoint to take back {names}, which answered twice')
         return bool(self._returned)
 
+    def _ask_absent(self) -> None:
+        """Note which of the excluded hosts answer now."""
+        if self._absent:
+            self._returned = set(self._absent).difference(self.silent(self._absent))
+
+    def _suspects(self, silent: Collection[str]) -> set[str]:
+        """Return the hosts taken back for an attempt that may have ended it: none if only others
+        are silent, or if no host would be left."""
+        suspects = self._on_trial.intersection(silent) if silent else self._on_trial
+        return suspects if suspects < set(self.placement.hosts) else set()
+
     def _take_back(self) -> None:
         """Add the hosts that have returned, in the order in which the user gave all hosts."""
         self._on_trial, self._returned = self._returned, set()
@@ -397,14 +429,16 @@ def names_of(hosts: Collection[str]) -> str:
     return ' '.join(sorted(hosts))
 
 
-def plan_runs(folder: Path, options: Options) -> list[bool]:
+def plan_runs(ends: Sequence[str | None], options: Options) -> list[bool]:
     """Return for each run to make whether it resumes the newest run; with --resume, --seeds
-    includes finished runs."""
+    includes finished runs.
+
+    ends: final statuses of the runs of the folder.
+    """
     if not options.resume:
         return [False] * options.seeds
     if options.seeds == 1:
         return [True]
-    ends = [attempts.end_of(attempts.read_metrics(run)) for run in list_runs(folder)]
     is_unfinished = bool(ends) and ends[-1] not in attempts.OVER
     num_over = sum(end in attempts.OVER for end in ends)
     return [True] * is_unfinished + [False] * (options.seeds - num_over - is_unfinished)

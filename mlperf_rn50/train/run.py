@@ -36,7 +36,7 @@ from mlperf_rn50.train.checkpoint.resumable import clear_abandoned, clear_run
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.compare import find_reference, open_comparison
 from mlperf_rn50.train.loop import OpenRun, RankPlace, train_to_end
-from mlperf_rn50.train.plan import Plan, make_plan
+from mlperf_rn50.train.plan import Plan, config_world_size, make_elastic_plan, make_plan
 from mlperf_rn50.train.resume import load_resumption, plan_resumed
 from mlperf_rn50.train.sinks.drilled import Drilled
 from mlperf_rn50.train.sinks.every_rank import Sampled, TraceFile, Watched
@@ -60,7 +60,8 @@ class RunArguments:
             folder.
         resume: the run to resume, with its checkpoints folder or a single checkpoint; None starts a
             new run.
-        is_elastic: True if a resumed run may have a different number of ranks.
+        is_elastic: True if a resumed run may have a different number of ranks, and a new one
+            another number than the configured one.
         allowed: configuration keys that may change on resume, in addition to those declared with
             free_option.
         warnings: warnings about the configuration, which the run reports.
@@ -130,7 +131,7 @@ def open_run(arguments: RunArguments) -> Iterator[OpenRun]:
                 digest=digest,
             )
         else:
-            plan, progress = plan_new(config, comm, nodes, digest)
+            plan, progress = plan_new(config, comm, nodes, digest, arguments.is_elastic)
             folder = RunFolder(Path(config.run.dir), progress.result_index)
             cleanup.enter_context(hold_run(comm, folder, arguments.heartbeat))
         num_epochs = progress.step // plan.steps_per_epoch
@@ -175,11 +176,18 @@ def nodes_of(hosts: Sequence[RankPlace]) -> list[int]:
 
 
 def plan_new(
-    config: Config, comm: Comm, nodes: Sequence[int], digest: str
+    config: Config, comm: Comm, nodes: Sequence[int], digest: str, is_elastic: bool = False
 ) -> tuple[Plan, Progress]:
     """Return plan and progress of a new run; rank 0 claims the run number and chooses a seed or
-    layout that is null."""
-    plan = make_plan(config, comm.world_size)
+    layout that is null.
+
+    is_elastic: whether the number of ranks may differ from the configured one, for whose global
+    batch size the learning rate is.
+    """
+    configured = config_world_size(config) if is_elastic else None
+    full = plan = make_plan(config, configured or comm.world_size)
+    if configured:
+        plan = make_elastic_plan(config, comm.world_size, full.global_batch_size)
 
     def choose() -> list[Any]:
         seed = secrets.randbelow(2**31) if config.run.seed is None else config.run.seed
@@ -199,7 +207,7 @@ def plan_new(
         best_top1=0.0,
         clock_s=0.0,
         global_batch_size=plan.global_batch_size,
-        lr_batch_size=plan.global_batch_size,
+        lr_batch_size=full.global_batch_size,
         num_train=config.data.num_train,
         result_index=index,
         nodes=list(nodes),

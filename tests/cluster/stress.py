@@ -3,6 +3,7 @@ run of the same seed.
 
 Requires the same as hosts.py. Example, for faults about every minute on eight hosts:
   .venv/bin/python tests/cluster/stress.py --out stress --faults 100 --seed 1
+Each link of a host has the rate of --rate, except in the undisturbed run, which is thus shorter.
 A fault kills a process of the job (kill -9), stops one for 10 s (SIGSTOP), or cuts a host's link
 for 5 s or 20 s. After the last fault, the run is stopped, and resumed for two more epochs, so that
 it reaches its end. OUT/reference has the undisturbed run; it is used again, and continued if it is
@@ -205,6 +206,13 @@ def goodput_of(run_dir: Path) -> tuple[float, dict[str, float]]:
     return (parts['training'] + parts['evaluation']) / sum(parts.values()), parts
 
 
+def set_rate(cluster: Cluster, rate: str) -> None:
+    """Limit what each host sends, such as to 1gbit; '' for no limit. Source: tc-tbf(8)."""
+    change = f'replace dev eth0 root tbf rate {rate} burst 256kb latency 400ms'
+    for host in cluster.hosts:
+        host.call('tc', 'qdisc', *(change if rate else 'del dev eth0 root').split())
+
+
 def left_files(jobs: set[str]) -> list[str]:
     """Return the folders that launchers or guards of these jobs did not remove."""
     folders = [p for top in ('/dev/shm', tempfile.gettempdir()) for p in Path(top).iterdir()]
@@ -229,6 +237,7 @@ def run(options: argparse.Namespace, cluster: Cluster) -> int:
     """Run the disturbed and the undisturbed training; print a summary."""
     folder, rng = options.out, random.Random(options.seed)
     run_dir = folder / f'run_{options.seed}'
+    set_rate(cluster, options.rate)
     restarts = ['--restarts', 999, *(['--elastic'] if options.elastic else [])]
     launcher = Launcher(cluster, folder, run_dir, *restarts, '--train.max_epochs', 5000)
     faults = disturb(cluster, launcher, options.faults, options.period, rng)
@@ -241,6 +250,7 @@ def run(options: argparse.Namespace, cluster: Cluster) -> int:
     processes = left_processes(cluster)
     files = left_files({a['job'] for a in records(run_dir, 'attempts.jsonl')})
     goodput, parts = goodput_of(run_dir)
+    set_rate(cluster, '')
     reference = make_reference(cluster, folder, num_epochs)
     output, attempts, metrics = (
         launcher.output.read_text(),
@@ -303,6 +313,7 @@ def main() -> int:
     )
     add('--hosts', type=int, default=8)
     add('--period', type=float, default=60.0, help='mean seconds between faults')
+    add('--rate', default='1gbit', help='rate of each link, in the units of tc(8)')
     add('--elastic', action='store_true')
     options = parser.parse_args()
     options.out = options.out.resolve()

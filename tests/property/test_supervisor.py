@@ -282,6 +282,19 @@ GROWS = attempt(EXIT_RESUMABLE, 'interrupted', 1, returned={'h2'})
             restarts=1,
             doctor=True,
         ),
+        # a host that returns and is silent again, twice, stays out
+        outcome(
+            *(EXIT_OK, 'tTTTT', GONE, *[{**GROWS, 'silent': {'h2'}}] * 2),
+            {**GAINS, 'returned': {'h2'}},
+            restarts=2,
+        ),
+        # the loss of another host says nothing of it, and the last host is not excluded
+        outcome(EXIT_OK, 'tTtt', GONE, GROWS, attempt(1, silent={'h1'}), restarts=2),
+        outcome(EXIT_OK, 'tTtt', GONE, {**GROWS, 'silent': {'h1', 'h3'}}, STUCK, restarts=3),
+        # its failure does not count against the run
+        outcome(EXIT_OK, 'tTtTTT', GONE, GROWS, *[STUCK] * 3, restarts=9),
+        # a run that begins without a host
+        outcome(EXIT_OK, 'tT', GONE, restarts=1),
         # a host that failed twice while it answered stays out
         outcome(EXIT_OK, 'ttT', BROKEN, BROKEN, GROWS | CONVERGES),
         # it is also taken back by the restart after a failure, and at the next run
@@ -299,6 +312,15 @@ def test_elastic_takes_back_a_host_that_answers_again(
     got, world = fake_run(script, elastic=True, **options)
     assert (got, world.trace) == (code, trace)
     assert message in '\n'.join(world.messages)
+
+
+def test_host_that_answers_again_replaces_the_last_ones(monkeypatch):
+    monkeypatch.setattr(supervisor, 'ELASTIC_LIMIT_S', 0.0)
+    monkeypatch.setattr(supervisor, '_WAIT_LIMIT_S', 0.0)
+    lost = attempt(1, steps=1, silent={'h1', 'h3'})
+    code, world = fake_run([GONE, lost], restarts=2, elastic=True)
+    hosts = [hosts for hosts, _ in world.calls]
+    assert (code, hosts) == (EXIT_OK, [HOSTS, ('h1', 'h3'), ('h2',)])
 
 
 def test_stop_for_a_returned_host_is_recorded_as_no_failure(monkeypatch):
@@ -330,6 +352,40 @@ def test_resume_continues_the_set_of_seeds(tmp_path):
     world.is_requested = False
     assert world.run(seeds=4, resume=True) == EXIT_OK
     assert ['--resume' in words for _, words in world.calls] == [False, False, True, False, False]
+
+
+def test_set_of_seeds_keeps_the_worst_exit_code_over_a_resume(tmp_path):
+    world = Fake(tmp_path / 'run', attempt(1, 'aborted', 1), attempt(75, 'interrupted', 1))
+    assert world.run(seeds=2) == EXIT_RESUMABLE
+    assert [world.run(seeds=2, resume=True) for _ in range(2)] == [EXIT_FAILED] * 2
+    assert len(world.calls) == 3 and 'all 2 runs of --seeds have ended' in world.messages
+
+
+def test_stop_request_to_the_ranks_ends_the_set_of_seeds(tmp_path):
+    world = Fake(tmp_path / 'run', attempt(75, 'interrupted', 1))
+    assert world.run(seeds=2) == EXIT_RESUMABLE
+    assert world.run(seeds=2, resume=True) == EXIT_OK
+    assert ['--resume' in words for _, words in world.calls] == [False, True, False]
+
+
+def test_failures_of_a_run_do_not_count_against_the_next_one():
+    code, world = fake_run([*[STUCK] * 3, STUCK], restarts=5, seeds=2)
+    assert (code, world.trace) == (EXIT_FAILED, 'ttttt')  # of the first run
+
+
+@pytest.mark.parametrize('seeds', [2, 3])
+def test_run_stopped_in_its_doctor_is_not_over(seeds):
+    stopped = attempt(130, begins=False, has_stop=True)
+    code, world = fake_run([FIT, CONVERGES, stopped], doctor=True, seeds=seeds)
+    assert code == EXIT_FAILED and not [m for m in world.messages if 'stopped after' in m]
+
+
+def test_run_that_begins_without_a_host_has_the_learning_rate_of_all(monkeypatch):
+    monkeypatch.setattr(supervisor, 'ELASTIC_LIMIT_S', 0.0)
+    _, world = fake_run([FIT, GONE, FIT], restarts=1, elastic=True, doctor=True)
+    nodes = [words[words.index('--run.num_nodes') + 1] for _, words in world.calls]
+    assert nodes == ['3', '3', '2', '3']
+    assert ['--elastic' in words for _, words in world.calls] == [False, False, True, True]
 
 
 def test_fault_at_the_first_start_of_each_run_is_no_failed_attempt():
@@ -403,6 +459,11 @@ def test_goodput_follows_the_run_of_the_drill_only(monkeypatch):
     assert [m for m in world.messages if 'goodput' in m] == [
         'drill kill:rank1@step5: goodput result_0.txt'
     ]
+
+
+def test_drill_whose_step_is_not_reached_says_so():
+    _, world = fake_run([CONVERGES], drill=Drill('kill', rank=1, step=500))
+    assert 'drill kill:rank1@step500: the fault did not happen in this run' in world.messages
 
 
 def test_drill_before_the_first_checkpoint_says_that_a_run_is_lost(monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 from helpers import call
 from tiny import tiny_config
 
-from mlperf_rn50.errors import ConfigError, StorageError
+from mlperf_rn50.errors import EXIT_USAGE, ConfigError, StorageError
 from mlperf_rn50.parser import Drill, parse_drill
 from mlperf_rn50.train import run_events as events
 from mlperf_rn50.train.comm.horovod import Comm
@@ -38,8 +38,9 @@ def after_step(step, kind, path):
 def test_full_disk_is_the_error_of_a_full_disk_after_its_step_only(tmp_path):
     for step in (2, 4):
         after_step(step, 'full-disk', tmp_path)
-    with pytest.raises(StorageError, match='metrics.jsonl: cannot write: No space left on device'):
+    with pytest.raises(StorageError, match='metrics.jsonl: cannot write: No space left') as e:
         after_step(3, 'full-disk', tmp_path / 'metrics.jsonl')
+    assert e.value.exit_code == EXIT_USAGE  # after which a launcher does not restart
 
 
 @pytest.mark.parametrize('kind, number', [('kill', signal.SIGKILL), ('stop', signal.SIGSTOP)])

@@ -15,7 +15,7 @@ from lines import write_set
 
 from mlperf_rn50 import files
 from mlperf_rn50.config_file import load_tree
-from mlperf_rn50.errors import EXIT_FAILED, ConfigError, StorageError
+from mlperf_rn50.errors import EXIT_FAILED, EXIT_USAGE, ConfigError, StorageError
 from mlperf_rn50.mllog.read.description import load_object
 from mlperf_rn50.runfolder.jsonl import decode, read_lines
 from mlperf_rn50.runfolder.records import ResumedRecord
@@ -37,10 +37,11 @@ def test_error_of_a_full_disk_names_file_and_disk(tmp_path):
     with pytest.raises(StorageError) as e:
         lines.write('x')
     start = '/dev/full: cannot write: No space left on device; the disk at /dev has '
-    assert str(e.value).startswith(start) and e.value.exit_code == EXIT_FAILED
+    assert str(e.value).startswith(start) and e.value.exit_code == EXIT_USAGE
     lines.close()
-    with pytest.raises(StorageError, match='lines: cannot write: No such file or directory'):
+    with pytest.raises(StorageError, match='cannot write: No such file or directory') as e:
         files.LineFile(tmp_path / 'none/lines')
+    assert e.value.exit_code == EXIT_FAILED
 
 
 def test_error_of_a_disk_without_inodes_says_so(tmp_path, monkeypatch):

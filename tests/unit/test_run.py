@@ -40,6 +40,17 @@ def test_new_run_draws_a_seed_and_has_its_nodes(tmp_path):
     assert (progress.step, progress.global_batch_size, progress.lr_batch_size) == (0, 32, 32)
 
 
+def test_new_run_on_fewer_ranks_has_the_learning_rate_of_the_configured_number(tmp_path):
+    config, comm = config_in(tmp_path), Comm()  # 8 images per rank
+    config = replace(config, run=replace(config.run, num_nodes=2, ranks_per_node=2))
+    comm.world_size = 3
+    plan, progress = plan_new(config, comm, [0, 1, 1], '', is_elastic=True)
+    assert (plan.global_batch_size, plan.lr_scale) == (24, 24 / 32)
+    assert (progress.global_batch_size, progress.lr_batch_size) == (24, 32)
+    with pytest.raises(UserError, match='= 4 ranks, expected 3 as started'):
+        plan_new(config, comm, [0, 1, 1], '')
+
+
 def test_refused_data_leaves_no_file(tmp_path):
     config = config_in(tmp_path / 'run', synthetic=False, dir=str(tmp_path))
     arguments = runs.RunArguments(config, Comm(), Heartbeat())
