@@ -43,7 +43,7 @@ guard_here() { # HOST RUN_FOLDER
 }
 note() { # HOST RUN_FOLDER CAUSE; a line as written by mlperf_rn50/runfolder/records.py
     printf '{"job": "%s", "host": "%s", "cause": "%s", "is_outside": true, "time_s": %s}\n' \
-        "$job" "$1" "$3" "$(date +%s)" |
+        "$job" "$1" "$3" "$(date +%s.%N)" |
         dd of="$2/failures.jsonl" oflag=append,nofollow conv=notrunc status=none
 } >/dev/null 2>&1
 ranks() {

@@ -6,6 +6,7 @@ the ranks ended with.
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -15,8 +16,9 @@ from mlperf_rn50.errors import EXIT_CODES, EXIT_FAILED, EXIT_RESUMABLE, EXIT_USA
 from mlperf_rn50.runfolder import records
 from mlperf_rn50.runfolder.locks import is_locked
 from mlperf_rn50.runfolder.names import RunFolder, list_runs, newest_run, newest_step
-from mlperf_rn50.runfolder.records import Attempt
+from mlperf_rn50.runfolder.records import Attempt, Failure
 from mlperf_rn50.system.launcher_env import resume_command
+from mlperf_rn50.text import grouped
 
 MAX_STUCK = 3  # failed attempts without a newer checkpoint, after which the launcher gives up
 # --elastic excludes a host that failed in this many attempts since the newest checkpoint.
@@ -117,6 +119,21 @@ def read_attempt(folder: Path, before: RunProgress, exit_code: int, is_resumed: 
     )
 
 
+def plan_runs(ends: Sequence[str | None], seeds: int, is_resume: bool) -> list[bool]:
+    """Return for each run to make whether it resumes the newest run; with --resume, --seeds
+    includes finished runs.
+
+    ends: final statuses of the runs of the folder.
+    """
+    if not is_resume:
+        return [False] * seeds
+    if seeds == 1:
+        return [True]
+    is_unfinished = bool(ends) and ends[-1] not in OVER
+    num_over = sum(end in OVER for end in ends)
+    return [True] * is_unfinished + [False] * (seeds - num_over - is_unfinished)
+
+
 def judge(
     attempt: Attempt,
     is_stop_requested: bool,
@@ -165,6 +182,28 @@ def count_stuck(attempts: Sequence[Attempt]) -> int:
     cause do not count."""
     recent = takewhile(lambda a: not (a.gained or a.end in OVER), reversed(attempts))
     return sum(a.has_stepped or a.origin != 'outside' for a in recent)
+
+
+def bad_hosts(failures: Sequence[Failure], hosts: Sequence[str]) -> dict[str, str]:
+    """Return the hosts that failed in at least MAX_FAILURES attempts, with the last cause; none if
+    all hosts did."""
+    lost = defaultdict(set)
+    for failure in failures:
+        if failure.rank is None:
+            lost[failure.job].add(failure.host)
+
+    def is_of_launcher(failure: Failure) -> bool:
+        """Return whether the launcher is at fault, because it lost all other hosts."""
+        num_lost = len(lost[failure.job])
+        return failure.rank is None and num_lost > 1 and num_lost >= len(hosts) - 1
+
+    counted = grouped((f for f in failures if not is_of_launcher(f)), lambda f: f.host)
+    bad = {}
+    for host in hosts:
+        of_host = counted.get(host, [])
+        if len({f.job for f in of_host}) >= MAX_FAILURES:
+            bad[host] = of_host[-1].cause
+    return bad if len(bad) < len(hosts) else {}
 
 
 def give_up_reason(attempts: Sequence[Attempt]) -> str:

@@ -2,7 +2,7 @@
 
 import platform
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ from mlperf_rn50.runfolder.records import (
 )
 from mlperf_rn50.system.out_of_memory import explain_exit
 from mlperf_rn50.system.signals import SignalQueue
-from mlperf_rn50.text import grouped, plural
+from mlperf_rn50.text import plural
 
 _DOCTOR = 'd'  # appended to an attempt's job name for its doctor
 _SIGNAL_CODES = 128  # exit code of an engine that a signal has ended, less the number of the signal
@@ -81,11 +81,12 @@ class Supervisor:
     def run_all(self) -> int:
         """Make all runs in turn; return the largest exit code or, after a second Ctrl-C,
         EXIT_AT_ONCE."""
+        is_resume, seeds = bool(self.options.resume), self.options.seeds
         ends = attempts.ends_of(self.placement.run_dir)
-        runs = plan_runs(ends, self.options)
+        runs = attempts.plan_runs(ends, seeds, is_resume)
         if not runs:
             self.say(f'all {plural(len(ends), "run")} of --seeds have ended')
-        counted = ends if self.options.resume and self.options.seeds > 1 else []
+        counted = ends if is_resume and seeds > 1 else []
         worst = max((EXIT_CODES[end] for end in counted if end in attempts.OVER), default=EXIT_OK)
         for number, is_resumed in enumerate(runs, 1):
             self._ask_absent()
@@ -385,7 +386,7 @@ class Supervisor:
             job = failure.job.removesuffix(_DOCTOR)
             if placement := self._placements.get(job):  # with the host names that the user gave
                 failures.append(replace(failure, job=job, host=placement.name_of(failure)))
-        return bad_hosts(failures, self.placement.hosts)
+        return attempts.bad_hosts(failures, self.placement.hosts)
 
     def _exclude(self, hosts: Collection[str]) -> None:
         hosts_left = tuple(h for h in self.placement.hosts if h not in hosts)
@@ -427,40 +428,3 @@ class Supervisor:
 
 def names_of(hosts: Collection[str]) -> str:
     return ' '.join(sorted(hosts))
-
-
-def plan_runs(ends: Sequence[str | None], options: Options) -> list[bool]:
-    """Return for each run to make whether it resumes the newest run; with --resume, --seeds
-    includes finished runs.
-
-    ends: final statuses of the runs of the folder.
-    """
-    if not options.resume:
-        return [False] * options.seeds
-    if options.seeds == 1:
-        return [True]
-    is_unfinished = bool(ends) and ends[-1] not in attempts.OVER
-    num_over = sum(end in attempts.OVER for end in ends)
-    return [True] * is_unfinished + [False] * (options.seeds - num_over - is_unfinished)
-
-
-def bad_hosts(failures: Sequence[Failure], hosts: Sequence[str]) -> dict[str, str]:
-    """Return the hosts that failed in at least MAX_FAILURES attempts, with the last cause; none if
-    all hosts did."""
-    lost = defaultdict(set)
-    for failure in failures:
-        if failure.rank is None:
-            lost[failure.job].add(failure.host)
-
-    def is_of_launcher(failure: Failure) -> bool:
-        """Return whether the launcher is at fault, because it lost all other hosts."""
-        num_lost = len(lost[failure.job])
-        return failure.rank is None and num_lost > 1 and num_lost >= len(hosts) - 1
-
-    counted = grouped((f for f in failures if not is_of_launcher(f)), lambda f: f.host)
-    bad = {}
-    for host in hosts:
-        of_host = counted.get(host, [])
-        if len({f.job for f in of_host}) >= attempts.MAX_FAILURES:
-            bad[host] = of_host[-1].cause
-    return bad if len(bad) < len(hosts) else {}

@@ -7,7 +7,7 @@ functions, except read_goodput. All times are seconds since run_start.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Any
@@ -15,7 +15,13 @@ from typing import Any
 from mlperf_rn50.mllog.elapsed import SKEW_S, Resume
 from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.runfolder.names import run_of
-from mlperf_rn50.runfolder.records import PartRecord, read_records
+from mlperf_rn50.runfolder.records import (
+    EvalRecord,
+    MetricsRecord,
+    PartRecord,
+    TrainRecord,
+    read_records,
+)
 
 # Names of the parts, and their texts.
 PARTS = {
@@ -47,7 +53,7 @@ _RULES = (
 )
 _PROGRESS = 'training', 'evaluation'
 _LEAST_S = 0.05  # of a part that is shown as text
-_MAX_RECORDS = 50_000
+MAX_RECORDS = 50_000  # of one run; it has no goodput if there are more
 # without a recorded end; a resume decides what is preserved
 _UNKNOWN = 'failed', 'unreadable'
 Span = tuple[float, float]
@@ -101,10 +107,11 @@ def _ends(spans: Iterable[Span]) -> Iterable[tuple[float, int]]:
 def find_goodput(
     resumes: Sequence[Resume], records: Sequence[PartRecord], end_s: float | None
 ) -> Goodput | None:
-    """Return the parts of a run until end_s, or None if they were not recorded from its start on,
-    or if the time of a checkpoint is unknown."""
+    """Return the parts of a run until end_s, or None if not all were recorded, or if the time of a
+    checkpoint is unknown."""
     first = records[0] if records else PartRecord('', 0.0, 0.0)
-    is_recorded = first.name == 'start_up' and first.time_s <= SKEW_S
+    num_starts = sum(r.name == 'start_up' for r in records)
+    is_recorded = first.name == 'start_up' and first.time_s <= SKEW_S and num_starts > len(resumes)
     if not is_recorded or end_s is None or any(r.checkpoint_s is None for r in resumes):
         return None
     spans = {r.name: list[Span]() for r in records}
@@ -119,12 +126,21 @@ def find_goodput(
     return Goodput(parts) if sum(parts.values()) > 0 else None
 
 
-def goodput_of(run: Run, records: Sequence[PartRecord], seen_s: float = 0.0) -> Goodput | None:
+def last_seen_s(records: Iterable[MetricsRecord]) -> float:
+    """Return the time of the last record of progress, which may be later than the last line of the
+    log."""
+    times = (r.time_s for r in records if isinstance(r, TrainRecord | EvalRecord | PartRecord))
+    return max(filter(None, times), default=0.0)
+
+
+def goodput_of(run: Run, records: Sequence[PartRecord], seen_s: float) -> Goodput | None:
     """Return the goodput of a run up to its end or its last sign of life, or None if it is unknown.
 
-    seen_s: time of the last record, which may be later than the last line of the log.
+    seen_s: result of last_seen_s.
     """
-    if run.status in _UNKNOWN:
+    num_evaluations = sum(r.name == 'evaluation' for r in records)
+    is_complete = len(run.evaluations) <= num_evaluations and len(records) < MAX_RECORDS
+    if run.status in _UNKNOWN or not is_complete:
         return None
     end_s = run.time_to_train_s
     if end_s is None:
@@ -142,5 +158,11 @@ def render_goodput(goodput: Goodput | None) -> dict[str, Any]:
 
 def read_goodput(run: Run) -> Goodput | None:
     """Return the goodput of a run, with the records beside its log."""
-    lines = read_records(run_of(run.path).metrics, PartRecord)
-    return goodput_of(run, [record for _, record in islice(lines, _MAX_RECORDS)])
+    metrics = run_of(run.path).metrics
+    records = [record for _, record in islice(read_records(metrics, PartRecord), MAX_RECORDS)]
+    seen_s = 0.0
+    if run.time_to_train_s is None:
+        lines: Iterator[tuple[int, MetricsRecord]]
+        lines = read_records(metrics, MetricsRecord)  # type: ignore[arg-type]
+        seen_s = last_seen_s(record for _, record in lines)
+    return goodput_of(run, records, seen_s)

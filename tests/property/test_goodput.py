@@ -85,6 +85,12 @@ def test_run_that_did_not_record_its_start_has_no_goodput():
     assert find_goodput([], [PartRecord('start_up', 0.0, 5.0)], None) is None
 
 
+def test_run_that_lost_the_record_of_a_later_start_has_no_goodput():
+    resumes = [make_resume([], 30.0, resumed_s=60.0, stopped_s=40.0, is_pause=False)]
+    starts = [PartRecord('start_up', 0.0, 5.0), PartRecord('start_up', 60.0, 5.0)]
+    assert find_goodput(resumes, starts, 100.0) and find_goodput(resumes, starts[:1], 100.0) is None
+
+
 @given(
     parts=st.lists(
         st.tuples(
@@ -96,7 +102,8 @@ def test_run_that_did_not_record_its_start_has_no_goodput():
     )
 )
 def test_parts_of_any_records_add_up(parts):
-    records = [PartRecord('start_up', 0.0, 5.0), *(PartRecord(*part) for part in parts)]
+    starts = [PartRecord('start_up', time_s, 5.0) for time_s in (0.0, 60.0)]
+    records = [*starts, *(PartRecord(*part) for part in parts)]
     resumes = [make_resume([], 30.0, resumed_s=60.0, stopped_s=40.0, is_pause=False)]
     goodput = find_goodput(resumes, records, 100.0)
     assert goodput.elapsed_s == pytest.approx(105.0)

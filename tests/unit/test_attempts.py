@@ -8,13 +8,21 @@ from helpers import assert_one_line, begin_run, call, keep_checkpoint, write_met
 
 from mlperf_rn50.launch import attempts
 from mlperf_rn50.launch.attempts import (
+    bad_hosts,
     describe_unfinished,
     is_free_restart,
     read_attempt,
     read_progress,
 )
 from mlperf_rn50.runfolder.locks import FileLock
-from mlperf_rn50.runfolder.records import Attempt, note_attempt, read_attempts
+from mlperf_rn50.runfolder.records import (
+    Attempt,
+    Failure,
+    note_attempt,
+    note_failure,
+    read_attempts,
+    read_failures,
+)
 from mlperf_rn50.system.launcher_env import COMMAND
 
 
@@ -134,3 +142,26 @@ def test_plan_of_a_resume_is_that_of_its_run(tmp_path):
 def test_restart_because_of_returned_hosts_is_free(end, has_stepped, returned, on_trial, expected):
     attempt = Attempt(0, 1, end, gained=False, can_resume=True, has_stepped=has_stepped)
     assert is_free_restart(attempt, returned, on_trial) == expected
+
+
+def test_host_that_failed_twice_without_progress_is_bad(tmp_path):
+    for job, host, cause in [
+        ('a', 'h1', 'does not answer'),
+        ('b', 'h2', 'killed'),
+        ('c', 'h2', 'does not answer'),
+        ('c', 'h2', 'killed'),
+        ('c', 'h3', 'killed'),
+    ]:
+        note_failure(tmp_path, Failure(job, host, cause, 0 if cause == 'killed' else None))
+    failures = read_failures(tmp_path)
+    assert bad_hosts(failures, ['h1', 'h2', 'h3']) == {'h2': 'killed'}
+    # two failures in one attempt count once
+    assert bad_hosts(failures[2:], ['h1', 'h2', 'h3']) == {}
+    assert bad_hosts(failures, ['h2']) == {}  # the last host is kept
+    cut = [Failure(job, host, 'had no contact') for job in ('1', '2') for host in ('h2', 'h3')]
+    assert bad_hosts(cut, ['h1', 'h2', 'h3']) == {}  # the launcher's own link was cut
+    assert bad_hosts(cut, 'h1 h2 h3 h4'.split()) == {
+        'h2': 'had no contact',
+        'h3': 'had no contact',
+    }
+    assert bad_hosts([f for f in cut if f.host == 'h2'], ['h1', 'h2']) == {'h2': 'had no contact'}

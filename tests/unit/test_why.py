@@ -16,6 +16,7 @@ from mlperf_rn50.analysis.why.bottleneck import find_bottleneck, times_of
 from mlperf_rn50.analysis.why.time_answer import compare_times, explain_time
 from mlperf_rn50.config import Config
 from mlperf_rn50.errors import UserError
+from mlperf_rn50.mllog.elapsed import Resume
 from mlperf_rn50.runfolder.jsonl import encode
 from mlperf_rn50.runfolder.names import RunFolder, run_at
 from mlperf_rn50.runfolder.records import NetworkRecord, RanksRecord, RankSteps
@@ -253,6 +254,22 @@ def test_epochs_that_a_resume_repeats_count_once():
     run = made_run(two('data=41'))
     again = replace(run, records=[*run.records, *run.records[1:]])
     assert times_of(again) == times_of(run)
+
+
+@pytest.mark.parametrize(
+    'checkpoint_s',
+    [20.0, 25.0, 35.0],
+    ids=['at an evaluation', 'after steps of the next epoch', 'without lost steps'],
+)
+def test_preserved_steps_before_a_resume_and_gaps_are_no_rest(checkpoint_s):
+    """The first two epochs take 10 s each, and the third one 10 s after a resume, with a rest."""
+    run = made_run()
+    resume = Resume(60.0, 35.0, checkpoint_s, clock_s=checkpoint_s, is_pause=False)
+    ends = 10.0, 20.0, 80.0
+    records = [structs.replace(r, time_s=s) for r, s in zip(run.all(RanksRecord), ends)]
+    log = SimpleNamespace(resumes=[resume])
+    times = times_of(replace(run, records=[NETWORK, *records], log=log))
+    assert times.parts['rest'] == pytest.approx(10.0)
 
 
 def test_rates_follow_from_the_network():

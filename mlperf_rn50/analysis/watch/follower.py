@@ -31,6 +31,7 @@ from mlperf_rn50.analysis.why.time_answer import bottleneck_sentence
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import regular_file
 from mlperf_rn50.mllog import keys
+from mlperf_rn50.mllog.elapsed import elapsed_parts
 from mlperf_rn50.mllog.goodput import goodput_of
 from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.read.reader import OtherBenchmark, read_run
@@ -259,7 +260,7 @@ def _live_run(
         status=run.status,
         has_end=keys.RUN_STOP in run.lines,
         num_resumes=max(run.num_resumes, len(history.resumes)),
-        elapsed_parts=run.elapsed,
+        elapsed_parts=elapsed_parts(run.resumes, run.time_to_train_s or seen_s),
         goodput=goodput_of(run, history.parts, seen_s),
         dataset=None if run.is_imagenet else text(run.dataset or '') or 'an unnamed data set',
         target=run.target_accuracy,

@@ -4,6 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from mlperf_rn50.analysis.watch.run_state import BandPoint, LiveEvaluation, RankTime
+from mlperf_rn50.mllog.goodput import MAX_RECORDS
 from mlperf_rn50.runfolder import records
 from mlperf_rn50.text import printable
 
@@ -59,7 +60,7 @@ class MetricsHistory:
                 self.stragglers = tuple(filter(None, map(text, record.stragglers[:MAX_ITEMS])))
             case records.ResumedRecord():
                 self._resume(record)
-            case records.PartRecord() if len(self.parts) < _MAX_POINTS:
+            case records.PartRecord() if len(self.parts) < MAX_RECORDS:
                 self.parts.append(record)
             case records.ReferenceRecord():
                 self.reference = record

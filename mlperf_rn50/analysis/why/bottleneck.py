@@ -15,12 +15,12 @@ from typing import NamedTuple
 from mlperf_rn50.analysis.run_data import RunData
 from mlperf_rn50.analysis.why.shortage import Shortage, find_shortage
 from mlperf_rn50.errors import UserError
+from mlperf_rn50.mllog.elapsed import Resume, gaps_of, union_s
 from mlperf_rn50.runfolder.records import (
     EndRecord,
     NetworkRecord,
     RanksRecord,
     RankSteps,
-    ResumedRecord,
 )
 from mlperf_rn50.text import grouped
 
@@ -177,6 +177,24 @@ def _starts_slowly(intervals: Sequence[Interval]) -> bool:
     )
 
 
+def _unmeasured(
+    resumes: Sequence[Resume], recorded_s: Sequence[float]
+) -> list[tuple[float, float]]:
+    """Return the times of preserved steps that no RanksRecord has, because it would have followed
+    the checkpoint of a resume.
+
+    recorded_s: times of all RanksRecords, in seconds since run_start.
+    """
+    found = []
+    start_s = 0.0
+    for resume in resumes:
+        if resume.checkpoint_s is not None:
+            covered = [t for t in recorded_s if start_s <= t <= resume.checkpoint_s]
+            found.append((max([start_s, *covered]), resume.checkpoint_s))
+        start_s = resume.resumed_s
+    return [(a, b) for a, b in found if a < b]
+
+
 def times_of(run: RunData) -> Times:
     """Return the times of a run, without a first interval that was slow only at its start."""
     by_epoch = {r.epoch: r for r in run.all(RanksRecord)}  # a resume repeats epochs
@@ -195,13 +213,13 @@ def times_of(run: RunData) -> Times:
     parts = {name: sum(i.parts[name] for i in intervals) for name in intervals[0].parts}
     end = run.last(EndRecord) or EndRecord('')
     parts['checkpoints'] += end.checkpoint_s  # after the last evaluation
-    # Training that was lost and times without training, which the record of the last resume states,
-    # are no part.
-    resumed = run.last(ResumedRecord) or ResumedRecord(0)
-    elapsed = resumed.elapsed_parts
-    gaps_s = sum(elapsed.values()) - elapsed.get('training_preserved_s', 0.0)
-    end_s = max(intervals[-1].record.time_s, end.time_to_train_s or 0.0) - gaps_s
-    parts['rest'] = max(end_s - start_s - sum(parts.values()), 1e-9)
+    # Lost training and times without training are no part.
+    resumes = run.log.resumes if run.log else ()
+    gaps = gaps_of(resumes)
+    gaps += _unmeasured(resumes, [r.time_s for r in run.all(RanksRecord)])
+    end_s = max(intervals[-1].record.time_s, end.time_to_train_s or 0.0)
+    measured_s = end_s - start_s - union_s((max(a, start_s), b) for a, b in gaps if b > start_s)
+    parts['rest'] = max(measured_s - sum(parts.values()), 1e-9)
     return Times(
         parts,
         intervals,

@@ -17,7 +17,7 @@ from mlperf_rn50.analysis.why.bottleneck import (
 from mlperf_rn50.answer import Answer, Cell, Table, columns
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import load_ini
-from mlperf_rn50.mllog.goodput import goodput_of, render_goodput
+from mlperf_rn50.mllog.goodput import goodput_of, last_seen_s, render_goodput
 from mlperf_rn50.runfolder.records import PartRecord
 from mlperf_rn50.text import percent, plural, printable, significant
 
@@ -122,7 +122,9 @@ def explain_time(run: RunData) -> Answer:
         )
         if value
     ]
-    goodput = goodput_of(run.log, run.all(PartRecord)) if run.log else None
+    goodput = None
+    if run.log:
+        goodput = goodput_of(run.log, run.all(PartRecord), last_seen_s(run.records))
     also = ', '.join([f'rank that waits least {last.rank} on {last.host}', *facts])
     return make_explanation(
         _sentence(times, found),
