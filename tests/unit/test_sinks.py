@@ -179,3 +179,14 @@ def test_changes_of_a_resumed_run_are_in_every_output(tmp_path, capsys):
         assert json.dumps(changed) in resumed[1]
     (found,) = (f for f in read_run(run.result).findings if f.kind == 'resumed_with_changes')
     assert found.text.endswith('schedule.base_lr 0.02 -> 0.5, train.max_epochs None -> 9')
+
+
+def test_log_has_the_learning_rates_of_a_run_on_fewer_ranks_than_configured(tmp_path):
+    log = RunLog(tmp_path / 'result_0.txt', tmp_path / 'v06.txt')
+    plan = replace(PLAN, lr_scale=0.75)
+    MlperfLog(log).handle(events.Opened(plan, 0, [('h', 1)], False, ''))
+    logged = (tmp_path / 'result_0.txt').read_text()
+    schedule = PLAN.config.schedule
+    for name, value in (('base', schedule.base_lr), ('end', schedule.end_lr)):
+        [rate] = re.findall(f'"sgd_opt_{name}_learning_rate", "value": ([^,]*),', logged)
+        assert float(rate) == 0.75 * value

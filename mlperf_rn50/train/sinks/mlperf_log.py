@@ -2,6 +2,7 @@
 layer by layer."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from mlperf_compliance import tags
@@ -11,6 +12,7 @@ from mlperf_rn50.mllog.elapsed import render_parts
 from mlperf_rn50.mllog.writer import RunLog
 from mlperf_rn50.model.resnet import ResidualUnit, depth_of, side_after, units
 from mlperf_rn50.train import run_events as events
+from mlperf_rn50.train.plan import Plan
 
 
 class MlperfLog:
@@ -28,7 +30,7 @@ class MlperfLog:
                 log.seed(event.seed)
                 warmup_epochs = plan.config.schedule.warmup_epochs
                 log.hyperparameters(
-                    plan.config,
+                    scaled(plan),
                     global_batch_size=plan.global_batch_size,
                     local_batch_size=plan.local_batch_size,
                     decay_steps=plan.decay_steps,
@@ -74,6 +76,14 @@ class MlperfLog:
 
     def close(self) -> None:
         self._log.close()
+
+
+def scaled(plan: Plan) -> Config:
+    """Return the configuration with the learning rates of this plan, which may have fewer ranks
+    than configured."""
+    s, factor = plan.config.schedule, plan.lr_scale
+    schedule = replace(s, base_lr=factor * s.base_lr, end_lr=factor * s.end_lr)
+    return replace(plan.config, schedule=schedule)
 
 
 def resumed_facts(event: events.Resumed) -> dict[str, Any]:
