@@ -6,6 +6,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 from helpers import keep_checkpoint, launch_options, write_metrics
@@ -154,6 +155,20 @@ def test_exit_code_of_launcher_matches_run_folder(script, restarts, is_elastic):
     else:
         assert code == (EXIT_USAGE if last['code'] == EXIT_USAGE else EXIT_FAILED)
     assert all(a.cause for a in world.attempts)
+
+
+@given(
+    st.lists(st.tuples(starts, st.sets(st.sampled_from(HOSTS), max_size=2)), max_size=25),
+    st.integers(1, 3),
+)
+def test_elastic_start_has_hosts_and_a_new_run_the_number_of_all(script, seeds):
+    with patch.multiple(supervisor, ELASTIC_LIMIT_S=0.0, _WAIT_LIMIT_S=0.0):
+        dones = [{**done, 'returned': returned} for done, returned in script]
+        _, world = fake_run(dones, restarts=5, seeds=seeds, elastic=True, doctor=True)
+    for hosts, words in world.calls:
+        assert hosts and hosts == tuple(h for h in HOSTS if h in hosts)
+        num_nodes = 3 if words[:2] == ['train', '--config'] else len(hosts)
+        assert words[words.index('--run.num_nodes') + 1] == str(num_nodes)
 
 
 KILLED = attempt(1, blames='h2', rank=1, cause='killed by signal 9 (SIGKILL)', is_outside=True)
