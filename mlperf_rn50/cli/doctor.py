@@ -55,6 +55,7 @@ def _examine(config: Config, options: Namespace, heartbeat: Heartbeat) -> int:
     try:
         from mlperf_rn50.cli.ranks import open_ranks
         from mlperf_rn50.doctor.facts import examine
+        from mlperf_rn50.train.plan import fit_batch
 
         comm = open_ranks(config, heartbeat)
     except ModuleNotFoundError:  # main() explains how to install the missing package
@@ -64,6 +65,8 @@ def _examine(config: Config, options: Namespace, heartbeat: Heartbeat) -> int:
             f'{rank_name()}: cannot import MXNet, DALI or Horovod: {e}; run launch/setup.sh '
             '--check on this host'
         ) from e
+    if options.elastic:
+        config = fit_batch(config, comm.world_size)
     rows, checks = examine(config, bool(options.config or options.resume), comm)
     is_failed = has_failed(checks)
     if comm.rank == 0:

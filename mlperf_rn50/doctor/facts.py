@@ -55,7 +55,7 @@ from mlperf_rn50.system.processor import find_processor
 from mlperf_rn50.train.comm.device import device_id_of
 from mlperf_rn50.train.comm.horovod import Comm, wait_for
 from mlperf_rn50.train.comm.sharing import describe_exchange
-from mlperf_rn50.train.plan import make_elastic_plan
+from mlperf_rn50.train.plan import make_plan
 from mlperf_rn50.train.trainer import Trainer
 
 _NUM_PROBED = 64
@@ -194,8 +194,7 @@ def try_batches(config: Config, world_size: int, rank: int, device_id: int | Non
     problem = ''
     used_bytes = 0
     try:
-        # as a restart with --elastic may plan; train itself checks the sizes of other runs
-        plan = make_elastic_plan(config, world_size, lr_batch_size=1)
+        plan = make_plan(config, world_size)
         trainer = Trainer(plan, Comm(), 0, device_id)
         batch = next(synthetic_batches(config, plan.train_shard(rank), device_id))
         trainer.forward(batch).backward()

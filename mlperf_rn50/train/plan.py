@@ -128,6 +128,16 @@ def make_plan(config: Config, world_size: int) -> Plan:
     return Plan(config, world_size, local, eval_batch_size, max_epochs)
 
 
+def fit_batch(config: Config, world_size: int) -> Config:
+    """Return a configuration whose global batch size, if configured, is rounded down so that all
+    ranks get equal parts."""
+    train, passes = config.train, world_size * config.train.gradient_accumulation_steps
+    if train.global_batch_size is None or train.global_batch_size < passes:
+        return config
+    batch = train.global_batch_size // passes * passes
+    return replace(config, train=replace(train, global_batch_size=batch))
+
+
 def make_elastic_plan(config: Config, world_size: int, lr_batch_size: int) -> Plan:
     """Plan a resumed run with a number of ranks other than the configured one; raise ConfigError as
     make_plan does.
@@ -135,11 +145,8 @@ def make_elastic_plan(config: Config, world_size: int, lr_batch_size: int) -> Pl
     A configured local batch size is kept. A configured global one is rounded down so that all ranks
     get equal parts, and the learning rate is proportional to the resulting global batch size.
     """
-    train, passes = config.train, world_size * config.train.gradient_accumulation_steps
-    if train.global_batch_size is not None and train.global_batch_size >= passes:
-        train = replace(train, global_batch_size=train.global_batch_size // passes * passes)
     run = replace(config.run, num_nodes=None, ranks_per_node=None)
-    plan = make_plan(replace(config, train=train, run=run), world_size)
+    plan = make_plan(replace(fit_batch(config, world_size), run=run), world_size)
     return replace(plan, config=config, lr_scale=plan.global_batch_size / lr_batch_size)
 
 

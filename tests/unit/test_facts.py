@@ -21,6 +21,7 @@ from mlperf_rn50.doctor.result import MxnetFacts, Trial
 from mlperf_rn50.system.gpus import Gpu
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.options import TrainConfig
+from mlperf_rn50.train.plan import fit_batch
 
 
 def problems(folders, hosts=('h1', 'h2')):
@@ -116,6 +117,8 @@ def test_error_of_a_kernel_is_one_line(monkeypatch, thin_resnets):
     assert trial.problem == 'Check failed: CUDNN_STATUS_NOT_SUPPORTED'
     wrong = Config(train=TrainConfig(global_batch_size=7))
     assert 'global_batch_size' in try_batches(wrong, 2, 0, None).problem
+    fitting = fit_batch(wrong, 2)  # for --elastic
+    assert 'CUDNN' in try_batches(fitting, 2, 0, None).problem
 
 
 @pytest.mark.parametrize(
