@@ -123,7 +123,7 @@ class Supervisor:
         if resumable."""
         run_dir, chosen = self.placement.run_dir, self.options.run
         self._placements.clear()
-        # A new run has none, although a requeued job or earlier runs may have some.
+        # Attempts of earlier runs of the same job do not count for a new run.
         self._attempts = read_attempts(run_dir, self.batch_job) if is_resumed else []
         resumed = (chosen or newest_run(run_dir)) if is_resumed else None
         train_options = self.train_options(resumed)
@@ -248,7 +248,7 @@ class Supervisor:
                 f'--resume: {self.placement.run_dir} has no checkpoint of its newest run; start a '
                 'new run with --config'
             )
-        # The learning rate is for all hosts, also if the run begins without some of them.
+        # Without some hosts, train scales the learning rate of all hosts.
         elastic = ['--elastic'] if self.placement.hosts != self._all_hosts else []
         return ['--config', self.options.config, '--run.dir', str(self.placement.run_dir), *elastic]
 
@@ -361,12 +361,11 @@ class Supervisor:
                 self.signals.pause(_RETRY_S)
                 continue
             names = names_of(silent)
-            if self.options.elastic and not can_exclude:
+            if not can_exclude:
                 self._ask_absent()
                 if self._returned:
                     self._take_back()
                     continue
-            if not can_exclude:
                 self.say(f'{names} did not answer for {limit_s:.0f} s; not restarted')
                 return False
             self.say(f'excluding {names}, which did not answer for {limit_s:.0f} s')
