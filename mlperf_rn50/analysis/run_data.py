@@ -1,7 +1,7 @@
 """All that a run folder has about a run: its log, metrics and configuration. The files are
 untrusted."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -15,7 +15,7 @@ from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.runfolder.names import RunFolder
-from mlperf_rn50.runfolder.records import MetricsRecord, ResumedRecord, read_records
+from mlperf_rn50.runfolder.records import MetricsRecord, ResumedRecord, read_all_records
 
 _MAX_RECORDS, _MAX_CONFIG_BYTES = 200_000, 1 << 14
 T = TypeVar('T')
@@ -42,9 +42,7 @@ class RunData:
 def load_run(folder: RunFolder) -> RunData:
     """Read the log, the records and the configuration of a run; what is unreadable is missing."""
     log = None
-    lines: Iterator[tuple[int, MetricsRecord]]
-    lines = read_records(folder.metrics, MetricsRecord)  # type: ignore[arg-type]
-    records = tuple(record for _, record in islice(lines, _MAX_RECORDS))
+    records = tuple(islice(read_all_records(folder.metrics), _MAX_RECORDS))
     with suppress(UserError):
         log = read_run(folder.result)
     return RunData(folder, log, records, load_run_config(folder, records))

@@ -136,6 +136,7 @@ def choose_run(options: Options) -> Options:
 
 def supervise(launcher: Launcher, placement: Placement, config: Config) -> int:
     """Make the runs of a launcher; return its exit code."""
+    from mlperf_rn50.launch.attempts import first_run_of, read_progress
     from mlperf_rn50.launch.hosts import ReturnTests, silent_hosts
     from mlperf_rn50.launch.launcher import GRACE_S, SIDE_JOB, new_token
     from mlperf_rn50.launch.supervisor import Supervisor
@@ -143,10 +144,13 @@ def supervise(launcher: Launcher, placement: Placement, config: Config) -> int:
     from mlperf_rn50.system.mpi_session import mpi_settings
 
     options, signals, device = launcher.options, launcher.signals, config.train.device
+    run_dir, in_slurm = placement.run_dir, launcher.engine.in_slurm
     token = new_token()
+    batch_job = os.environ.get('SLURM_JOB_ID', token)
     if options.doctor and mpi_settings(os.environ, CHECKOUT / '.venv'):
         launcher.try_mpi(placement, f'{token}-{SIDE_JOB}', device)
-    with folder_lock(placement.run_dir):
+    with folder_lock(run_dir):
+        before = read_progress(run_dir)
         code = Supervisor(
             start=partial(launcher.start, config),
             silent=lambda names: silent_hosts(names if options.hosts else (), signals),
@@ -155,8 +159,9 @@ def supervise(launcher: Launcher, placement: Placement, config: Config) -> int:
             signals=signals,
             options=options,
             placement=placement,
-            batch_job=os.environ.get('SLURM_JOB_ID', token),
+            batch_job=batch_job,
             token=token,
+            first_run=first_run_of(run_dir, batch_job, bool(options.resume)) if in_slurm else 0,
         ).run_all()
     if options.ranks_per_device > 1:
         # new, without earlier stop requests
@@ -168,7 +173,9 @@ def supervise(launcher: Launcher, placement: Placement, config: Config) -> int:
                 device,
                 limit_s=GRACE_S,
             )
-    return launcher.requeue(code, placement.run_dir) if launcher.engine.in_slurm else code
+    if not in_slurm:
+        return code
+    return launcher.requeue(code, run_dir, has_begun=read_progress(run_dir) != before)
 
 
 def run_ranks(argv: Sequence[str]) -> int:

@@ -80,9 +80,23 @@ def describe_unfinished(folder: Path) -> str:
     return ''
 
 
-def ends_of(folder: Path) -> list[str | None]:
-    """Return the final status of each run of a folder."""
-    return [end_of(read_metrics(run)) for run in list_runs(folder)]
+def first_run_of(folder: Path, batch_job: str, is_resume: bool) -> int:
+    """Return the number of the first run of a Slurm job in a folder. The job is requeued under its
+    name, and then resumes only its own runs.
+
+    is_resume: whether this start resumes, as each one does that is not the first.
+    """
+    if is_resume:
+        return records.read_first_run(folder, batch_job)
+    newest = newest_run(folder)
+    first_run = newest.index + 1 if newest else 0
+    records.note_batch_start(folder, records.BatchStart(batch_job, first_run))
+    return first_run
+
+
+def ends_of(folder: Path, first_run: int = 0) -> list[str | None]:
+    """Return the final status of each run of a folder from a number on."""
+    return [end_of(read_metrics(run)) for run in list_runs(folder) if run.index >= first_run]
 
 
 def read_progress(folder: Path, chosen: RunFolder | None = None) -> RunProgress:

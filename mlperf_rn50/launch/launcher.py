@@ -484,9 +484,13 @@ class Launcher:
                 self.try_mpi(placement, job + SIDE_JOB, device)
         return code
 
-    def requeue(self, code: int, run_dir: Path) -> int:
+    def requeue(self, code: int, run_dir: Path, has_begun: bool) -> int:
         """Requeue a Slurm job whose run can be resumed, unless it was cancelled or must give up;
-        return the exit code."""
+        return the exit code.
+
+        has_begun: whether the ranks of this start recorded anything. If not, the time limit ended
+        in the doctor, and would probably end the next start there, too.
+        """
         if code != EXIT_RESUMABLE:
             return code
         job = os.environ['SLURM_JOB_ID']
@@ -499,6 +503,12 @@ class Launcher:
         # tells them apart.
         if 'JobState=RUNNING' not in shown and 'Reason=TimeLimit' not in shown:
             self.say(f'cancelled; the checkpoint is in {run_dir}; {resume}')
+            return code
+        if not has_begun:
+            self.say(
+                'stopped before the training began; not requeued, because the next start would '
+                f'probably end here, too; if this was the time limit, increase --time; {resume}'
+            )
             return code
         self.say(
             'stopped before the end of the run; the job is requeued and resumes from its checkpoint'

@@ -65,6 +65,7 @@ class Supervisor:
     placement: Placement
     batch_job: str  # name that is the same for all starts of a requeued job
     token: str
+    first_run: int = 0  # runs of the folder with smaller numbers are of other jobs
 
     def __post_init__(self) -> None:
         self._placements: dict[str, Placement] = {}  # of each job since the newest checkpoint
@@ -82,7 +83,7 @@ class Supervisor:
         """Make all runs in turn; return the largest exit code or, after a second Ctrl-C,
         EXIT_AT_ONCE."""
         is_resume, seeds = bool(self.options.resume), self.options.seeds
-        ends = attempts.ends_of(self.placement.run_dir)
+        ends = attempts.ends_of(self.placement.run_dir, self.first_run)
         runs = attempts.plan_runs(ends, seeds, is_resume)
         if not runs:
             self.say(f'all {plural(len(ends), "run")} of --seeds have ended')
@@ -106,7 +107,7 @@ class Supervisor:
 
     def _report_drill(self) -> None:
         """Report the time of the run in which a fault was caused; nothing if it is unknown."""
-        run = self.options.run or newest_run(self.placement.run_dir)
+        run = self._present_run()
         if run is None:
             return
         if not any(a.end in (None, 'failed') for a in self._attempts):
@@ -118,6 +119,11 @@ class Supervisor:
             if goodput := read_goodput(read_run(run.result)):
                 self.say(f'drill {self.options.drill}: goodput {goodput.text}{lost}')
 
+    def _present_run(self) -> RunFolder | None:
+        """Return the run to resume; None if there is none."""
+        run = self.options.run or newest_run(self.placement.run_dir)
+        return run if run and run.index >= self.first_run else None
+
     def run_to_end(self, is_resumed: bool) -> int:
         """Make one run with its restarts; return 0 if converged, 1 if not, 2 for a usage error, 75
         if resumable."""
@@ -125,7 +131,7 @@ class Supervisor:
         self._placements.clear()
         # Attempts of earlier runs of the same job do not count for a new run.
         self._attempts = read_attempts(run_dir, self.batch_job) if is_resumed else []
-        resumed = (chosen or newest_run(run_dir)) if is_resumed else None
+        resumed = self._present_run() if is_resumed else None
         train_options = self.train_options(resumed)
         restarts_left = self.options.restarts
         is_checked, is_first = False, True

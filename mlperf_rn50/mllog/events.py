@@ -21,9 +21,10 @@ NUM_RANKS = 'number_of_ranks'
 NUM_NODES = 'number_of_nodes'
 ACCELERATORS_PER_NODE = 'accelerators_per_node'  # 0 if the ranks train on CPUs
 # value: step; metadata: epoch_num, clock_s (training that the checkpoint covers), stopped_s (since
-# run_start: last sign of life of the attempt before), elapsed_parts (mllog/elapsed.py; also of
-# run_stop), submittable (false), number_of_ranks, number_of_nodes, global_batch_size, lr_scale,
-# changed (configuration keys): {key: [before, now]}
+# run_start: last sign of life of the attempt before), after_fault (true also after a stop that a
+# lost host caused), elapsed_parts (mllog/elapsed.py; also of run_stop), submittable (false),
+# number_of_ranks, number_of_nodes, global_batch_size, lr_scale, changed (configuration keys):
+# {key: [before, now]}
 RUN_RESUMED = 'run_resumed'
 SGD_NESTEROV = 'sgd_opt_nesterov'  # value: true or false; not logged in the closed division
 INITIAL_WEIGHTS = 'initial_weights'  # value: source of the weights; metadata: notes

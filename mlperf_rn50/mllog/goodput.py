@@ -7,7 +7,7 @@ functions, except read_goodput. All times are seconds since run_start.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Any
@@ -20,6 +20,7 @@ from mlperf_rn50.runfolder.records import (
     MetricsRecord,
     PartRecord,
     TrainRecord,
+    read_all_records,
     read_records,
 )
 
@@ -162,7 +163,5 @@ def read_goodput(run: Run) -> Goodput | None:
     records = [record for _, record in islice(read_records(metrics, PartRecord), MAX_RECORDS)]
     seen_s = 0.0
     if run.time_to_train_s is None:
-        lines: Iterator[tuple[int, MetricsRecord]]
-        lines = read_records(metrics, MetricsRecord)  # type: ignore[arg-type]
-        seen_s = last_seen_s(record for _, record in lines)
+        seen_s = last_seen_s(read_all_records(metrics))
     return goodput_of(run, records, seen_s)

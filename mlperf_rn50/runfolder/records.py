@@ -258,6 +258,13 @@ def read_records(path: Path, kind: type[T]) -> Iterator[tuple[int, T]]:
     return read_lines(path, kind, f'"{config.tag}"'.encode() if config else b'')
 
 
+def read_all_records(path: Path) -> Iterator[MetricsRecord]:
+    """Yield the records of a metrics.jsonl in their order."""
+    lines: Iterator[tuple[int, MetricsRecord]]
+    lines = read_lines(path, MetricsRecord)  # type: ignore[arg-type]
+    return (record for _, record in lines)
+
+
 @dataclass(frozen=True)
 class Attempt:
     """Line of attempts.jsonl: the result of an attempt, which is one start of the ranks."""
@@ -275,6 +282,14 @@ class Attempt:
     # number of the Slurm job or token of the launcher, the same for all starts of a requeued Slurm
     # job; not the job of a Failure
     job: str = ''
+
+
+@dataclass(frozen=True)
+class BatchStart:
+    """Line of attempts.jsonl: the first start of a Slurm job in a folder that has runs."""
+
+    job: str
+    first_run: int  # number of the first run that is made by the job, not before it
 
 
 @dataclass(frozen=True)
@@ -304,6 +319,18 @@ def read_attempts(folder: Path, batch_job: str | None = None) -> list[Attempt]:
     """Return the attempts that have a batch_job as their job; all attempts for None."""
     lines = read_lines(folder / 'attempts.jsonl', Attempt)
     return list(deque((a for _, a in lines if batch_job in (None, a.job)), MAX_KEPT))
+
+
+def note_batch_start(folder: Path, start: BatchStart) -> None:
+    append(folder / 'attempts.jsonl', start)
+
+
+def read_first_run(folder: Path, batch_job: str) -> int:
+    """Return the number of the first run of a batch_job in a folder; 0 if no start is recorded,
+    because the folder had no runs or the job resumed them."""
+    lines = read_lines(folder / 'attempts.jsonl', BatchStart)
+    starts = deque((start.first_run for _, start in lines if start.job == batch_job), 1)
+    return starts[0] if starts else 0
 
 
 def note_failure(folder: Path, failure: Failure) -> None:

@@ -16,8 +16,8 @@ from mlperf_rn50.runfolder.records import (
     NetworkRecord,
     PartRecord,
     TrainRecord,
+    read_all_records,
     read_failures,
-    read_records,
 )
 from mlperf_rn50.text import plural
 from mlperf_rn50.train import run_events as events
@@ -168,11 +168,18 @@ def find_resumes(
         raise CheckpointError(
             f'{folder.result}: got no run_start, expected the log of the run to resume'
         )
-    seen_s, failure = last_signs(folder, (log.last_s or log.start_s) - log.start_s, log.start_s)
-    stopped_s = failure.time_s - log.start_s if failure else seen_s
-    stalled_s = stopped_s - seen_s
-    if failure and failure.silent_s is not None:
-        stalled_s = min(stalled_s, failure.silent_s)
+    seen_s, failures = last_signs(folder, (log.last_s or log.start_s) - log.start_s)
+    is_asked = keys.RUN_STOP in log.lines and log.status != 'failed'
+    # A guard without contact to the launcher asks its ranks to stop, too.
+    is_pause = is_asked and all(f.rank is not None for f in failures)
+    stopped_s, stalled_s = seen_s, 0.0
+    later = [f for f in failures if f.time_s > log.start_s + seen_s]
+    if later and not is_asked:
+        failure = min(later, key=lambda f: f.time_s)
+        stopped_s = failure.time_s - log.start_s
+        stalled_s = stopped_s - seen_s
+        if failure.silent_s is not None:
+            stalled_s = min(stalled_s, failure.silent_s)
     boot, boot_s = boot_clock
     is_same_boot = boot and boot == progress.boot
     resumed_s = boot_s - progress.start_s if is_same_boot else max(now_s - log.start_s, stopped_s)
@@ -181,7 +188,6 @@ def find_resumes(
             f'{folder.checkpoints}: the checkpoint has {progress.clock_s:.6g} s of training, '
             f'expected at most {resumed_s:.6g} s since run_start; resume from an earlier checkpoint'
         )
-    is_pause = keys.RUN_STOP in log.lines and log.status != 'failed'
     now = make_resume(
         log.resumes,
         progress.clock_s,
@@ -192,20 +198,20 @@ def find_resumes(
     return [*log.resumes, now._replace(stalled_s=stalled_s)]
 
 
-def last_signs(folder: RunFolder, seen_s: float, start_s: float) -> tuple[float, Failure | None]:
-    """Return the time of the last record of a run, and the failure after it that ended the attempt.
+def last_signs(folder: RunFolder, seen_s: float) -> tuple[float, list[Failure]]:
+    """Return the time of the last record of a run, and the failures of the attempt that wrote it.
 
-    Args:
-        seen_s: time of the last line of the log, in seconds since run_start, as the result.
-        start_s: run_start, in seconds since 1970.
+    seen_s: time of the last line of the log, in seconds since run_start, as the result.
     """
-    for _, step in read_records(folder.metrics, TrainRecord):
-        seen_s = max(seen_s, step.time_s or 0.0)
-    jobs = [network.job for _, network in read_records(folder.metrics, NetworkRecord)]
-    before = jobs[:-1]  # the last one is of this attempt
-    failures = (f for f in read_failures(folder.dir) if f.job in before)
-    later = [f for f in failures if f.time_s > start_s + seen_s]
-    return seen_s, min(later, key=lambda f: f.time_s, default=None)
+    job = last_job = ''
+    for record in read_all_records(folder.metrics):
+        if isinstance(record, NetworkRecord):
+            job = record.job  # written before the clock of its attempt continues
+        elif isinstance(record, PartRecord | TrainRecord):
+            last_job = job
+        if isinstance(record, TrainRecord):
+            seen_s = max(seen_s, record.time_s or 0.0)
+    return seen_s, [f for f in read_failures(folder.dir) if last_job and f.job == last_job]
 
 
 def report_resumption(run: TrainingRun, loaded: LoadedCheckpoint) -> None:
@@ -226,6 +232,7 @@ def report_resumption(run: TrainingRun, loaded: LoadedCheckpoint) -> None:
             clock_s=progress.clock_s,
             elapsed_s=clock.without_s + progress.clock_s,
             stopped_s=clock.resumes[-1].stopped_s if clock.resumes else 0.0,
+            after_fault=any(not resume.is_pause for resume in clock.resumes[-1:]),
             parts=elapsed_parts(clock.resumes, 0.0),
             checkpoint=str(loaded.path),
             before=before,

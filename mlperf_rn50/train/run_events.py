@@ -85,8 +85,9 @@ class Resumed(Event, frozen=True):
     """The clock of a resumed run continues.
 
     clock_s: training that the checkpoint covers. elapsed_s: time since run_start. stopped_s: this
-    time at the last sign of life before. parts: of elapsed_s. before: state in the checkpoint.
-    hosts: as in Opened. changes: configuration changes since the checkpoint.
+    time at the last sign of life before. after_fault: whether a fault ended the attempt before.
+    parts: of elapsed_s. before: state in the checkpoint. hosts: as in Opened. changes:
+    configuration changes since the checkpoint.
     """
 
     plan: Plan
@@ -95,6 +96,7 @@ class Resumed(Event, frozen=True):
     clock_s: float
     elapsed_s: float
     stopped_s: float
+    after_fault: bool
     parts: ElapsedParts | None
     checkpoint: str
     before: Progress

@@ -14,9 +14,10 @@ from mlperf_rn50.mllog.elapsed import elapsed_parts, gaps_of, make_resume, outsi
 from mlperf_rn50.mllog.read.reader import read_run
 
 TENTHS = st.integers(1, 500).map(lambda n: n / 10)
-# Each attempt but the last: training to its last checkpoint, training after it, whether a stop was
-# requested, and the time until the resume. A requested stop follows its checkpoint at once.
-ATTEMPTS = st.lists(st.tuples(TENTHS, TENTHS, st.booleans(), TENTHS), max_size=5)
+# Each attempt but the last: training to its last checkpoint, training after it, how it ended, and
+# the time until the resume. A stop follows its checkpoint at once.
+ENDS = st.sampled_from(['stop', 'stop after a lost host', 'kill'])
+ATTEMPTS = st.lists(st.tuples(TENTHS, TENTHS, ENDS, TENTHS), max_size=5)
 
 
 def history(attempts, last_s):
@@ -24,16 +25,19 @@ def history(attempts, last_s):
     ends at its borders."""
     now, clock, lost, paused, down = 0.0, 0.0, 0.0, 0.0, 0.0
     lines = [mllog('run_start', 0), mllog('epoch_start', 0, epoch_num=1)]
-    for kept_s, after_s, is_pause, until_s in attempts:
+    for kept_s, after_s, end, until_s in attempts:
         now, clock = now + kept_s, clock + kept_s
-        if is_pause:
-            lines.append(mllog('run_stop', now, status='aborted', reason='interrupted'))
-            paused += until_s
-        else:
-            now, lost, down = now + after_s, lost + after_s, down + until_s
+        after_fault = end != 'stop'
+        if end == 'kill':
+            now, lost = now + after_s, lost + after_s
             lines.append(mllog('eval_accuracy', now, 0.9, epoch_num=7))  # is lost
+        else:
+            lines.append(mllog('run_stop', now, status='aborted', reason='interrupted'))
+        paused += 0 if after_fault else until_s
+        down += until_s if after_fault else 0
         now += until_s
-        lines.append(mllog('run_resumed', now, 1, epoch_num=1, clock_s=clock))
+        known = {'after_fault': after_fault} if end != 'kill' else {}  # earlier versions: no key
+        lines.append(mllog('run_resumed', now, 1, epoch_num=1, clock_s=clock, **known))
     now += last_s
     lines += [
         mllog('epoch_stop', now, epoch_num=1),

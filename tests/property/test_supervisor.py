@@ -105,7 +105,7 @@ class Fake:
         self.paused += seconds
         self.silent = set()  # hosts become reachable again during a pause
 
-    def run(self, **options):
+    def run(self, first_run=0, **options):
         """Supervise a run, and read what it recorded; return its exit code."""
         supervisor = Supervisor(
             start=self.start,
@@ -117,6 +117,7 @@ class Fake:
             placement=Placement(self.folder, HOSTS, 1),
             batch_job='batch',
             token='token',
+            first_run=first_run,
         )
         code = supervisor.run_all()
         self.attempts = read_attempts(self.folder, 'batch')
@@ -367,6 +368,25 @@ def test_resume_continues_the_set_of_seeds(tmp_path):
     world.is_requested = False
     assert world.run(seeds=4, resume=True) == EXIT_OK
     assert ['--resume' in words for _, words in world.calls] == [False, False, True, False, False]
+
+
+@pytest.mark.parametrize(
+    'script, resumes',
+    [
+        ([CONVERGES, attempt(75, 'interrupted', 1, has_stop=True)], [False, False, True]),
+        ([attempt(75, begins=False, has_stop=True)], [False, False, False]),
+    ],
+)
+def test_requeued_job_leaves_older_runs_alone(tmp_path, script, resumes):
+    older = attempt(75, 'interrupted', 1)
+    world = Fake(tmp_path / 'run', older, older, *script)
+    for _ in range(2):
+        world.run()
+    del world.calls[:]
+    world.run(seeds=2, first_run=2)
+    world.is_requested = False
+    assert world.run(seeds=2, resume=True, first_run=2) == EXIT_OK
+    assert ['--resume' in words for _, words in world.calls] == resumes
 
 
 def test_set_of_seeds_keeps_the_worst_exit_code_over_a_resume(tmp_path):

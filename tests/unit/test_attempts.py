@@ -95,6 +95,21 @@ def test_stuck_attempts_are_counted_across_starts_of_a_job(tmp_path):
     assert [attempts.pause_s(n) for n in (0, 1, 2)] == [0, 5, 10]
 
 
+def test_requeued_job_begins_with_its_own_runs(tmp_path):
+    def first_run(job, is_resume):
+        return attempts.first_run_of(tmp_path, job, is_resume)
+
+    assert first_run('6', False) == 0  # the folder is empty
+    for number in range(3):
+        begin_run(tmp_path, number)
+    assert first_run('7', True) == 0  # the user's --resume
+    assert (first_run('8', False), first_run('8', True)) == (3, 3)
+    note_attempt(tmp_path, '8', Attempt(3, 75, 'interrupted', True, True))
+    begin_run(tmp_path, 3)
+    assert (first_run('9', False), first_run('8', True)) == (4, 3)
+    assert len(read_attempts(tmp_path)) == 1
+
+
 @pytest.mark.parametrize(
     'words, message',
     [

@@ -283,6 +283,29 @@ def test_empty_folders_of_a_killed_launcher_are_removed(tmp_path):
     assert sorted(tmp_path.iterdir()) == sorted([full, mps, running])
 
 
+@pytest.mark.parametrize(
+    'code, job, has_begun, word',
+    [
+        (75, 'JobState=RUNNING', True, 'is requeued'),
+        (75, 'JobState=COMPLETING Reason=TimeLimit', True, 'is requeued'),
+        (75, 'JobState=RUNNING', False, 'stopped before the training began; not requeued'),
+        (75, 'JobState=COMPLETING Reason=None', True, 'cancelled'),
+        (1, 'JobState=RUNNING', True, ''),
+    ],
+)
+def test_slurm_job_is_requeued_if_its_next_start_can_go_on(
+    tmp_path, monkeypatch, capfd, code, job, has_begun, word
+):
+    show = f'[ $1 = show ] && echo "{job}" || echo "$@" >>{tmp_path}/calls'
+    write_programs(tmp_path, scontrol=show)
+    prepend_path(monkeypatch, tmp_path)
+    monkeypatch.setenv('SLURM_JOB_ID', '7')
+    slurm = Launcher('slurm', ENGINES['slurm'], None, None)
+    assert slurm.requeue(code, tmp_path, has_begun=has_begun) == code
+    assert word in capfd.readouterr().err
+    assert (tmp_path / 'calls').exists() == (word == 'is requeued')
+
+
 ON_A_TERMINAL = """import os
 from mlperf_rn50.launch.helpers import LAUNCHER_SIGNALS
 from mlperf_rn50.launch.launcher import run_engine

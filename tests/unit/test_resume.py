@@ -6,14 +6,16 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers import table
-from lines import run_lines, write_lines
+from helpers import json_table, table
+from lines import START_S, mllog, run_lines, write_lines
 from tiny import tiny_config, tiny_training
 
 from mlperf_rn50.config import Config, to_tree
 from mlperf_rn50.errors import CheckpointError, UserError
 from mlperf_rn50.mllog.writer import RunLog
+from mlperf_rn50.runfolder.jsonl import append
 from mlperf_rn50.runfolder.names import RunFolder, new_run
+from mlperf_rn50.runfolder.records import Failure, NetworkRecord, TrainRecord
 from mlperf_rn50.train.checkpoint import checkpoint
 from mlperf_rn50.train.checkpoint.changes import find_changes, free_keys, parse_allowed
 from mlperf_rn50.train.checkpoint.progress import Progress, TrainerState
@@ -206,3 +208,37 @@ def test_clock_of_a_checkpoint_is_at_most_the_time_since_run_start(tmp_path):
     for start_s, clock_s in ((1e9, 30.0), (100.0, 40.0)):
         with pytest.raises(CheckpointError, match='s of training, expected at most'):
             find_resumes(run, replace(state, start_s=start_s, clock_s=clock_s), ('b', 130.0), 0.0)
+
+
+# reason of run_stop | failures (job, rank, seconds since run_start) | end and kind of the attempt
+LAST_ATTEMPTS = json_table("""
+null      | []                          | 21 | "fault"
+null      | [[1, 3, 25]]                | 25 | "fault"
+null      | [[1, 3, 25], [2, null, 60]] | 25 | "fault"
+null      | [[2, null, 60]]             | 21 | "fault"  # the last start did not reach the clock
+null      | [[1, null, 40]]             | 40 | "fault"
+"aborted" | []                          | 21 | "pause"
+"aborted" | [[2, null, 60]]             | 21 | "pause"  # the user's request was before this
+"aborted" | [[1, 3, 25]]                | 21 | "pause"  # a rank that died while it ended
+"aborted" | [[1, null, 15]]             | 21 | "fault"  # guards asked the ranks to stop
+"failed"  | [[1, 3, 25]]                | 25 | "fault"
+""")
+
+
+@pytest.mark.parametrize(['reason', 'failures', 'stopped_s', 'kind'], LAST_ATTEMPTS)
+def test_end_of_the_attempt_before_a_resume(tmp_path, reason, failures, stopped_s, kind):
+    stop = [mllog('run_stop', 21, status='aborted', reason=reason)] if reason else []
+    lines = [*run_lines((0.5,), epoch_s=20.0, status=None), *stop]
+    write_lines(tmp_path / 'result_0.txt', lines)
+    run = RunFolder(tmp_path, 0)
+    for number in (1, 2, 3):  # job 1 trained, job 2 failed before its clock, job 3 is this one
+        append(run.metrics, NetworkRecord(8, 1.0, 8, 1, job=str(number)))
+        if number == 1:
+            append(run.metrics, TrainRecord(9, time_s=18.0))
+    for job, rank, seconds in failures:
+        failure = Failure(str(job), 'h', 'c', rank, time_s=START_S + seconds)
+        append(tmp_path / 'failures.jsonl', failure)
+    state = replace(progress_of(2, 4), boot='b', start_s=100.0, clock_s=15.0)
+    (resume,) = find_resumes(run, state, ('b', 170.0), 0.0)
+    assert resume.stopped_s == pytest.approx(stopped_s)
+    assert resume.is_pause == (kind == 'pause')

@@ -45,6 +45,7 @@ RESUMED = events.Resumed(
     clock_s=9.0,
     elapsed_s=100.0,
     stopped_s=12.0,
+    after_fault=True,
     parts=ElapsedParts(9.0, 3.0, 0.0, 88.0),
     checkpoint='step_00000040',
     before=Progress(40, 1, 1, 0.0, 9.0, 8, 8, 20, 0, [0]),

@@ -230,12 +230,13 @@ class RawLog:
         stopped_s = number(stated, last_s - elapsed.SKEW_S, resumed_s + elapsed.SKEW_S)
         if stated is not None and stopped_s is None:
             self.flag('resume_stop_odd', event.line, stated, last_s, resumed_s)
+        is_asked = stop is not None and stop.metadata.get('reason') != 'failed'
         resume = elapsed.make_resume(
             self.resumes,
             None if fault else clock_s,
             resumed_s=resumed_s,
             stopped_s=max(last_s, stopped_s or 0.0),
-            is_pause=stop is not None and stop.metadata.get('reason') != 'failed',
+            is_pause=is_asked and event.metadata.get('after_fault') is not True,
         )
         self.resumes.append(resume)
         if resume.checkpoint_s is not None:

@@ -53,6 +53,7 @@ class MlperfLog:
                     epoch,
                     event.clock_s,
                     stopped_s=event.stopped_s,
+                    after_fault=event.after_fault,
                     **resumed_facts(event),
                 )
                 log.open_options(event.plan.config)  # may be changed
