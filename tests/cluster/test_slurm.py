@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cluster.conftest import VARIABLES, Job, run_metrics
 from cluster.hosts import Cluster, Host
-from helpers import HANG_LIMIT_S, ROOT, argv, run, wait_for
+from helpers import HANG_LIMIT_S, ROOT, argv, begin_run, keep_checkpoint, run, wait_for
 
 from mlperf_rn50.runfolder.names import list_checkpoints
 from mlperf_rn50.train.checkpoint.checkpoint import load
@@ -270,3 +270,15 @@ def test_job_resumes_after_its_operator_requeued_it_or_took_a_node_down(submit, 
     job.slurm.call('scontrol', *event.format(job=job.number).split())
     assert job.wait_for_resume() >= 8
     job.assert_completed()
+
+
+def test_job_that_is_requeued_before_its_run_begins_leaves_an_older_run_alone(submit, tmp_path):
+    older = begin_run(tmp_path / 'run')
+    keep_checkpoint(older, 24)
+    before = older.result.read_bytes()
+    job = submit('--train.target_accuracy', '0.01')
+    job.wait_for(lambda: 'checking the nodes' in job.output, 'the doctor')
+    job.slurm.call('scontrol', 'requeue', job.number)
+    job.assert_completed()
+    assert 'resumed from' not in job.output and older.result.read_bytes() == before
+    assert '"key": "number_of_nodes", "value": 2,' in (job.run_dir / 'result_1.txt').read_text()
