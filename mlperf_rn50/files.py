@@ -88,8 +88,8 @@ def dump_json(path: Path, content: dict[str, Any], indent: int = 2) -> None:
 
 
 def regular_file(path: str, flags: int) -> int:
-    """Open a regular file, as the opener of open(). Raise OSError for others, such as a pipe, which
-    may block."""
+    """Opener for open(): open a regular file; raise OSError for others, such as a pipe, which may
+    block."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):

@@ -124,7 +124,7 @@ def check_options(o: Namespace, rest: Sequence[str]) -> None:
     for word in rest:
         name = word.partition('=')[0]
         if name in _SWEEP_OPTIONS:
-            raise ConfigError(f'{name}: the sweep sets this option; remove it')
+            raise ConfigError(f'{name}: not allowed in a sweep; remove it')
         if name in _LAYOUT_OPTIONS:
             raise ConfigError(
                 f'{name}: layouts have different values; configure that of the first layout'

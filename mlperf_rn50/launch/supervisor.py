@@ -299,8 +299,8 @@ class Supervisor:
             self._placements[job] = self.placement
 
     def explain_failure(self, job: str, attempt: Attempt, silent: Mapping[str, str]) -> Attempt:
-        """Report where an attempt failed and which hosts do not answer; return the attempt with the
-        first cause."""
+        """Report where an attempt failed and which hosts were lost; return it with cause and
+        origin."""
         where = attempt.place if attempt.run is None else f'last recorded: {attempt.place}'
         code = attempt.exit_code
         is_killed = code > _SIGNAL_CODES

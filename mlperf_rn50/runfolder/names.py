@@ -120,9 +120,8 @@ def check_present(run: RunFolder) -> None:
     mount."""
     if not run.result.exists():
         raise StorageError(
-            f'{run.dir}: {run.result.name} has vanished, so this is no longer the folder of this '
-            'run; '
-            'mount it again, and resume from the last checkpoint'
+            f'{run.dir}: {run.result.name} has vanished, perhaps with a mount; restore the folder, '
+            'and resume from the last checkpoint'
         )
 
 

@@ -184,7 +184,7 @@ def _check_shared(uuids: Sequence[str], views: Sequence[View], ranks_per_device:
         if len(ranks) > ranks_per_device:
             raise ConfigError(
                 f'{got} {", ".join(map(str, ranks))} on {hosts} all use GPU {uuid} ({VISIBLE}: '
-                f'{shown}); expected a GPU for each, or {len(ranks)}'
+                f'{shown}); expected {len(ranks)}, or a GPU for each'
             )
         if len(leaders) > 1:  # NCCL rejects two ranks on one GPU
             raise ConfigError(

@@ -86,8 +86,8 @@ def launched_local() -> tuple[int, int]:
 
 
 def _tasks_on_node(text: str, node: int) -> int:
-    """Return the tasks of a node from Slurm's list, such as 4(x2),3 for 4, 4 and 3; 0 if it is not
-    in the list."""
+    """Return a node's number of tasks from Slurm's list, such as 4(x2),3 for 4, 4 and 3; 0 if it
+    is not listed."""
     for tasks, repeats in re.findall(r'(\d{1,9})(?:\(x(\d{1,9})\))?', text, re.ASCII):
         node -= int(repeats or 1)
         if node < 0:

@@ -292,7 +292,7 @@ SWEEP ' ' => --layouts: got nothing
 SWEEP 1x => expected nodes x ranks, such as 2x4
 SWEEP 1x1 --lr-table /no => --lr-table: /no
 SWEEP 1x1 --schedule.base_lr=1 => --schedule.base_lr: layouts have different values
-SWEEP 1x1 --run-dir x => --run-dir: the sweep sets this option
+SWEEP 1x1 --run-dir x => --run-dir: not allowed in a sweep
 package runs --org us => --system SYSTEM, --out DIR: missing
 package --check x --org us => --check: got --org too, expected only a finished tree
 package --check x => x: no such file or folder; expected the tree of an organisation

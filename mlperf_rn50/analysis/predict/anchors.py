@@ -17,7 +17,7 @@ from mlperf_rn50.runfolder.names import run_of
 from mlperf_rn50.runfolder.records import NetworkRecord
 
 _SLOWEST_GBIT_S = 50.0  # minimum rate of described ports between nodes
-# Networks with their trained parameters for 1000 classes, and inputs of the last layer.
+# Networks, with numbers of trainable parameters (1000 classes) and of last-layer inputs.
 _TABLE = """
     resnet18       11689512   512
     resnet34       21797672   512
