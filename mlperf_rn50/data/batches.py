@@ -232,10 +232,13 @@ def size_runs(data: DataConfig, shard: Shard, first_step: int) -> list[tuple[int
     the last one."""
     first_epoch, step = divmod(first_step, shard.steps_per_epoch)
     epochs = range(first_epoch, max(first_epoch + 1, len(data.sizes)))
-    runs = [(side, len(list(same))) for side, same in groupby(map(data.size_of, epochs))]
-    nums = [num * shard.steps_per_epoch * shard.num_micro for _, num in runs]
-    nums[0] -= step * shard.num_micro
-    return list(zip((side for side, _ in runs), [*nums[:-1], None]))
+    num_done = step * shard.num_micro  # in the first epoch
+    runs: list[tuple[int, int | None]] = []
+    for side, same in groupby(map(data.size_of, epochs)):
+        num = len(list(same)) * shard.steps_per_epoch * shard.num_micro
+        runs.append((side, num - num_done))
+        num_done = 0
+    return [*runs[:-1], (runs[-1][0], None)]
 
 
 def _in_turn(

@@ -94,7 +94,7 @@ class Shard:
     def ranks_of_nodes(self) -> list[np.ndarray]:
         """Ranks of every node, in ascending order."""
         nodes = np.array(self.nodes or (0,) * self.world_size)
-        return np.split(np.argsort(nodes, kind='stable'), np.bincount(nodes).cumsum()[:-1])
+        return [np.flatnonzero(nodes == node) for node in range(nodes.max() + 1)]
 
     def positions_of(self, ranks: np.ndarray) -> np.ndarray:
         """Positions of these ranks in an epoch, padded ones included. Ranks and positions are

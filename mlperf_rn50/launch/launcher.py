@@ -97,9 +97,11 @@ _WAITING = {Stage.RUNNING: 'still starting', Stage.STOPPING: 'the stop request h
 def stage_of(number: int | None, is_forced: bool) -> Stage | None:
     """Return the stage that a stop request, a later Ctrl-C or HOST_LOST requires; None for other
     signals and None."""
-    if number == HOST_LOST or number in STOP_SIGNALS and is_forced:
+    if number == HOST_LOST:
         return Stage.TERMINATING
-    return Stage.STOPPING if number in STOP_SIGNALS else None
+    if number in STOP_SIGNALS:
+        return Stage.TERMINATING if is_forced else Stage.STOPPING
+    return None
 
 
 def next_stage(stage: Stage, required: Stage | None, is_late: bool) -> Stage:
@@ -212,7 +214,8 @@ def run_engine(
         if required is None and is_running and clock.run_status == '' and should_stop():
             required = Stage.STOPPING
         is_late = required is None and clock.left_s() <= 0
-        has_failed |= number == HOST_LOST or is_late and is_running
+        if number == HOST_LOST or (is_late and is_running):
+            has_failed = True
         stage = next_stage(clock.stage, required, is_late)
         if stage is clock.stage and not is_late:
             continue

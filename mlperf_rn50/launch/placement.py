@@ -2,7 +2,6 @@
 
 import os
 import resource
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -17,7 +16,7 @@ from mlperf_rn50.runfolder.names import RunFolder, newest_run
 from mlperf_rn50.runfolder.records import Failure
 from mlperf_rn50.system.cgroup import find_limits, free_processes, processes_needed
 from mlperf_rn50.system.gpus import all_bus_ids, find_visible_gpus
-from mlperf_rn50.system.mpi_session import SHARED_MEMORY, no_room, tmp_dir
+from mlperf_rn50.system.mpi_session import SHARED_MEMORY, free_bytes, no_room, tmp_dir
 from mlperf_rn50.text import plural
 
 SYS = Path('/sys')
@@ -173,5 +172,6 @@ def check_room(engine: Engine, num_ranks: int) -> None:
             'raise the limit'
         )
     for folder, name in ((tmp_dir(), 'TMPDIR'), (SHARED_MEMORY, str(SHARED_MEMORY))):
-        if folder.is_dir() and (free := shutil.disk_usage(folder).free) < _MIN_FREE_BYTES:
+        free = free_bytes(folder)
+        if free is not None and free < _MIN_FREE_BYTES:
             raise ConfigError(no_room(name, folder, free, _MIN_FREE_BYTES))

@@ -45,12 +45,13 @@ class ElapsedParts(NamedTuple):
 def checkpoint_time_s(before: Sequence[Resume], clock_s: float) -> float | None:
     """Return when a checkpoint was taken that covers clock_s of training, in the newest attempt
     that can have it."""
-    starts = [(0.0, 0.0), *((r.resumed_s, r.clock_s) for r in before if r.clock_s is not None)]
-    if len(starts) <= len(before):  # unknown for an earlier resume
-        return None
-    return next(
-        (at_s + clock_s - base_s for at_s, base_s in reversed(starts) if base_s <= clock_s), None
-    )
+    starts = [(0.0, 0.0)]
+    for resume in before:
+        if resume.clock_s is None:
+            return None
+        starts.append((resume.resumed_s, resume.clock_s))
+    times = (at_s + clock_s - base_s for at_s, base_s in reversed(starts) if base_s <= clock_s)
+    return next(times, None)
 
 
 def clock_fault(

@@ -85,12 +85,12 @@ class Goodput:
 
 def split_time(spans: Mapping[str, Sequence[Span]], whole: Span) -> dict[str, float]:
     """Return the seconds of each part of a time, given spans by the names of _RULES."""
-    marks = [(max(t, whole[0]), step, name) for name, s in spans.items() for t, step in _ends(s)]
-    borders = (whole[0], 0, ''), (whole[1], 0, '')
-    inside = sorted(mark for mark in marks if mark[0] < whole[1])
+    start_s, end_s = whole
+    marks = [(max(t, start_s), step, name) for name, s in spans.items() for t, step in _ends(s)]
+    inside = sorted(mark for mark in marks if mark[0] < end_s)
     parts = dict.fromkeys(PARTS, 0.0)
     depth = Counter[str]()
-    for (now_s, step, name), (next_s, *_) in pairwise([borders[0], *inside, borders[1]]):
+    for (now_s, step, name), (next_s, *_) in pairwise([(start_s, 0, ''), *inside, (end_s, 0, '')]):
         depth[name] += step
         active = {n for n, count in depth.items() if count > 0}
         parts[next(part for part, needed in _RULES if needed <= active)] += next_s - now_s

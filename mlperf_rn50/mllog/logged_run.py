@@ -64,7 +64,6 @@ class Run:
     path: Path
     round: str  # v0.5, v0.6, a later round if the folder name contains it, otherwise v0.7+
     status: RunStatus
-    benchmark: str = keys.RESNET  # the only supported one
     org: str | None = None
     logged_org: str | None = None  # which may differ from that of the system description
     platform: str | None = None

@@ -39,23 +39,22 @@ _ROOT = re.escape(str(Path(mlperf_rn50.__file__).parent.parent))
 _DEPTH = 3
 
 
-def _make_logger(name: str, sink: logging.Handler | None) -> logging.Logger:
-    """Return a logger that writes only to the sink, or nowhere if it is None."""
+def _make_logger(name: str, sink: logging.Handler) -> logging.Logger:
+    """Return a logger that writes only to the sink."""
     logger = logging.getLogger(name)
-    logger.handlers[:] = [sink] if sink else []
+    logger.handlers[:] = [sink]
     logger.propagate = False
     logger.setLevel(logging.DEBUG)
     return logger
 
 
 class RunLog:
-    """The log of a run. With path None, as on ranks other than 0, nothing is written; with v06_path
-    None, no :::MLL."""
+    """The log of a run; with v06_path None, without :::MLL."""
 
-    def __init__(self, path: Path | None, v06_path: Path | None, is_resumed: bool = False):
+    def __init__(self, path: Path, v06_path: Path | None, is_resumed: bool = False):
         """Create files (FileExistsError if one exists) or, if is_resumed, open them. Raise
         StorageError on failure."""
-        self._sink = LineHandler(path, not is_resumed) if path else None
+        self._sink = LineHandler(path, not is_resumed)
         self._v06 = LineFile(v06_path, not is_resumed) if v06_path else None
         self._mllog = MLLogger(
             _make_logger('mlperf_rn50.mllog', self._sink),
@@ -69,8 +68,7 @@ class RunLog:
         v05.time = self  # the package calls time.time() for each line
 
     def close(self) -> None:
-        if self._sink:
-            self._sink.close()
+        self._sink.close()
         if self._v06:
             self._v06.close()
 
@@ -82,8 +80,6 @@ class RunLog:
 
     def _event(self, key: str, value: Any = None, **metadata: Any) -> None:
         """Write an event as an MLLOG line, and as a 0.6.0 line if the run has a 0.6.0 log."""
-        if not self._sink:
-            return
         now = self.time()
         writers = {'start': self._mllog.start, 'stop': self._mllog.end}
         write = writers.get(key.rpartition('_')[2], self._mllog.event)
@@ -93,8 +89,7 @@ class RunLog:
             self._v06.write(events.encode_v06(event))
 
     def _tag(self, tag: str, value: Any = None) -> None:
-        if self._sink:
-            v05.resnet_print(tag, value, stack_offset=_DEPTH)
+        v05.resnet_print(tag, value, stack_offset=_DEPTH)
 
     def submission(self, config: Config) -> None:
         """Log the benchmark, and the submitter, division, status and platform of the submission."""

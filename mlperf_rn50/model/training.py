@@ -41,7 +41,9 @@ class MovingAverage:
         # no share.
         kept = self._decay**PERIOD
         share = (1 - kept) / (1 - kept ** (number + 1))
-        for name, array in self.arrays.items() if not rest else ():
+        if rest:
+            return
+        for name, array in self.arrays.items():
             source = self._sources[name]
             # a backward pass changes statistics, but MXNet lets only a write wait for it
             if 'running_' in name:

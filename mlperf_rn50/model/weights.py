@@ -94,9 +94,8 @@ def write_arrays(path: Path, arrays: Arrays) -> str:
     return hashed.hexdigest()
 
 
-def save_weights(folder: Path, stem: str, description: WeightsDescription, arrays: Arrays) -> Path:
-    """Write <stem>.npz and .json atomically. Return the .npz path. Raise StorageError (disk fault)
-    or UserError."""
+def save_weights(folder: Path, stem: str, description: WeightsDescription, arrays: Arrays) -> None:
+    """Write <stem>.npz and .json atomically. Raise StorageError (disk fault) or UserError."""
     path = folder / f'{stem}.npz'
     try:
         files.make_folder(folder)
@@ -108,7 +107,6 @@ def save_weights(folder: Path, stem: str, description: WeightsDescription, array
         raise UserError(
             f'{path}: cannot write the weights: {e.strerror}; free space or fix the permissions'
         ) from e
-    return path
 
 
 def find_weights(path: Path, which: str = BEST) -> Path:

@@ -122,7 +122,7 @@ def parse_cards(text: str) -> dict[str, str]:
     return models
 
 
-def find_networks(sys: Path = SYS, models: Mapping[str, str] = {}) -> list[Facts]:
+def find_networks(sys: Path, models: Mapping[str, str]) -> list[Facts]:
     """Find the network interfaces that have a device, and the InfiniBand ports.
 
     A rate or model is None if unknown. An interface and a port at the same address are the same.
@@ -195,7 +195,7 @@ def find_hardware() -> Facts:
         'memory_bytes': os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'),
         'storage': parse_storage(output_of(*lsblk.split())),
         'dimms': parse_dimms(output_of('dmidecode', '--type', '17')) or find_dimms(),
-        'networks': find_networks(models=parse_cards(output_of('lspci', '-D', '-mm'))),
+        'networks': find_networks(SYS, parse_cards(output_of('lspci', '-D', '-mm'))),
         'gpus': gpus,
         'nvlinks': nvlinks,
     }

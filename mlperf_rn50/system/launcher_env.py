@@ -8,6 +8,7 @@ import shlex
 import sys
 from argparse import ArgumentParser
 from collections.abc import MutableMapping
+from itertools import pairwise
 from math import ceil
 from pathlib import Path
 
@@ -104,25 +105,23 @@ def resume_command(checkpoints: Path, is_newest: bool = True) -> str:
         if num_ranks := os.environ.get('OMPI_COMM_WORLD_SIZE'):  # of mpirun without a launcher
             typed = f'mpirun -np {num_ranks} {typed}'
     words = shlex.split(typed)
-    # The first option of train follows its name; without it, the command is that of a launcher.
-    first = 0
-    for i in range(len(words) - 1, 0, -1):
-        if os.path.basename(words[i - 1]) == 'mlperf-rn50' and words[i] == 'train':
-            first = i + 1
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument('--resume', nargs='?', const='')
-    if is_newest and not first:
+    for i, (program, command) in enumerate(pairwise(words), 2):
+        if os.path.basename(program) == 'mlperf-rn50' and command == 'train':
+            given, others = parser.parse_known_args(words[i:])
+            changes = others if given.resume else []  # which the run folder lacks
+            return shlex.join([*words[:i], '--resume', str(checkpoints), *changes])
+
+    # the command of a launcher
+    if is_newest:
         given, others = parser.parse_known_args(words)
         path = [str(checkpoints)] if given.resume else []
         return shlex.join([*others, '--resume', *path])
-    start = words[:first]
-    if not start:
-        num_local = launched_local()[1]
-        hosts = ['--hosts', 'HOSTS'] if num_local < (launched_size() or 1) else []
-        start = ['launch/ranks.sh', *hosts, str(num_local), 'mlperf-rn50', 'train']
-    # the run folder lacks a resume's options
-    given, changes = parser.parse_known_args(words[first or len(words) :])
-    return shlex.join([*start, '--resume', str(checkpoints), *(changes if given.resume else [])])
+    num_local = launched_local()[1]
+    hosts = ['--hosts', 'HOSTS'] if num_local < (launched_size() or 1) else []
+    start = ['launch/ranks.sh', *hosts, str(num_local), 'mlperf-rn50', 'train']
+    return shlex.join([*start, '--resume', str(checkpoints)])
 
 
 def rank_name() -> str:

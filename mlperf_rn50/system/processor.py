@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from mlperf_rn50.errors import ConfigError
@@ -61,10 +62,11 @@ def parse_processor(cpuinfo: str, variables: Mapping[str, str]) -> Processor:
         return int(field(name)) if field(name).isdecimal() else None
 
     flags = set(field('flags').split())
-    levels = range(len(_LEVELS))
-    has = next((i - 1 for i in levels if not flags.issuperset(_LEVELS[i][1])), levels[-1])
+    supported = takewhile(lambda level: flags.issuperset(level[1]), _LEVELS)
+    has = len(list(supported)) - 1
     limit = variables.get('DNNL_MAX_CPU_ISA', '')
-    uses = min(has, next((i for i in levels if limit in _LEVELS[i][2]), levels[-1]))
+    limits = [i for i, (_, _, values) in enumerate(_LEVELS) if limit in values]
+    uses = min([has, *limits])
     return Processor(
         name=field('model name'),
         vendor=field('vendor_id'),

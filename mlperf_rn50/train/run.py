@@ -155,8 +155,9 @@ def open_run(arguments: RunArguments) -> Iterator[OpenRun]:
 def data_of_all_hosts(config: Config, comm: Comm) -> str:
     """Return the digest of the data; raise DataError if they do not fit, or differ between hosts,
     before rank 0 writes files."""
-    for split in ('train', 'validation') if not config.data.synthetic else ():
-        find_split(config.data, split)
+    if not config.data.synthetic:
+        for split in ('train', 'validation'):
+            find_split(config.data, split)
     # each rank reads its own manifest, also for keys that default to it
     own = data_digest(config.data)
     digest = comm.from_rank_0(lambda: own)

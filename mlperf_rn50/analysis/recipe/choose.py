@@ -185,7 +185,10 @@ class Choice:
     kind: Literal['known', 'between']
     sources: Sequence[RecipeGroup]  # one, or one at a smaller and one at a larger batch
     epochs: float
-    target: float
+
+    @property
+    def target(self) -> float:
+        return self.sources[0].target
 
     @property
     def num_converged(self) -> int:
@@ -207,9 +210,7 @@ class Choice:
 
     @property
     def source_text(self) -> str:
-        return ('' if self.kind == 'known' else 'between ') + ' and '.join(
-            p.text for p in self.sources
-        )
+        return ' and '.join(p.text for p in self.sources)
 
 
 def range_text(numbers: Sequence[int]) -> str:
@@ -252,7 +253,7 @@ def choose_recipe(
     recipes = published_recipes(opt_name, target) if sets is None else group(sets, opt_name, target)
     if best := _best(_recipes_at(recipes, batch), batch):
         recipe = replace(best.recipe, global_batch_size=batch, target_accuracy=best.target)
-        return Choice(recipe, 'known', (best,), epochs=best.mean_epochs, target=best.target)
+        return Choice(recipe, 'known', (best,), epochs=best.mean_epochs)
     for family in families([p for p in recipes if p.is_whole]):
         below, above = adjacent(family, batch)
         if not below or not above or below.target != above.target:
@@ -306,7 +307,7 @@ def interpolate(below: RecipeGroup, above: RecipeGroup, batch: int) -> Choice:
         target_accuracy=below.target,
     )
     epochs = _nearest_evaluation(_mix(below.mean_epochs, above.mean_epochs, share), recipe)
-    return Choice(recipe, 'between', (below, above), epochs=epochs, target=below.target)
+    return Choice(recipe, 'between', (below, above), epochs=epochs)
 
 
 def _nearest_evaluation(epochs: float, recipe: Recipe) -> float:

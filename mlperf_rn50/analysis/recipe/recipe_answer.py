@@ -221,10 +221,12 @@ def _choice_lines(choice: Choice) -> Iterator[str]:
         f'({range_text(choice.epochs_range)} in the sources); {choice.num_converged} of '
         f'{choice.num_runs} source runs reached it.'
     )
-    both = 'it' if choice.kind == 'known' else 'the recipes on both sides'
-    yield f'Sets that converged with {both}: {choice.num_sets}.'
-    yield f'Source: {choice.source_text}.'
-    if choice.kind == 'between':
+    if choice.kind == 'known':
+        yield f'Sets that converged with it: {choice.num_sets}.'
+        yield f'Source: {choice.source_text}.'
+    else:
+        yield f'Sets that converged with the recipes on both sides: {choice.num_sets}.'
+        yield f'Source: between {choice.source_text}.'
         yield (
             'No published set has this batch; learning rate, warm-up and schedule are interpolated.'
         )
@@ -288,8 +290,7 @@ def render_recipe(
         command,
         f'{layout}ImageNet, Top-1 {100 * choice.target:.4g} %, batch {recipe.global_batch_size:,}, '
         f'{(recipe.opt_name or "").upper()}. Expected: {choice.epochs:.3g} epochs.',
-        f'{choice.kind.capitalize()}: MLPerf Training, '
-        f'{choice.source_text.removeprefix("between ")}.',
+        f'{choice.kind.capitalize()}: MLPerf Training, {choice.source_text}.',
     ]
     if choice.kind == 'between':
         comments.append(

@@ -10,6 +10,7 @@ from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of, kwh
 from mlperf_rn50.analysis.sets.scaling import Comparison, Study
 from mlperf_rn50.analysis.sets.time_parts import Parts
 from mlperf_rn50.analysis.show.data import render_csv
+from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.elapsed import render_parts
 from mlperf_rn50.mllog.findings import Finding
 from mlperf_rn50.mllog.goodput import read_goodput, render_goodput
@@ -114,7 +115,7 @@ def _system_object(study: Study, run_set: RunSet, comparison: Comparison | None)
         'round': run_set.round,
         'rounds': run_set.rounds,
         'folders': list(map(str, run_set.folders)),
-        'benchmark': run_set.runs[0].benchmark,
+        'benchmark': keys.RESNET,
         'org': run_set.org,
         'system': run_set.name,
         'study': study.name,

@@ -10,7 +10,7 @@ from mlperf_rn50.mllog.findings import Finding, make_finding, most_severe
 from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.rulesets import ROUND_OF
 from mlperf_rn50.runfolder.names import run_number
-from mlperf_rn50.text import plural
+from mlperf_rn50.text import grouped, plural
 
 _MAX_MISSING = 10  # maximum missing logs listed in a finding
 
@@ -97,16 +97,13 @@ def _weaknesses(run_set: RunSet) -> Iterator[Finding]:
 def _log_findings(run_set: RunSet) -> list[Finding]:
     """Return findings about the logs; a finding that applies to all logs is returned only once."""
     found = [f for r in run_set.runs for f in r.findings]
-    counts = Counter(key for key, _ in dict.fromkeys(((f.grade, f.text), f.file) for f in found))
-    shared = {key for key, count in counts.items() if count == len(run_set.runs) > 1}
-    merged = {(f.grade, f.text): f for f in found if (f.grade, f.text) in shared}.values()
-    return [
-        *(
-            f._replace(line=None, text=f'all {len(run_set.runs)} logs: {f.text}', file=None)
-            for f in merged
-        ),
-        *(f for f in found if (f.grade, f.text) not in shared),
-    ]
+    num_logs = len(run_set.runs)
+    merged = {}
+    for key, alike in grouped(found, lambda f: (f.grade, f.text)).items():
+        if len({f.file for f in alike}) == num_logs > 1:
+            text = f'all {num_logs} logs: {alike[0].text}'
+            merged[key] = alike[0]._replace(line=None, text=text, file=None)
+    return [*merged.values(), *(f for f in found if (f.grade, f.text) not in merged)]
 
 
 def set_findings(run_set: RunSet) -> list[Finding]:
@@ -126,7 +123,8 @@ def set_findings(run_set: RunSet) -> list[Finding]:
     duplicates = [
         make_finding('duplicate', None, d.text, file=d.run.path) for d in run_set.duplicates
     ]
-    found = [*refusal, *duplicates, *_log_findings(run_set)]
+    of_logs = _log_findings(run_set)
+    found = [*refusal, *duplicates, *of_logs]
     by = f' by the rules of {ROUND_OF[judged.ruleset]}' if judged.ruleset else ''
     rules = [
         make_finding('rule_broken', None, by, text)
@@ -143,6 +141,6 @@ def set_findings(run_set: RunSet) -> list[Finding]:
             *_weaknesses(run_set),
             *parts,
             *again,
-            *_log_findings(run_set),
+            *of_logs,
         ]
     )

@@ -19,6 +19,7 @@ from mlperf_rn50.mllog.check.judge import CheckedLog, Judgement
 from mlperf_rn50.mllog.check.official import NotInstalled, find_danger
 from mlperf_rn50.mllog.findings import Finding, make_finding
 from mlperf_rn50.mllog.logged_run import Run
+from mlperf_rn50.mllog.read.resolve import normalized
 from mlperf_rn50.mllog.rulesets import ROUNDS, RULESETS
 from mlperf_rn50.text import grouped, some
 
@@ -103,10 +104,7 @@ def find_parts(
 
 def find_submitters(runs: Sequence[Run]) -> list[Finding]:
     """Return a warning if the logs of a set contain several submitters."""
-    named = grouped(
-        (r for r in runs if r.org),
-        lambda r: ''.join(c for c in str(r.org).casefold() if c.isalnum()),
-    )
+    named = grouped((r for r in runs if r.org), lambda r: normalized(str(r.org)))
     if len(named) < 2:
         return []
     texts = [f'{str(r.org)[:_MAX_VALUE]!r} in {r.path.name}' for r, *_ in islice(named.values(), 3)]
@@ -116,17 +114,17 @@ def find_submitters(runs: Sequence[Run]) -> list[Finding]:
 def folded(texts_by_log: Mapping[Path, Iterable[str]]) -> list[str]:
     """Return each text once, with the name of its log or the number of its logs if there are
     several logs."""
-    logs = grouped(
-        ((text, path) for path, texts in texts_by_log.items() for text in dict.fromkeys(texts)),
-        lambda item: item[0],
-    )
+    logs: dict[str, list[Path]] = {}
+    for path, texts in texts_by_log.items():
+        for text in dict.fromkeys(texts):
+            logs.setdefault(text, []).append(path)
     if len(texts_by_log) == 1:
         return list(logs)
-    found = sorted(logs.items(), key=lambda item: -len(item[1]))
-    return [
-        f'{named[0][1].name if len(named) == 1 else f"{len(named)} logs"}: {text}'
-        for text, named in found
-    ]
+    lines = []
+    for text, paths in sorted(logs.items(), key=lambda item: -len(item[1])):
+        where = paths[0].name if len(paths) == 1 else f'{len(paths)} logs'
+        lines.append(f'{where}: {text}')
+    return lines
 
 
 def violations_of(logs: Iterable[CheckedLog], ruleset: str) -> dict[Path, tuple[str, ...]]:
@@ -248,29 +246,27 @@ def judge_set(run_set: RunSet) -> RunSet:
         r.path: [f.text for f in r.findings if f.grade == 'error' and f.kind != _CUT] for r in runs
     }
     misses = _misses(run_set, broken)
-    division, is_result = logs[0].division if logs else None, len(runs) == RUNS_OF_A_SCORE
-    rules = list(_set_rules(run_set, division))
-    general = [
-        *([run_set.refusal] if run_set.refusal else []),
-        *folded(errors),
-        *(d.text for d in run_set.duplicates),
-        *(rules if is_result else []),
-    ]
-    obstacles = (*_obstacles(run_set), *([] if is_result else rules))
+    division = logs[0].division if logs else None
+    general = [run_set.refusal] if run_set.refusal else []
+    general += [*folded(errors), *(d.text for d in run_set.duplicates)]
+    obstacles = list(_obstacles(run_set))
+    is_result = len(runs) == RUNS_OF_A_SCORE
+    (general if is_result else obstacles).extend(_set_rules(run_set, division))
+    allowed = allowed_misses(len(runs))
     is_unchecked = ruleset is None and any(log.rulesets for log in logs)
     num_failed = sum(r.status not in ('converged', 'running') for r in runs)
-    is_sound = not general and not (is_result and num_failed > allowed_misses(len(runs)))
+    is_sound = not general and not (is_result and num_failed > allowed)
     judgement = Judgement(
         ruleset,
         basis,
         is_sound=is_sound,
         is_unchecked=is_unchecked,
-        obstacles=obstacles,
+        obstacles=tuple(obstacles),
         misses=misses,
     )
     violations = [*general, *_too_many(run_set, broken, misses, errors)]
     # even a log that does not count is submitted
-    if ruleset and len(broken) == 1 == allowed_misses(len(runs)):
+    if ruleset and allowed == 1 and len(broken) == 1:
         violations += [
             f'{path.name}: {danger}' for path in broken if (danger := find_danger(path, ruleset))
         ]

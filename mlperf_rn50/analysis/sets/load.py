@@ -4,7 +4,7 @@ import os
 import re
 import signal
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from contextlib import suppress
@@ -193,25 +193,24 @@ def _with_count(run: Run, name: str, agreed: int, num_runs: int) -> Run:
 def _mark_duplicates(run_sets: Sequence[RunSet]) -> list[RunSet]:
     """Return the sets. One with logs of an earlier set has a finding; a copy from another round
     joins its `later`."""
-    indices = {id(r): i for i, s in enumerate(run_sets) for r in s.runs}
-    copies: list[dict[int, list[Duplicate]]] = [{} for _ in run_sets]  # by original set
+    set_of = {id(r): s for s in run_sets for r in s.runs}
+    copies = {s: dict[RunSet, list[Duplicate]]() for s in run_sets}  # by their original set
     for duplicate in find_duplicates([r for s in run_sets for r in s.runs]):
-        index, other = indices[id(duplicate.run)], indices[id(duplicate.original)]
-        if index != other:
-            copies[index].setdefault(other, []).append(duplicate)
-    marked: list[RunSet | None] = []
-    later: list[list[RunSet]] = [[] for _ in run_sets]
-    for run_set, found in zip(run_sets, copies):
-        flags = [_flag_duplicates(run_set, run_sets[i], d) for i, d in found.items()]
+        run_set, original = set_of[id(duplicate.run)], set_of[id(duplicate.original)]
+        if run_set is not original:
+            copies[run_set].setdefault(original, []).append(duplicate)
+    marked = dict[RunSet, RunSet]()
+    later = defaultdict[RunSet, list[RunSet]](list)
+    for run_set, found in copies.items():
         is_duplicate = sum(map(len, found.values())) == len(run_set.runs)
-        first = [i for i in found if is_duplicate and run_sets[i].round != run_set.round]
-        if len(found) == 1 and first:
-            later[first[0]].append(run_set)
-            marked.append(None)
-        else:
-            findings = (*run_set.findings, *flags)
-            marked.append(replace(run_set, findings=findings, is_duplicate=is_duplicate))
-    return [replace(s, later=tuple(again)) for s, again in zip(marked, later) if s]
+        others = [s for s in found if is_duplicate and s.round != run_set.round]
+        if len(found) == 1 and others:
+            later[others[0]].append(run_set)
+            continue
+        flags = [_flag_duplicates(run_set, s, duplicates) for s, duplicates in found.items()]
+        findings = (*run_set.findings, *flags)
+        marked[run_set] = replace(run_set, findings=findings, is_duplicate=is_duplicate)
+    return [replace(s, later=tuple(later[original])) for original, s in marked.items()]
 
 
 def _flag_duplicates(run_set: RunSet, other: RunSet, duplicates: Sequence[Duplicate]) -> Finding:

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mlperf_rn50.analysis.recipe.differences import find_deviations
 from mlperf_rn50.analysis.run_data import RunData, load_run
@@ -183,23 +183,27 @@ def judge_recipe(config: Config, num_ranks: int, others: list[Config]) -> Iterat
         key, _, text = line.partition(': got ')
         measured, _, published = text.partition('; ')
         yield Cause(_KEYS.get(key, 'batch'), 3.0, key, measured, published.rpartition(' have ')[2])
-    for key, name in _KEYS.items() if others else ():
+    for key, name in _KEYS.items():
         value_of = attrgetter(key)
         got = value_of(config)
         values = [v for v in map(value_of, others) if v is not None]
         if got in (None, *values) or not values:
             continue  # null: other keys determine it
-        # Numbers may differ by a quarter, also the weight of a new value in an average. Unequal
-        # values that are no positive numbers count as a factor of 2.
-        a, *rest = [1 - v if key.endswith('momentum') else v for v in (got, *values)]
-        ratio = min(
-            max(a / b, b / a) if isinstance(b, (int, float)) and min(a, b) > 0 else 2.0
-            for b in rest
-        )
+        is_momentum = key.endswith('momentum')
+        # Numbers may differ by a quarter, also the weight of a new value in an average.
+        ratio = min(_factor(1 - got, 1 - v) if is_momentum else _factor(got, v) for v in values)
         expected = ' or '.join(dict.fromkeys(map(render_value, values)))
         near = ' within a factor of 1.25,' if isinstance(got, float) else ''
         text = f'{expected}{near} as in reference runs'
         yield Cause(name, ratio / 1.25, key, render_value(got), text)
+
+
+def _factor(a: Any, b: Any) -> float:
+    """Return the ratio of the larger of two values to the smaller; 2 if they are no positive
+    numbers."""
+    if isinstance(b, (int, float)) and min(a, b) > 0:
+        return max(a / b, b / a)
+    return 2.0
 
 
 def find_better(run: RunData, config: Config) -> tuple[list[Config], str]:

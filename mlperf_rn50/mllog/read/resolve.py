@@ -76,7 +76,7 @@ def _setting(value: Any) -> Any:
     return value if is_plain else repr(value)[:200]  # JSON has no NaN
 
 
-def _normalized(name: str) -> str:
+def normalized(name: str) -> str:
     """Return an organisation's name in lower case, without spaces and punctuation."""
     return ''.join(c for c in name.casefold() if c.isalnum())
 
@@ -106,7 +106,7 @@ class RunResolver:
             return None
         org, source = named
         self.sources['org'] = source
-        name, logged_name = _normalized(org), _normalized(logged or org)
+        name, logged_name = normalized(org), normalized(logged or org)
         if not name.startswith(logged_name) and not logged_name.startswith(name):
             line = self.log.line(keys.SUBMISSION_ORG)
             self.log.flag('submitter_differs', line, logged, org, source.text)

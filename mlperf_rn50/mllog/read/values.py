@@ -1,5 +1,6 @@
 """Values of log lines: keys of v0.5, whole numbers, epochs and changes. Pure functions."""
 
+import math
 import re
 from typing import Any
 
@@ -37,11 +38,9 @@ def changes(event: LogEvent) -> dict[str, list]:
 def epoch_number(value: Any) -> int | None:
     """Return an epoch number; some logs compute it from steps, with a small error."""
     near = number(value, 0, MAX_EPOCH)
-    return (
-        round(near)
-        if near is not None and abs(near - round(near)) <= 0.02
-        else integer(value, 0, MAX_EPOCH)
-    )
+    if near is not None and abs(near - round(near)) <= 0.02:
+        return round(near)
+    return integer(value, 0, MAX_EPOCH)
 
 
 def epoch_of(event: LogEvent, num_train: Any, batch: Any) -> int | None:
@@ -52,11 +51,11 @@ def epoch_of(event: LogEvent, num_train: Any, batch: Any) -> int | None:
         num_train, batch: logged numbers of training images and of images per step.
     """
     if event.line_format == 'MLPv0.5.0':  # counts from 0
-        value = (
-            event.value.get('epoch')
-            if isinstance(event.value, dict)
-            else (None if event.key == keys.EVAL_ACCURACY else event.value)
-        )
+        value = event.value
+        if isinstance(value, dict):
+            value = value.get('epoch')
+        elif event.key == keys.EVAL_ACCURACY:
+            return None
         epoch = epoch_number(value)
         return None if epoch is None else epoch + 1
     epoch = epoch_number(event.metadata.get('epoch_num'))
@@ -67,9 +66,13 @@ def _epoch_of_samples(event: LogEvent, num_train: Any, batch: Any) -> int | None
     """Return the epoch of samples_count, which recent rounds log instead; an epoch may have whole
     steps only."""
     samples = integer(event.metadata.get('samples_count'))
-    images, step = integer(num_train, 1) or IMAGENET_TRAIN, integer(batch, 1) or 1
-    epochs = [
-        epoch_number(samples and samples / size) for size in (images, -(-images // step) * step)
-    ]
-    is_start = event.key in (keys.EPOCH_START, keys.BLOCK_START)
-    return next((epoch + is_start for epoch in epochs if epoch is not None), None)
+    if samples is None:
+        return None
+    images = integer(num_train, 1) or IMAGENET_TRAIN
+    step = integer(batch, 1) or 1
+    for size in (images, math.ceil(images / step) * step):
+        epoch = epoch_number(samples / size)
+        if epoch is not None:
+            is_start = event.key in (keys.EPOCH_START, keys.BLOCK_START)
+            return epoch + 1 if is_start else epoch
+    return None

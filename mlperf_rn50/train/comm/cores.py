@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlperf_rn50.system.cgroup import parse_cpu_list, read_small, render_cpu_list, throttled_s
 from mlperf_rn50.system.power import BOOT_ID
@@ -71,11 +71,25 @@ def longest_waits(before: _Times, now: _Times) -> dict[str, tuple[float, float]]
         spent.setdefault(kind, []).append(
             (on_core_s - on_core_before_s, waited_s - waited_before_s)
         )
-    # Threads that wait for others between short pieces of work do not delay a step.
-    return {
-        kind: max((t for t in times if 2 * sum(t) >= max(map(sum, times))), key=lambda t: t[1])
-        for kind, times in spent.items()
-    }
+    longest = {}
+    for kind, times in spent.items():
+        # Threads that wait for others between short pieces of work do not delay a step.
+        most_s = max(map(sum, times))
+        busy = [t for t in times if 2 * sum(t) >= most_s]
+        longest[kind] = max(busy, key=lambda t: t[1])
+    return longest
+
+
+class _Reading(NamedTuple):
+    """Times of this rank in seconds: on the clock, on its cores, and throttled; and those of its
+    cores and threads."""
+
+    wall_s: float
+    cpu_s: float
+    throttled_s: float
+    cpus: set[int]
+    cores_s: tuple[float, float] | None
+    threads: _Times
 
 
 class CoreMeter:
@@ -87,33 +101,32 @@ class CoreMeter:
 
     def start(self) -> None:
         cpus = os.sched_getaffinity(0)  # a user may change them during a run
-        self._before = (
-            time.monotonic(),
-            time.process_time(),
-            throttled_s(),
-            cpus,
-            read_cores(cpus),
-            read_threads(self._exchanging),
+        self._reading = _Reading(
+            wall_s=time.monotonic(),
+            cpu_s=time.process_time(),
+            throttled_s=throttled_s(),
+            cpus=cpus,
+            cores_s=read_cores(cpus),
+            threads=read_threads(self._exchanging),
         )
 
     def take(self) -> dict[str, Any]:
         """Return the values of RankSteps since the last call or start()."""
-        *before, cpus, cores_s, threads = self._before
+        before = self._reading
         self.start()
-        *now, cpus_now, cores_now_s, threads_now = self._before
-        wall_s, cpu_s, throttled = (max(0.0, b - a) for a, b in zip(before, now))
+        now = self._reading
         known = {}
-        if cpus == cpus_now and cores_s and cores_now_s:
-            spent = (max(0.0, b - a) for a, b in zip(cores_s, cores_now_s))
+        if before.cpus == now.cpus and before.cores_s and now.cores_s:
+            spent = (max(0.0, b - a) for a, b in zip(before.cores_s, now.cores_s))
             known = dict(zip(('cores_s', 'steal_s'), spent))
         return {
-            'cores': render_cpu_list(cpus_now),
-            'num_cores': len(cpus_now),
-            'wall_s': wall_s,
-            'cpu_s': cpu_s,
-            'throttled_s': throttled,
+            'cores': render_cpu_list(now.cpus),
+            'num_cores': len(now.cpus),
+            'wall_s': max(0.0, now.wall_s - before.wall_s),
+            'cpu_s': max(0.0, now.cpu_s - before.cpu_s),
+            'throttled_s': max(0.0, now.throttled_s - before.throttled_s),
             'num_threads': omp_threads(os.environ.get('OMP_NUM_THREADS', '')),
-            'ready_s': longest_waits(threads, threads_now),
+            'ready_s': longest_waits(before.threads, now.threads),
             'machine': read_small(BOOT_ID),
             'load': os.getloadavg()[0],
             **known,

@@ -60,12 +60,15 @@ def find_connections() -> list[psutil.Process]:
     """
     job = os.environ.get('MLPERF_RN50_JOB')
     found: dict[int, psutil.Process] = {}
-    for process in psutil.process_iter() if job else ():
+    if not job:
+        return []
+    for process in psutil.process_iter():
         with suppress(psutil.Error):  # ended, or of another user
             # a guard has the job in its command line only
             if job in process.cmdline() or process.environ().get('MLPERF_RN50_JOB') == job:
                 sshd = next((p for p in process.parents() if p.name().startswith('sshd')), None)
-                found |= {sshd.pid: sshd} if sshd else {}
+                if sshd:
+                    found[sshd.pid] = sshd
     return list(found.values())
 
 
