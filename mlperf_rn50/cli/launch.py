@@ -96,8 +96,9 @@ def start_launcher(name: str, argv: Sequence[str], signals: SignalQueue | None =
     for word in options.train:
         if word.startswith('--') and word.partition('=')[0] not in known:
             raise option_error(f'unrecognized arguments: {word}', parser, known)
-    if engine.in_slurm and os.environ.get('SLURM_RESTART_COUNT', '0') != '0':
-        options = replace(options, resume=options.resume or True)  # a requeued job resumes its run
+    num_requeues = os.environ.get('SLURM_RESTART_COUNT', '0') if engine.in_slurm else '0'
+    if num_requeues != '0' and not options.resume:
+        options = replace(options, resume=True, is_requeued=True)  # the job resumes its run
     if isinstance(options.resume, str):
         options = choose_run(options)
 
@@ -150,7 +151,15 @@ def supervise(launcher: Launcher, placement: Placement, config: Config) -> int:
     if options.doctor and mpi_settings(os.environ, CHECKOUT / '.venv'):
         launcher.try_mpi(placement, f'{token}-{SIDE_JOB}', device)
     with folder_lock(run_dir):
-        before = read_progress(run_dir)
+        before = read_progress(run_dir, options.run)
+        first_run = 0
+        if in_slurm:
+            first_run = first_run_of(
+                run_dir,
+                batch_job,
+                is_resume=bool(options.resume),
+                is_requeued=options.is_requeued,
+            )
         code = Supervisor(
             start=partial(launcher.start, config),
             silent=lambda names: silent_hosts(names if options.hosts else (), signals),
@@ -161,8 +170,9 @@ def supervise(launcher: Launcher, placement: Placement, config: Config) -> int:
             placement=placement,
             batch_job=batch_job,
             token=token,
-            first_run=first_run_of(run_dir, batch_job, bool(options.resume)) if in_slurm else 0,
+            first_run=first_run,
         ).run_all()
+        has_begun = read_progress(run_dir, options.run) != before
     if options.ranks_per_device > 1:
         # new, without earlier stop requests
         with closing(SignalQueue(LAUNCHER_SIGNALS)) as own:
@@ -173,9 +183,7 @@ def supervise(launcher: Launcher, placement: Placement, config: Config) -> int:
                 device,
                 limit_s=GRACE_S,
             )
-    if not in_slurm:
-        return code
-    return launcher.requeue(code, run_dir, has_begun=read_progress(run_dir) != before)
+    return launcher.requeue(code, run_dir, has_begun) if in_slurm else code
 
 
 def run_ranks(argv: Sequence[str]) -> int:

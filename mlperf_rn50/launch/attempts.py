@@ -80,21 +80,26 @@ def describe_unfinished(folder: Path) -> str:
     return ''
 
 
-def first_run_of(folder: Path, batch_job: str, is_resume: bool) -> int:
-    """Return the number of the first run of a Slurm job in a folder. The job is requeued under its
-    name, and then resumes only its own runs.
+def first_run_of(folder: Path, batch_job: str, is_resume: bool, is_requeued: bool) -> int:
+    """Return the number of the first run of a Slurm job in a folder, and record it for the time
+    after a requeue, when the job resumes only its own runs.
 
-    is_resume: whether this start resumes, as each one does that is not the first.
+    is_resume: whether this start resumes a run; is_requeued: not by request of the user, but
+    because the job was requeued.
     """
-    if is_resume:
-        return records.read_first_run(folder, batch_job)
+    if is_requeued:
+        first_run = records.read_first_run(folder, batch_job)
+        if first_run is not None:
+            return first_run
+        # The job has no run yet, or is of a version without this record.
+        is_resume = bool(records.read_attempts(folder, batch_job))
     newest = newest_run(folder)
-    first_run = newest.index + 1 if newest else 0
+    first_run = newest.index + 1 if newest and not is_resume else 0
     records.note_batch_start(folder, records.BatchStart(batch_job, first_run))
     return first_run
 
 
-def ends_of(folder: Path, first_run: int = 0) -> list[str | None]:
+def ends_of(folder: Path, first_run: int) -> list[str | None]:
     """Return the final status of each run of a folder from a number on."""
     return [end_of(read_metrics(run)) for run in list_runs(folder) if run.index >= first_run]
 
@@ -143,9 +148,10 @@ def plan_runs(ends: Sequence[str | None], seeds: int, is_resume: bool) -> list[b
         return [False] * seeds
     if seeds == 1:
         return [True]
-    is_unfinished = bool(ends) and ends[-1] not in OVER
-    num_over = sum(end in OVER for end in ends)
-    return [True] * is_unfinished + [False] * (seeds - num_over - is_unfinished)
+    num_left = seeds - sum(end in OVER for end in ends)
+    if ends and ends[-1] not in OVER:
+        return [True, *[False] * (num_left - 1)]
+    return [False] * num_left
 
 
 def judge(

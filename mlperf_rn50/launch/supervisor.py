@@ -96,8 +96,10 @@ class Supervisor:
             if number == 1 and self._has_drilled:
                 self._report_drill()
             is_over = any(a.end in attempts.OVER for a in self._attempts[-1:])
-            if self.signals.is_requested and is_over and number < len(runs):
-                self.say(f'stopped after {number} of {plural(len(runs), "run")}')
+            num_over = number if is_over else number - 1
+            is_between = is_over or not self._attempts
+            if self.signals.is_requested and is_between and 0 < num_over < len(runs):
+                self.say(f'stopped after {num_over} of {plural(len(runs), "run")}')
                 code = EXIT_RESUMABLE  # with the next run
             worst = max(worst, code)
             # 75 without a request to the launcher: the ranks were stopped
@@ -121,7 +123,9 @@ class Supervisor:
 
     def _present_run(self) -> RunFolder | None:
         """Return the run to resume; None if there is none."""
-        run = self.options.run or newest_run(self.placement.run_dir)
+        if self.options.run:
+            return self.options.run
+        run = newest_run(self.placement.run_dir)
         return run if run and run.index >= self.first_run else None
 
     def run_to_end(self, is_resumed: bool) -> int:
@@ -180,8 +184,8 @@ class Supervisor:
 
             # A restart checks the hosts again unless they passed, the cause was outside the program
             # and all answer.
-            is_checked = not (doctor_code or silent or self._on_trial)
-            is_checked &= attempt.origin == 'outside'
+            is_fit = not (doctor_code or silent or self._on_trial)
+            is_checked = is_fit and attempt.origin == 'outside'
             is_first = False
             resumed = None if attempt.run is None else RunFolder(run_dir, attempt.run)
             train_options = self.train_options(resumed)
@@ -347,7 +351,7 @@ class Supervisor:
             return f'host {host} {failure.cause}'
         return f'rank {failure.rank} on {host}: {failure.cause}'
 
-    def regroup(self, have_answered: bool = False) -> bool:
+    def regroup(self, have_answered: bool) -> bool:
         """Exclude failing hosts; wait for silent hosts or exclude them, unless all have just
         answered; return whether another attempt is possible."""
         for host, cause in self._bad_hosts().items():

@@ -43,8 +43,13 @@ def number(value: Any, low: float, high: float) -> float | None:
 
 def append(path: Path, record: Any) -> None:
     """Append a record as a line to a file; ignore errors, which the run reports elsewhere."""
-    with suppress(OSError), open(path, 'a', opener=no_link) as f:
-        f.write(encode(record) + '\n')
+    with suppress(OSError), open(path, 'a+b', opener=no_link) as f:
+        line = f'{encode(record)}\n'
+        if f.seek(0, os.SEEK_END):
+            f.seek(-1, os.SEEK_END)
+            if f.read() != b'\n':  # a full disk has cut the last line
+                line = f'\n{line}'
+        f.write(line.encode())
 
 
 def read_lines(path: Path, kind: type[T], mark: bytes = b'') -> Iterator[tuple[int, T]]:

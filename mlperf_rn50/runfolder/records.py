@@ -286,10 +286,10 @@ class Attempt:
 
 @dataclass(frozen=True)
 class BatchStart:
-    """Line of attempts.jsonl: the first start of a Slurm job in a folder that has runs."""
+    """Line of attempts.jsonl: the first start of a Slurm job in a folder."""
 
     job: str
-    first_run: int  # number of the first run that is made by the job, not before it
+    first_run: int  # number of its first run; 0 if it resumes a run of the folder
 
 
 @dataclass(frozen=True)
@@ -325,12 +325,11 @@ def note_batch_start(folder: Path, start: BatchStart) -> None:
     append(folder / 'attempts.jsonl', start)
 
 
-def read_first_run(folder: Path, batch_job: str) -> int:
-    """Return the number of the first run of a batch_job in a folder; 0 if no start is recorded,
-    because the folder had no runs or the job resumed them."""
+def read_first_run(folder: Path, batch_job: str) -> int | None:
+    """Return the number of the first run of a batch_job in a folder; None if it is not recorded."""
     lines = read_lines(folder / 'attempts.jsonl', BatchStart)
     starts = deque((start.first_run for _, start in lines if start.job == batch_job), 1)
-    return starts[0] if starts else 0
+    return starts[0] if starts else None
 
 
 def note_failure(folder: Path, failure: Failure) -> None:

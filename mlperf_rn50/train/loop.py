@@ -371,6 +371,8 @@ def end(
         cleanup.callback(run.writer.finish)
         report_trace(run, is_end=True)
         report_clock_steps(run)
+        if status == 'interrupted':  # a launcher waits long for a checkpoint, not after the end
+            run.writer.finish()
         run.emit(ended)
     return ended
 

@@ -12,9 +12,11 @@ from mlperf_rn50.mllog.elapsed import SKEW_S, Resume, elapsed_parts, make_resume
 from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import (
+    EvalRecord,
     Failure,
     NetworkRecord,
     PartRecord,
+    ResumedRecord,
     TrainRecord,
     read_all_records,
     read_failures,
@@ -169,11 +171,14 @@ def find_resumes(
             f'{folder.result}: got no run_start, expected the log of the run to resume'
         )
     seen_s, failures = last_signs(folder, (log.last_s or log.start_s) - log.start_s)
+    last_s = log.start_s + seen_s
+    attempt_s = log.start_s + (log.resumes[-1].resumed_s if log.resumes else 0.0)
     is_asked = keys.RUN_STOP in log.lines and log.status != 'failed'
-    # A guard without contact to the launcher asks its ranks to stop, too.
-    is_pause = is_asked and all(f.rank is not None for f in failures)
+    # A rank that loses its engine is asked to stop, too, as are those of a host without contact to
+    # the launcher. This is recorded before.
+    is_pause = is_asked and not any(attempt_s < f.time_s <= last_s for f in failures)
     stopped_s, stalled_s = seen_s, 0.0
-    later = [f for f in failures if f.time_s > log.start_s + seen_s]
+    later = [f for f in failures if f.time_s > last_s]
     if later and not is_asked:
         failure = min(later, key=lambda f: f.time_s)
         stopped_s = failure.time_s - log.start_s
@@ -207,11 +212,11 @@ def last_signs(folder: RunFolder, seen_s: float) -> tuple[float, list[Failure]]:
     for record in read_all_records(folder.metrics):
         if isinstance(record, NetworkRecord):
             job = record.job  # written before the clock of its attempt continues
-        elif isinstance(record, PartRecord | TrainRecord):
+        elif isinstance(record, EvalRecord | PartRecord | ResumedRecord | TrainRecord):
             last_job = job
         if isinstance(record, TrainRecord):
             seen_s = max(seen_s, record.time_s or 0.0)
-    return seen_s, [f for f in read_failures(folder.dir) if last_job and f.job == last_job]
+    return seen_s, [f for f in read_failures(folder.dir) if f.job == last_job]
 
 
 def report_resumption(run: TrainingRun, loaded: LoadedCheckpoint) -> None:

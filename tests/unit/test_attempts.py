@@ -96,17 +96,20 @@ def test_stuck_attempts_are_counted_across_starts_of_a_job(tmp_path):
 
 
 def test_requeued_job_begins_with_its_own_runs(tmp_path):
-    def first_run(job, is_resume):
-        return attempts.first_run_of(tmp_path, job, is_resume)
+    def first_run(job, is_resume=False, is_requeued=False):
+        return attempts.first_run_of(tmp_path, job, is_resume or is_requeued, is_requeued)
 
-    assert first_run('6', False) == 0  # the folder is empty
+    assert first_run('6') == 0  # the folder is empty
     for number in range(3):
         begin_run(tmp_path, number)
-    assert first_run('7', True) == 0  # the user's --resume
-    assert (first_run('8', False), first_run('8', True)) == (3, 3)
-    note_attempt(tmp_path, '8', Attempt(3, 75, 'interrupted', True, True))
+    assert [first_run('7', is_resume=True), first_run('7', is_requeued=True)] == [0, 0]
+    assert [first_run('8'), first_run('8', is_requeued=True)] == [3, 3]
     begin_run(tmp_path, 3)
-    assert (first_run('9', False), first_run('8', True)) == (4, 3)
+    assert [first_run('9'), first_run('8', is_requeued=True)] == [4, 3]
+    assert first_run('8', is_resume=True) == 0  # a second launcher in a job
+    assert first_run('10', is_requeued=True) == 4  # its node failed before this record
+    note_attempt(tmp_path, '11', Attempt(3, 75, 'interrupted', True, True))
+    assert first_run('11', is_requeued=True) == 0  # begun by a version without it
     assert len(read_attempts(tmp_path)) == 1
 
 

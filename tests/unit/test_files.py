@@ -17,7 +17,7 @@ from mlperf_rn50 import files
 from mlperf_rn50.config_file import load_tree
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_USAGE, ConfigError, StorageError
 from mlperf_rn50.mllog.read.description import load_object
-from mlperf_rn50.runfolder.jsonl import decode, read_lines
+from mlperf_rn50.runfolder.jsonl import append, decode, read_lines
 from mlperf_rn50.runfolder.records import ResumedRecord
 
 
@@ -122,6 +122,14 @@ def test_lines_keep_their_numbers_and_torn_lines_are_skipped(tmp_path):
     assert list(read_lines(path, Step, b'"step"')) == [(1, Step(1)), (4, Step(3, 0.5))]
     path.write_text('x' * (2 * files.MAX_LINE_BYTES) + '{"step": 1}\n{"step": 2}\n')
     assert list(read_lines(path, Step)) == [(2, Step(2))]
+
+
+def test_record_after_a_torn_line_is_a_line_of_its_own(tmp_path):
+    path = tmp_path / 'steps.jsonl'
+    for before, steps in (('', [2]), ('{"step": 1}\n', [1, 2]), ('{"st', [2])):
+        path.write_text(before)
+        append(path, Step(2))
+        assert [step.step for _, step in read_lines(path, Step)] == steps
 
 
 def test_walk_matches_the_standard_library(tmp_path):

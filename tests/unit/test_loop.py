@@ -63,6 +63,27 @@ def test_stop_within_an_epoch_saves_once_and_its_images_count(
     assert run.progress.images == 8 * expected[-1] and run.progress.train_s > 0
 
 
+def test_end_of_an_interrupted_run_is_reported_once_its_checkpoint_is_written(
+    tmp_path, monkeypatch
+):
+    save, written_at_end = loop.checkpoint.save, []
+
+    def save_slowly(*args):
+        time.sleep(0.2)
+        return save(*args)
+
+    def ask(event, run):
+        if isinstance(event, events.StepDone):
+            run.heartbeat.request_stop()
+        if isinstance(event, events.Ended):
+            written_at_end.extend(list_checkpoints(run.folder.checkpoints))
+
+    monkeypatch.setattr(loop.checkpoint, 'save', save_slowly)
+    with tiny_run(tmp_path, CONFIG, ask) as (run, _):
+        assert train_to_end(run).status == 'interrupted'
+    assert len(written_at_end) == 1
+
+
 def test_stop_after_the_last_step_keeps_the_result_because_no_step_is_left_to_resume(tmp_path):
     def ask(event, run):
         if isinstance(event, events.EvalStarted):

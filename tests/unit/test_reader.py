@@ -119,6 +119,19 @@ def test_target_of_the_last_resume_that_changed_it_counts(read, changes, target,
     assert not any(f.kind == 'trained_past_target' for f in run.findings)
 
 
+def test_resume_before_a_block_that_was_repeated(read):
+    block = {'first_epoch_num': 5, 'epoch_count': 1}
+    lines = run_lines((0.5,), period=4, status=None)
+    lines += [mllog('block_start', 42, **block)]
+    lines += [
+        mllog('run_resumed', 50, 1, epoch_num=5, clock_s=42.5),
+        mllog('block_start', 51, **block),
+    ]
+    lines += [mllog('run_resumed', 60, 1, epoch_num=3, clock_s=25.0)]
+    run = read(lines)
+    assert [s.first_epoch for s in run.segments] == [1, 2]
+
+
 # --- numbers of nodes, ranks and accelerators
 
 

@@ -212,33 +212,43 @@ def test_clock_of_a_checkpoint_is_at_most_the_time_since_run_start(tmp_path):
 
 # reason of run_stop | failures (job, rank, seconds since run_start) | end and kind of the attempt
 LAST_ATTEMPTS = json_table("""
-null      | []                          | 21 | "fault"
-null      | [[1, 3, 25]]                | 25 | "fault"
-null      | [[1, 3, 25], [2, null, 60]] | 25 | "fault"
-null      | [[2, null, 60]]             | 21 | "fault"  # the last start did not reach the clock
-null      | [[1, null, 40]]             | 40 | "fault"
-"aborted" | []                          | 21 | "pause"
-"aborted" | [[2, null, 60]]             | 21 | "pause"  # the user's request was before this
-"aborted" | [[1, 3, 25]]                | 21 | "pause"  # a rank that died while it ended
-"aborted" | [[1, null, 15]]             | 21 | "fault"  # guards asked the ranks to stop
-"failed"  | [[1, 3, 25]]                | 25 | "fault"
+null      | []                              | 21 | "fault"
+null      | [["1", 3, 25]]                  | 25 | "fault"
+null      | [["1", 3, 25], ["2", null, 60]] | 25 | "fault"
+null      | [["2", null, 60]]               | 21 | "fault"  # the last start did not reach the clock
+null      | [["1", null, 40]]               | 40 | "fault"
+"aborted" | []                              | 21 | "pause"
+"aborted" | [["2", null, 60]]               | 21 | "pause"  # the user's request was before this
+"aborted" | [["1", 3, 25]]                  | 21 | "pause"  # a rank that died while it ended
+"aborted" | [["1", null, 50]]               | 21 | "pause"  # the launcher waited for its processes
+"aborted" | [["1", null, 15]]               | 21 | "fault"  # guards asked the ranks to stop
+"aborted" | [["1", 3, 15]]                  | 21 | "fault"  # a rank had lost mpirun
+"aborted" | [["1", 3, 5]]                   | 21 | "pause"  # before a resume at 10 s
+"failed"  | [["1", 3, 25]]                  | 25 | "fault"
+null      | [["", 3, 25]]                   | 25 | "fault"  # without a launcher
+"aborted" | [["", 3, 5]]                    | 21 | "pause"
 """)
 
 
 @pytest.mark.parametrize(['reason', 'failures', 'stopped_s', 'kind'], LAST_ATTEMPTS)
 def test_end_of_the_attempt_before_a_resume(tmp_path, reason, failures, stopped_s, kind):
     stop = [mllog('run_stop', 21, status='aborted', reason=reason)] if reason else []
-    lines = [*run_lines((0.5,), epoch_s=20.0, status=None), *stop]
+    resume = mllog('run_resumed', 10, 1, epoch_num=1, clock_s=0.0)
+    *before, evaluated, eval_stop = run_lines((0.5,), epoch_s=20.0, status=None)
+    lines = [*before[:-2], resume, *before[-2:], evaluated, eval_stop, *stop]
     write_lines(tmp_path / 'result_0.txt', lines)
     run = RunFolder(tmp_path, 0)
-    for number in (1, 2, 3):  # job 1 trained, job 2 failed before its clock, job 3 is this one
-        append(run.metrics, NetworkRecord(8, 1.0, 8, 1, job=str(number)))
-        if number == 1:
+    jobs = ['1', '2', '3']  # 1 trained, 2 failed before its clock, and 3 is this one
+    if any(not job for job, *_ in failures):
+        jobs = [''] * 3
+    for number, job in enumerate(jobs):
+        append(run.metrics, NetworkRecord(8, 1.0, 8, 1, job=job))
+        if not number:
             append(run.metrics, TrainRecord(9, time_s=18.0))
     for job, rank, seconds in failures:
-        failure = Failure(str(job), 'h', 'c', rank, time_s=START_S + seconds)
+        failure = Failure(job, 'h', 'c', rank, time_s=START_S + seconds)
         append(tmp_path / 'failures.jsonl', failure)
-    state = replace(progress_of(2, 4), boot='b', start_s=100.0, clock_s=15.0)
-    (resume,) = find_resumes(run, state, ('b', 170.0), 0.0)
+    state = replace(progress_of(2, 4), boot='b', start_s=100.0, clock_s=5.0)
+    resume = find_resumes(run, state, ('b', 170.0), 0.0)[-1]
     assert resume.stopped_s == pytest.approx(stopped_s)
     assert resume.is_pause == (kind == 'pause')

@@ -49,6 +49,8 @@ def test_base_has_the_fewest_nodes_and_a_matching_layout(tmp_path):
     assert load_source(study, per_node=2).base.name == '1x2'
     with pytest.raises(ConfigError, match='no name, which matches 2 .* expected one of 1x2, 1x4$'):
         load_source(study, per_node=8)
+    with pytest.raises(ConfigError, match='expected one run, study, published system'):
+        load_source([str(tmp_path / '1x4'), str(tmp_path / '2x4')])
 
 
 def test_other_batches_on_the_nodes_of_the_base_are_further_steps(tmp_path):

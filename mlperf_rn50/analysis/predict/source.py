@@ -315,7 +315,7 @@ def load_source(
             folders.append(Path(word))
         else:
             names.append(word)
-    if bool(folders) + len(names) + len(steps) != 1 or len(exchanges) > 1:
+    if len(folders) + len(names) + len(steps) != 1 or len(exchanges) > 1:
         raise ConfigError(
             f'SOURCE: got {printable(", ".join(words))}, expected one run, study, published system '
             'or bench train file, and at most one bench allreduce file'

@@ -53,7 +53,7 @@ def join_blocks(log: RawLog) -> None:
     """Multiply the length of a block by its start lines if it then ends at the next block or the
     last evaluation."""
     firsts = [*sorted(log.blocks), max(log.accuracies, default=0) + 1]
-    for first, repeats in (+log.block_repeats).items():
+    for first, repeats in log.block_repeats.items():
         start = log.blocks[first]
         following = firsts[bisect.bisect_right(firsts, first, hi=len(firsts) - 1)]
         if first + start.value * ((1 + repeats) // log.num_loggers) == following:
@@ -113,9 +113,12 @@ def train_segments(log: RawLog, end_s: float | None) -> tuple[TrainSegment, ...]
 
     # Some logs record epoch ends when the steps are queued, not done. Their training continues up
     # to the evaluation.
-    evals, borders = {*map(log.clock_s, log.eval_starts.values())}, [*borders, math.inf]
-    following_s = [borders[bisect.bisect_left(borders, s.stop_s)] for s in segments]
-    ends = [end if end in evals else s.stop_s for s, end in zip(segments, following_s)]
+    evals = {*map(log.clock_s, log.eval_starts.values())}
+    borders.append(math.inf)
+    ends = []
+    for segment in segments:
+        following_s = borders[bisect.bisect_left(borders, segment.stop_s)]
+        ends.append(following_s if following_s in evals else segment.stop_s)
     queued_s = sum(end - s.stop_s for s, end in zip(segments, ends))
     gaps = gaps_of(log.resumes)
     trained_s = sum(outside_s(gaps, s.start_s, s.stop_s) for s in segments)

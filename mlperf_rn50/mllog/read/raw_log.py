@@ -218,8 +218,8 @@ class RawLog:
 
         # An evaluation may come after the checkpoint of its epoch.
         epoch = integer(event.metadata.get('epoch_num'), 1) or 0
-        kept = enumerate((self.epochs, self.epoch_stops, self.accuracies))
-        covered = [e for i, by_epoch in kept for k, e in by_epoch.items() if k + i <= epoch]
+        lasts = (self.epochs, epoch), (self.epoch_stops, epoch - 1), (self.accuracies, epoch - 2)
+        covered = [e for by_epoch, last in lasts for k, e in by_epoch.items() if k <= last]
         covered_s = max((self.clock_s(e) or 0.0 for e in covered), default=0.0)
         clock_s = number(event.metadata.get('clock_s'), 0, 1e9)
         fault = elapsed.clock_fault(self.resumes, clock_s, covered_s, resumed_s)
@@ -248,6 +248,8 @@ class RawLog:
         for kept in (self.epochs, self.blocks, *marks, self.accuracies, self.stats):
             for epoch in [k for k, event in kept.items() if event.time_s > time_s]:
                 del kept[epoch]
+        for first in self.block_repeats.keys() - self.blocks:
+            del self.block_repeats[first]
         self.rates = [event for event in self.rates if event.time_s <= time_s]
         self._epoch_now = max(self.epochs, default=0)
         self._evaluated = max(self.accuracies, default=0)
@@ -300,8 +302,8 @@ class RawLog:
             first = epoch_number(event.metadata.get('first_epoch_num'))
             first = epoch if first is None else first
             length = epoch_number(event.metadata.get('epoch_count')) or 1
-            if not self._keep(self.blocks, first, event, value=length) and first is not None:
-                self.block_repeats[first] += first in self.blocks
+            if not self._keep(self.blocks, first, event, value=length) and first in self.blocks:
+                self.block_repeats[first] += 1
         elif key == keys.BLOCK_STOP:
             self.last_block_stop = event
         elif self.is_v05 and event.value is None and key in (keys.EVAL_START, keys.EVAL_STOP):
