@@ -19,7 +19,8 @@ from mlperf_rn50.errors import ConfigError, FullDisk, StorageError, UserError
 
 MAX_LINE_BYTES = 1 << 21  # maximum length of a line in a log
 _BLOCK_BYTES = 1 << 24
-DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+PASSING_FAULTS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)  # of storage, also over a network
+DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, *PASSING_FAULTS)
 _KINDS = {
     stat.S_IFDIR: 'a folder',
     stat.S_IFIFO: 'a named pipe',

@@ -13,6 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from mlperf_rn50.errors import EXIT_CODES, EXIT_FAILED, EXIT_RESUMABLE, EXIT_USAGE
+from mlperf_rn50.files import temporaries_in
 from mlperf_rn50.runfolder import records
 from mlperf_rn50.runfolder.locks import is_locked
 from mlperf_rn50.runfolder.names import RunFolder, list_runs, newest_run, newest_step
@@ -102,6 +103,11 @@ def first_run_of(folder: Path, batch_job: str, is_resume: bool, is_requeued: boo
 def ends_of(folder: Path, first_run: int) -> list[str | None]:
     """Return the final status of each run of a folder from a number on."""
     return [end_of(read_metrics(run)) for run in list_runs(folder) if run.index >= first_run]
+
+
+def is_writing(run: RunFolder) -> bool:
+    """Return whether a checkpoint or a network of a run is incomplete."""
+    return any(temporaries_in(folder) for folder in (run.checkpoints, run.weights))
 
 
 def read_progress(folder: Path, chosen: RunFolder | None = None) -> RunProgress:

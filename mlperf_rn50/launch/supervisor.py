@@ -263,12 +263,16 @@ class Supervisor:
         return ['--config', self.options.config, '--run.dir', str(self.placement.run_dir), *elastic]
 
     def _status(self, before: attempts.RunProgress) -> str | None:
-        """Return the status of a run that has ended, '' once the ranks have written to its folder,
-        before that None."""
+        """Return the status of a run that has ended and written its checkpoint and networks, ''
+        once the ranks have written to its folder, before that None."""
         run_dir = self.placement.run_dir
         if attempts.read_progress(run_dir, before.chosen) == before:
             return None
-        return attempts.read_attempt(run_dir, before, exit_code=0, is_resumed=True).end or ''
+        attempt = attempts.read_attempt(run_dir, before, exit_code=0, is_resumed=True)
+        is_writing = attempt.run is not None and attempts.is_writing(
+            RunFolder(run_dir, attempt.run)
+        )
+        return '' if is_writing else attempt.end or ''
 
     def _start(self, job: str, words: Sequence[str], status: StatusReader | None) -> int:
         what = 'starting' if words[0] == 'train' else 'checking the nodes with'

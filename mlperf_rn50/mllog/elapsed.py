@@ -80,7 +80,9 @@ def make_resume(
 ) -> Resume:
     """Return the next resume of a run. stopped_s: time of the last sign of life, which the resume
     cannot precede."""
-    stopped_s = min(stopped_s, resumed_s)
+    earliest_s = before[-1].resumed_s if before else 0.0
+    resumed_s = max(resumed_s, earliest_s)
+    stopped_s = min(max(stopped_s, earliest_s), resumed_s)
     resume = Resume(resumed_s, stopped_s, checkpoint_s=None, clock_s=None, is_pause=is_pause)
     checkpoint_s = None if clock_s is None else checkpoint_time_s(before, clock_s)
     if checkpoint_s is None:
@@ -119,12 +121,24 @@ def union_s(
     return total
 
 
+def until(resumes: Sequence[Resume], end_s: float) -> list[Resume]:
+    """Return resumes without their times after the end, as clocks may differ by SKEW_S."""
+    return [
+        r._replace(
+            resumed_s=min(r.resumed_s, end_s),
+            stopped_s=min(r.stopped_s, end_s),
+            checkpoint_s=None if r.checkpoint_s is None else min(r.checkpoint_s, end_s),
+        )
+        for r in resumes
+    ]
+
+
 def elapsed_parts(resumes: Sequence[Resume], total_s: float | None) -> ElapsedParts | None:
     """Return the parts of total_s, or None for a run without a resume, or if a checkpoint's time is
     unknown."""
     if not resumes or total_s is None or any(r.checkpoint_s is None for r in resumes):
         return None
-    total_s = max(total_s, resumes[-1].resumed_s)
+    resumes = until(resumes, total_s)
     without_s = sum(b - a for a, b in gaps_of(resumes))
     paused_s, fault_s = (
         sum(r.resumed_s - r.stopped_s for r in resumes if r.is_pause == is_pause)

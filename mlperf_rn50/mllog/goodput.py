@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Any
 
-from mlperf_rn50.mllog.elapsed import SKEW_S, Resume
+from mlperf_rn50.mllog.elapsed import SKEW_S, Resume, until
 from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.runfolder.names import run_of
 from mlperf_rn50.runfolder.records import (
@@ -115,6 +115,7 @@ def find_goodput(
     is_recorded = first.name == 'start_up' and first.time_s <= SKEW_S and num_starts > len(resumes)
     if not is_recorded or end_s is None or any(r.checkpoint_s is None for r in resumes):
         return None
+    resumes = until(resumes, end_s)
     spans = {r.name: list[Span]() for r in records}
     for record in records:
         spans[record.name].append((record.time_s - record.seconds, record.time_s))
@@ -123,7 +124,7 @@ def find_goodput(
     spans['pause'] = [span for span, r in zip(down, resumes) if r.is_pause]
     spans['lost'] = [(r.checkpoint_s or 0.0, r.stopped_s) for r in resumes]
     start_s = min(first.time_s - first.seconds, 0.0)
-    parts = split_time(spans, (start_s, max(end_s, resumes[-1].resumed_s if resumes else 0.0)))
+    parts = split_time(spans, (start_s, end_s))
     return Goodput(parts) if sum(parts.values()) > 0 else None
 
 

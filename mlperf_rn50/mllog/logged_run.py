@@ -123,7 +123,8 @@ class Run:
         """Time to train or, without an end, the time from run_start to the last line."""
         if self.time_to_train_s is not None or self.start_s is None or self.last_s is None:
             return self.time_to_train_s
-        return self.last_s - self.start_s
+        resumed_s = self.resumes[-1].resumed_s if self.resumes else 0.0
+        return max(self.last_s - self.start_s, resumed_s)
 
     @property
     def elapsed(self) -> ElapsedParts | None:

@@ -109,6 +109,21 @@ def save_weights(folder: Path, stem: str, description: WeightsDescription, array
         ) from e
 
 
+def put_aside_later(folder: Path, epoch: int) -> None:
+    """Rename the networks of later epochs than that from which a run resumes, because the run may
+    not train them again; raise StorageError on failure."""
+    for stem in (BEST, LAST):
+        path = folder / f'{stem}.npz'
+        try:
+            is_later = _describe(path).epoch > epoch
+        except DataError:  # missing or damaged
+            continue
+        if is_later:
+            for part in (path, path.with_suffix('.json')):
+                with files.writing(part):
+                    part.rename(part.with_name(f'abandoned_{part.name}'))
+
+
 def find_weights(path: Path, which: str = BEST) -> Path:
     """Return the .npz for an .npz, a weights folder or a run folder (its newest run). Raise
     UserError if missing."""

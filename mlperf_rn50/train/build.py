@@ -102,7 +102,7 @@ def build(run: OpenRun) -> BuiltRun:
         train_data=heartbeat.track_reading(train_data),
         eval_data=lambda: heartbeat.track_reading(eval_data()),
         best_weights=BestWeights(run.folder, plan, classes, progress.data_sha256),
-        writer=BackgroundWriter(on_wait=heartbeat.beat),
+        writer=BackgroundWriter(),
     )
     if not resumption:
         run.emit(events.InitStopped())

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from mlperf_rn50.data.batches import Batch
-from mlperf_rn50.errors import RunFailed, StorageError
+from mlperf_rn50.errors import RunFailed
 from mlperf_rn50.mllog.elapsed import Resume, elapsed_parts
 from mlperf_rn50.mllog.read.clock import STEP_S
 from mlperf_rn50.runfolder.names import RunFolder, check_present
@@ -154,14 +154,24 @@ def train_to_end(run: TrainingRun) -> events.Ended:
         # reported, the checkpoint that is being written is finished, and then the best network is
         # written.
         with ExitStack() as cleanup:
-            cleanup.callback(run.best_weights.write_best)
+            cleanup.callback(run.comm.barrier)  # all ranks fail, and the end of one ends the others
+            cleanup.callback(write_best, run)
             cleanup.callback(run.writer.finish)
             run.emit(events.Ended('failed', run.progress.best_top1))
         raise
-    except StorageError:
-        # waits until an unfinished checkpoint is removed; the writer's own error replaces this one
+    except Exception:
+        if run.writer.is_busy:
+            run.heartbeat.beat('writing a checkpoint')
+        # its own error replaces this one
         run.writer.finish()
         raise
+
+
+def write_best(run: TrainingRun) -> None:
+    """Write the best network of a failed run."""
+    if run.comm.rank == 0:
+        check_present(run.folder)
+        run.best_weights.write_best()
 
 
 def run_epochs(run: TrainingRun) -> events.Ended:
@@ -371,8 +381,6 @@ def end(
         cleanup.callback(run.writer.finish)
         report_trace(run, is_end=True)
         report_clock_steps(run)
-        if status == 'interrupted':  # a launcher waits long for a checkpoint, not after the end
-            run.writer.finish()
         run.emit(ended)
     return ended
 

@@ -10,6 +10,7 @@ from mlperf_rn50.errors import CheckpointError, ConfigError
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.elapsed import SKEW_S, Resume, elapsed_parts, make_resume
 from mlperf_rn50.mllog.read.reader import read_run
+from mlperf_rn50.model.weights import put_aside_later
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import (
     EvalRecord,
@@ -133,6 +134,7 @@ def restore(run: OpenRun, trainer: Trainer, loaded: LoadedCheckpoint) -> None:
         checkpoint.check_arrays(loaded.path, loaded.trainer.arrays, trainer.array_shapes())
         checkpoint.put_aside([p for p, _ in loaded.damaged])
         checkpoint.rewind(loaded.path.parent, loaded.path, run.progress, loaded.trainer)
+        put_aside_later(run.folder.weights, run.progress.step // run.plan.steps_per_epoch)
 
     run.comm.on_rank_0(check)
     is_batch_new = loaded.progress.global_batch_size != run.progress.global_batch_size

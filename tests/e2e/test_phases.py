@@ -63,7 +63,7 @@ def test_vanished_run_folder_is_reported(train, phase):
         run_dir.mkdir()
 
     done, run_dir = train([phase], lose)
-    assert_one_line(done, 1, str(run_dir), 'no longer the folder of this run')
+    assert_one_line(done, 1, str(run_dir), 'has vanished')
     assert not list(run_dir.iterdir())
     for path in list_checkpoints(run_dir.with_name('elsewhere') / 'checkpoints'):
         load(path)

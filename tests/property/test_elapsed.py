@@ -97,6 +97,22 @@ def test_sign_of_life_after_the_last_line_is_training_lost(read, stopped_s, lost
     assert ('resume_stop_odd' in [f.kind for f in run.findings]) == is_odd
 
 
+@pytest.mark.parametrize(
+    'events',
+    [
+        [('run_resumed', 72, {'clock_s': 0.0}), ('run_stop', 20, {'status': 'aborted'})],
+        [('run_resumed', -1, {'clock_s': 0.0}), ('run_stop', 20, {'status': 'aborted'})],
+        [('run_resumed', 10, {'clock_s': 9.0}), ('run_resumed', 2.5, {'clock_s': 2.4})],
+    ],
+)
+def test_parts_of_resumes_at_impossible_times_add_up(events, tmp_path):
+    lines = [mllog('run_start', 0), *(mllog(key, at, 1, **more) for key, at, more in events)]
+    run = read_run(write_lines(tmp_path / 'result_0.txt', lines))
+    assert run.elapsed is None or min(run.elapsed) >= 0
+    if run.elapsed and run.seen_s is not None:
+        assert sum(run.elapsed) == pytest.approx(run.seen_s)
+
+
 def test_resume_before_the_line_before_is_an_error(read):
     run = read(resumed_s=5, epoch_num=1, clock_s=5.0)
     assert run.time_to_train_s is None and 'earlier than the line before' in ' '.join(run.errors)

@@ -92,6 +92,8 @@ class Fake:
         for k in steps:
             keep_checkpoint(run, k)
         reached = [*steps, todo['reaches']] if 'reaches' in todo else steps
+        if todo.get('is_writing'):
+            (run.checkpoints / '.step_00000009.1.tmp').mkdir()
         events = [{'event': 'resumed', 'step': step}] if is_resumed else []
         events += [{'event': 'train', 'step': k} for k in reached]
         events += [{'event': 'end', 'status': todo['end']}] if todo['end'] else []
@@ -423,6 +425,12 @@ def test_run_stopped_in_its_doctor_is_not_over(seeds):
     stopped = attempt(130, begins=False, has_stop=True)
     code, world = fake_run([FIT, CONVERGES, stopped], doctor=True, seeds=seeds)
     assert code == EXIT_RESUMABLE and f'stopped after 1 of {seeds} runs' in world.messages
+
+
+@pytest.mark.parametrize('is_writing', [True, False])
+def test_run_that_writes_a_checkpoint_has_not_ended(is_writing):
+    _, world = fake_run([attempt(75, 'interrupted', 1, has_stop=True, is_writing=is_writing)])
+    assert world.statuses == [(None, '' if is_writing else 'interrupted')]
 
 
 def test_run_that_begins_without_a_host_has_the_learning_rate_of_all(monkeypatch):

@@ -42,24 +42,21 @@ def test_reading_weights_starts_no_threads():
 
 
 def test_write_does_not_block_training_and_a_second_write_waits():
-    gate, written, waits = threading.Event(), [], []
-
-    def open_gate():  # called while the second write waits
-        waits.append(1)
-        gate.set()
+    gate, written = threading.Event(), []
 
     def write(k):
         gate.wait()
         written.append(k)
 
-    writer = BackgroundWriter(open_gate)
+    writer = BackgroundWriter()
     writer.submit(lambda: write(1))
     writer.check()
-    assert written == []
+    assert written == [] and writer.is_busy
+    threading.Timer(0.2, gate.set).start()
     writer.submit(lambda: write(2))
-    assert written[0] == 1 and waits
+    assert written[0] == 1
     writer.finish()
-    assert written == [1, 2]
+    assert written == [1, 2] and not writer.is_busy
 
 
 def test_write_error_is_raised_once_by_the_next_call():

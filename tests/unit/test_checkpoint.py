@@ -10,16 +10,18 @@ import tracemalloc
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from helpers import deny, json_table
 
-from mlperf_rn50.errors import CheckpointError, DamagedCheckpoint, StorageError
-from mlperf_rn50.runfolder.names import list_checkpoints, new_run
+from mlperf_rn50.errors import CheckpointError, DamagedCheckpoint, StorageError, UserError
+from mlperf_rn50.runfolder.names import list_checkpoints, new_run, step_of
 from mlperf_rn50.train.checkpoint import checkpoint
 from mlperf_rn50.train.checkpoint.checkpoint import load, load_newest, save, seal
 from mlperf_rn50.train.checkpoint.progress import Progress, TrainerState
+from mlperf_rn50.train.comm.horovod import Comm
 
 ARRAYS = {
     'model/a': np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -279,6 +281,26 @@ def test_arrays_of_different_model_are_refused(tmp_path, shapes, message):
         checkpoint.check_arrays(tmp_path, ARRAYS, expected)
 
 
+def test_values_that_are_not_finite_do_not_displace_a_checkpoint(tmp_path):
+    save_all(tmp_path, 5)
+    bad = replace(STATE, arrays={**STATE.arrays, 'w': np.array([1, np.nan], np.float32)})
+    with pytest.raises(CheckpointError, match='w has values that are not finite'):
+        save(tmp_path, progress(6), bad, keep=1)
+    assert [step_of(p) for p in list_checkpoints(tmp_path)] == [5]
+
+
+@pytest.mark.parametrize('fault, code', [('ENOSPC', 2), ('EACCES', 2), ('EIO', 1), ('ESTALE', 1)])
+def test_fault_that_may_pass_permits_a_restart(tmp_path, monkeypatch, fault, code):
+    number = getattr(errno, fault)
+    monkeypatch.setattr(Path, 'mkdir', Mock(side_effect=OSError(number, os.strerror(number))))
+    with pytest.raises(UserError, match='cannot write the checkpoint') as e:
+        save_all(tmp_path, 5)
+    assert e.value.exit_code == code
+    with pytest.raises(UserError) as again:
+        Comm().on_rank_0(Mock(side_effect=e.value))
+    assert again.value.exit_code == code
+
+
 def test_failed_write_keeps_the_existing_checkpoints(tmp_path, monkeypatch):
     (first,) = save_all(tmp_path, 5)
     with pytest.raises(CheckpointError, match='cannot write the checkpoint'):
@@ -321,6 +343,7 @@ from pathlib import Path
 import numpy as np
 from mlperf_rn50.train.checkpoint.checkpoint import save
 from mlperf_rn50.train.checkpoint.progress import Progress, TrainerState
+from mlperf_rn50.train.comm.horovod import Comm
 for step in range(1, 10**6):
     progress = Progress(step, 1, 1, 0.5, 1.0, 8, 8, 100, 0, [0])
     state = TrainerState({'a': np.full(500_000, step, np.float32)})

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 from helpers import call, shipped_logs
+from lines import mllog, run_lines, write_lines
 
 from mlperf_rn50.mllog.goodput import read_goodput
 from mlperf_rn50.mllog.read.reader import read_run
-from mlperf_rn50.runfolder.jsonl import encode
+from mlperf_rn50.runfolder.jsonl import append, encode
 from mlperf_rn50.runfolder.records import PartRecord, TrainRecord
 
 COMMANDS = ['report'], ['watch', '--once'], ['why']
@@ -59,6 +60,15 @@ def test_running_run_is_counted_to_its_last_record(folder):
         f.write(encode(TrainRecord(900, 40.0, time_s=5000.0)) + '\n')
     run = replace(read_run(folder / 'result_0.txt'), status='running', time_to_train_s=None)
     assert read_goodput(run).elapsed_s == pytest.approx(9.0 + 5000.0)
+
+
+def test_part_after_the_last_line_of_the_log_counts_in_every_command(tmp_path):
+    stop = mllog('run_stop', 5, status='aborted', reason='interrupted')
+    write_lines(tmp_path / 'run/result_0.txt', [*run_lines((0.2,), status=None), stop])
+    for part in (*RECORDS[:4], PartRecord('checkpoint', time_s=45.0, seconds=30.0)):
+        append(tmp_path / 'run/metrics.jsonl', part)
+    report, watch = [shown(tmp_path / 'run', *words) for words in COMMANDS[:2]]
+    assert report == watch and report[1]['checkpoints'] == 30.5
 
 
 def test_run_that_lost_the_record_of_an_evaluation_has_no_goodput(folder):

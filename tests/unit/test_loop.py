@@ -10,7 +10,7 @@ import pytest
 from helpers import json_table
 from tiny import tiny_config, tiny_run
 
-from mlperf_rn50.errors import RunFailed
+from mlperf_rn50.errors import DataError, RunFailed, StorageError
 from mlperf_rn50.runfolder.names import list_checkpoints, step_of
 from mlperf_rn50.runfolder.records import EpochRecord, LossScaleRecord
 from mlperf_rn50.train import loop
@@ -63,25 +63,34 @@ def test_stop_within_an_epoch_saves_once_and_its_images_count(
     assert run.progress.images == 8 * expected[-1] and run.progress.train_s > 0
 
 
-def test_end_of_an_interrupted_run_is_reported_once_its_checkpoint_is_written(
-    tmp_path, monkeypatch
-):
-    save, written_at_end = loop.checkpoint.save, []
+def test_checkpoint_in_progress_is_completed_before_an_error_ends_the_run(tmp_path, monkeypatch):
+    save = loop.checkpoint.save
 
     def save_slowly(*args):
-        time.sleep(0.2)
+        time.sleep(0.3)
         return save(*args)
 
-    def ask(event, run):
-        if isinstance(event, events.StepDone):
-            run.heartbeat.request_stop()
-        if isinstance(event, events.Ended):
-            written_at_end.extend(list_checkpoints(run.folder.checkpoints))
+    def fail(event, run):
+        if isinstance(event, events.StepDone) and event.step == 6:
+            raise DataError('a file has vanished')
 
     monkeypatch.setattr(loop.checkpoint, 'save', save_slowly)
-    with tiny_run(tmp_path, CONFIG, ask) as (run, _):
-        assert train_to_end(run).status == 'interrupted'
-    assert len(written_at_end) == 1
+    with tiny_run(tmp_path, CONFIG, fail, period_steps=4) as (run, recorder):
+        with pytest.raises(DataError):
+            train_to_end(run)
+    assert saved_by(run, recorder) == [4]
+
+
+def test_failed_run_writes_nothing_into_the_folder_of_a_lost_mount(tmp_path):
+    def lose(event, run):
+        if isinstance(event, events.Evaluated):
+            run.folder.result.unlink()
+            raise RunFailed('the ranks differ')
+
+    with tiny_run(tmp_path, CONFIG, lose) as (run, _):
+        with pytest.raises(StorageError, match='has vanished'):
+            train_to_end(run)
+    assert not run.folder.weights.exists()
 
 
 def test_stop_after_the_last_step_keeps_the_result_because_no_step_is_left_to_resume(tmp_path):

@@ -119,6 +119,12 @@ def test_target_of_the_last_resume_that_changed_it_counts(read, changes, target,
     assert not any(f.kind == 'trained_past_target' for f in run.findings)
 
 
+def test_block_that_is_repeated_less_often_than_other_lines_keeps_its_length(read):
+    lines = [mllog('run_start', 0)] * 3 + [mllog('block_start', 0, first_epoch_num=1)] * 2
+    lines += [mllog('eval_accuracy', 20, 0.5, epoch_num=0), mllog('run_stop', 73, status='aborted')]
+    assert [s.num_epochs for s in read(lines).segments] == [1]
+
+
 def test_resume_before_a_block_that_was_repeated(read):
     block = {'first_epoch_num': 5, 'epoch_count': 1}
     lines = run_lines((0.5,), period=4, status=None)

@@ -67,7 +67,10 @@ def restored(progress, loaded, name='sgd', **train):
     config = replace(CONFIG, optimizer=OptimizerConfig(name))
     trainer, _ = tiny_training(replace(config, train=replace(config.train, **train)))
     loaded.trainer.arrays.update(trainer.snapshot())
-    restore(SimpleNamespace(comm=Comm(), progress=progress), trainer, loaded)
+    plan, folder = make_plan(config, 1), SimpleNamespace(weights=loaded.path.parent / 'weights')
+    restore(
+        SimpleNamespace(comm=Comm(), progress=progress, plan=plan, folder=folder), trainer, loaded
+    )
     assert not loaded.trainer.arrays
     return trainer
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from benches import bench_allreduce, bench_train
 from helpers import json_table, table, values, write_files
-from lines import write_set
+from lines import complete, run_lines, write_lines, write_set
 from made_systems import write_layouts
 from pytest import approx
 
@@ -35,6 +35,13 @@ def test_published_system_is_found_by_name_or_its_last_part():
 def test_unknown_name_cannot_control_the_terminal():
     with pytest.raises(ConfigError, match=r'a\?\[31mb: not a file, folder or published system'):
         load_source(['a\x1b[31mb'])
+
+
+def test_fewer_ranks_than_nodes_are_no_base(tmp_path):
+    lines = complete(run_lines(nodes=4, ranks=1, accelerators=False))
+    write_lines(tmp_path / 'result_0.txt', lines)
+    with pytest.raises(UserError, match='no set to predict from'):
+        load_source([str(tmp_path)])
 
 
 def test_base_has_the_fewest_nodes_and_a_matching_layout(tmp_path):

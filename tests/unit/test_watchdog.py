@@ -165,6 +165,15 @@ def test_watcher_learns_the_limits_of_training_and_evaluation_only(monkeypatch):
     assert found == {phase: (20, True) if phase in learned else (300, False) for phase in PHASES}
 
 
+def test_wait_for_a_slower_rank_has_the_configured_limit():
+    heartbeat = Heartbeat()
+    for _ in range(25):
+        heartbeat.beat('evaluation')
+    assert heartbeat.limit_s(300) == 20
+    with heartbeat.exchange():
+        assert heartbeat.limit_s(300) == 300
+
+
 def test_learned_limit_is_named_in_the_reason():
     health = Health(3, 'training', limit_s=20.0, beat_at=0.0, is_learned=True, stacks='x')
     _, reason = assess(health, 40.0)

@@ -20,6 +20,7 @@ from mlperf_rn50.model.weights import (
     find_weights,
     load_weights,
     portable,
+    put_aside_later,
     save_weights,
     set_weights,
 )
@@ -89,6 +90,13 @@ def test_last_weights_have_the_most_epochs(saved):
     # last.npz is now from an earlier end of the run.
     save_weights(saved, 'best', replace(DESCRIPTION, epoch=later + 1, is_last=True), ARRAYS)
     assert find_weights(saved, 'last').name == 'best.npz'
+
+
+def test_networks_of_later_epochs_than_a_resume_are_put_aside(saved):
+    put_aside_later(saved, DESCRIPTION.epoch)
+    assert find_weights(saved).name == 'best.npz'
+    put_aside_later(saved, DESCRIPTION.epoch - 1)
+    assert sorted(p.name for p in saved.iterdir()) == ['abandoned_best.json', 'abandoned_best.npz']
 
 
 def test_folder_without_weights_is_an_error_with_advice(tmp_path):

@@ -48,6 +48,8 @@ def base_of(run_set: RunSet) -> Base | None:
         times = RunTimes((ratio(run_set.time_s, epochs) or 0.0), 0.0, 0.0)
     if not (run_set.has_recipe and run_set.num_nodes and run_set.num_units):
         return None
+    if run_set.num_units < run_set.num_nodes:  # contradicting counts
+        return None
     if not (batch and samples and times.epoch_s > 0):
         return None
     epoch_s, noise = times.epoch_s, 0.0

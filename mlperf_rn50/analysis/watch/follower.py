@@ -32,7 +32,7 @@ from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import regular_file
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.elapsed import elapsed_parts
-from mlperf_rn50.mllog.goodput import goodput_of
+from mlperf_rn50.mllog.goodput import goodput_of, last_seen_s
 from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.read.reader import OtherBenchmark, read_run
 from mlperf_rn50.mllog.read.resolve import QUIET_S, age_s
@@ -49,6 +49,7 @@ from mlperf_rn50.runfolder.names import (
 )
 from mlperf_rn50.runfolder.records import (
     MetricsRecord,
+    RanksRecord,
     ResumedRecord,
     TelemetryRecord,
     read_attempts,
@@ -124,13 +125,17 @@ class Follower:
         return replace(state, violations=violations, warnings=warnings)
 
     def _judge(self, numbers: Sequence[int], now_s: float) -> tuple[str, ...]:
-        """Return why logs are refused. They are judged again if a finished one changes, or another
-        run begins."""
-        key = []
+        """Return why logs are refused. They are judged again if a finished one changes, a running
+        one has another error, or another run begins."""
+        key: list[Any] = []
         for n in numbers:
             signature, _, run = self._logs[n]
-            is_final = isinstance(run, Run) and run.status != 'running'
-            key.append((n, signature if is_final else None))
+            if isinstance(run, UserError):
+                key.append(n)
+            elif run.status == 'running':
+                key.append((n, run.errors))
+            else:
+                key.append((n, signature))
         if key != self._judged[0]:
             paths = [RunFolder(self.folder, n).result for n in numbers]
             judged, foreign = load_folder(paths, Rules(now_s=now_s))
@@ -183,10 +188,9 @@ class Follower:
         is_new, records = self._tail.read()
         if is_other or is_new:
             self._history = MetricsHistory()
-        ranks = self._history.ranks
         for record in records:
             self._history.add(record)
-        if self._history.ranks is not ranks:
+        if any(isinstance(record, RanksRecord | ResumedRecord) for record in records):
             self._history.limit = bottleneck_sentence(load_run(paths))[:MAX_TEXT]
         return self._history
 
@@ -261,7 +265,7 @@ def _live_run(
         has_end=keys.RUN_STOP in run.lines,
         num_resumes=max(run.num_resumes, len(history.resumes)),
         elapsed_parts=elapsed_parts(run.resumes, run.time_to_train_s or seen_s),
-        goodput=goodput_of(run, history.parts, seen_s),
+        goodput=goodput_of(run, history.parts, max(seen_s, last_seen_s(history.parts))),
         dataset=None if run.is_imagenet else text(run.dataset or '') or 'an unnamed data set',
         target=run.target_accuracy,
         num_nodes=resumed.number_of_nodes or run.num_nodes,

@@ -219,7 +219,7 @@ def find_better(run: RunData, config: Config) -> tuple[list[Config], str]:
     own = (run.log and run.log.best_accuracy) or 0.0
     standing = run.last(CourseRecord)
     mean = statistics.fmean(tops or [1.0])
-    least = mean - 3 * (2 * mean * (1 - mean) / config.data.num_val) ** 0.5
+    least = max(0.0, mean - 3 * (2 * mean * (1 - mean) / config.data.num_val) ** 0.5)
     if tops and own >= least and not (standing and standing.behind):
         expected = f'at least {percent(least)} expected'
         return [], f'Not below its reference runs: Top-1 {percent(own)}, {expected}.'

@@ -362,7 +362,7 @@ def _largest_part(times: Times, is_thin: bool, lacking: float) -> Bottleneck | N
     if times.is_cpu and not is_thin:
         exceptions['exchange'] = _LEAST_CPU_EXCHANGE + 2 * lacking
     shares = {
-        name: s / total_s
+        name: min(s / total_s, 1.0)
         for name, s in seconds.items()
         if s > exceptions.get(name, least) * total_s
     }

@@ -56,7 +56,8 @@ def join_blocks(log: RawLog) -> None:
     for first, repeats in log.block_repeats.items():
         start = log.blocks[first]
         following = firsts[bisect.bisect_right(firsts, first, hi=len(firsts) - 1)]
-        if first + start.value * ((1 + repeats) // log.num_loggers) == following:
+        length = start.value * ((1 + repeats) // log.num_loggers)
+        if length and first + length == following:
             log.blocks[first] = replace(start, value=following - first)
 
 
@@ -205,6 +206,8 @@ def _check_stop(log: RawLog) -> Iterator[Finding]:
     stop, final = log.single[keys.RUN_STOP], log.single.get(RUN_FINAL)
     ends = {'the end of evaluation': log.eval_stops, 'the end of epoch': log.epoch_stops}
     moments = [*_train_moments(log), *_eval_moments(log), *_moments(**ends)]
+    if log.resumes:
+        moments += [(event, 'the resume') for event in log.resumed]
     if log.last_block_stop:
         moments.append((log.last_block_stop, 'the end of a block'))
     last, name = max(moments or [(stop, '')], key=_time)

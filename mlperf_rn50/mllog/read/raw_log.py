@@ -23,6 +23,7 @@ from mlperf_rn50.runfolder.jsonl import number
 # maximum number of evaluations, epochs and so on; a real log has about a hundred
 _MAX_KEPT = 10_000
 _MAX_KEYS = 64
+_MAX_RESUMES = 500  # each takes time in proportion to the epochs
 _SAME_EVENT_S = 2.0  # maximum time between the lines that several ranks write for one event
 _ROUNDING_S = 0.002  # of times in logs
 _OPTIMIZER_KEY = re.compile(
@@ -161,8 +162,10 @@ class RawLog:
     def add(self, event: LogEvent) -> None:
         """Add an event; raise ValueError if it begins a second run."""
         key = self._key(event)
-        if key == events.RUN_RESUMED and len(self.resumed) < _MAX_KEPT:
+        if key == events.RUN_RESUMED and len(self.resumed) < _MAX_RESUMES:
             self._resume(event)
+        elif key == events.RUN_RESUMED:
+            self.flag('lines_too_many', event.line, _MAX_RESUMES, key)
         elif self.last_s is not None:
             self.longest_gap_s = max(self.longest_gap_s, event.time_s - self.last_s)
         self.last_s = event.time_s

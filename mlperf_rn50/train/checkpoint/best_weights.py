@@ -1,7 +1,7 @@
 """The best and the last network of a run, and the thread that writes networks and checkpoints."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
 from mxnet.ndarray import NDArray
@@ -83,10 +83,8 @@ class BestWeights:
 class BackgroundWriter:
     """Thread that runs submitted writes; a submission waits until the previous one is written."""
 
-    def __init__(self, on_wait: Callable[[], None] = lambda: None):
-        """Start the thread; on_wait is called every second while finish() waits."""
+    def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, 'save', leave_openmp_to_engine)
-        self._on_wait = on_wait
         self._pending: Future[object] | None = None
 
     def submit(self, *writes: Callable[[], object]) -> Future[object]:
@@ -96,6 +94,10 @@ class BackgroundWriter:
         self._pending = self._pool.submit(lambda: [write() for write in writes])
         return self._pending
 
+    @property
+    def is_busy(self) -> bool:
+        return self._pending is not None and not self._pending.done()
+
     def check(self) -> None:
         """Raise the error of a finished submission, if any."""
         if self._pending and self._pending.done():
@@ -103,8 +105,6 @@ class BackgroundWriter:
 
     def finish(self) -> None:
         """Wait until the last submission is written; raise its error, if any."""
-        while self._pending and not wait([self._pending], timeout=1).done:
-            self._on_wait()
         pending, self._pending = self._pending, None
         if pending:
             pending.result()

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from mlperf_rn50 import files
-from mlperf_rn50.errors import CheckpointError, DamagedCheckpoint
+from mlperf_rn50.errors import CheckpointError, DamagedCheckpoint, StorageError
 from mlperf_rn50.files import read_bytes, read_text, temporary_of
 from mlperf_rn50.model.weights import write_arrays
-from mlperf_rn50.npz import Arrays, read_arrays
+from mlperf_rn50.npz import Arrays, find_non_finite, read_arrays
 from mlperf_rn50.runfolder.names import (
     CHECKPOINT_PREFIX,
     is_checkpoint_name,
@@ -49,6 +49,11 @@ def save(folder: Path, progress: Progress, trainer: TrainerState, keep: int) -> 
     StorageError on failure."""
     final = folder / f'{CHECKPOINT_PREFIX}{progress.step:08d}'
     temporary = temporary_of(final)
+    if name := find_non_finite(trainer.arrays):
+        raise CheckpointError(
+            f'{final}: {name} has values that are not finite, which a ReLU can hide from the loss; '
+            'not written; earlier ones are kept; lower schedule.base_lr, or check the memory'
+        )
     try:
         files.make_folder(folder)
         temporary.mkdir()
@@ -65,7 +70,8 @@ def save(folder: Path, progress: Progress, trainer: TrainerState, keep: int) -> 
         temporary.rename(final)
         files.sync_folder(folder)
     except OSError as e:
-        raise CheckpointError(
+        error = StorageError if e.errno in files.PASSING_FAULTS else CheckpointError
+        raise error(
             f'{final}: cannot write the checkpoint: {e.strerror}; earlier ones are kept; '
             f'{files.describe_disk(folder)}; free space or fix the permissions, then resume'
         ) from e

@@ -84,15 +84,17 @@ class Comm:
 
     def on_rank_0(self, make: Callable[[], T]) -> T | None:
         """Call a function on rank 0; return its result, None on other ranks. Raise its UserError on
-        every rank."""
+        every rank, with its exit code."""
         made, problem = None, None
         if self.rank == 0:
             try:
                 made = make()
             except UserError as e:
-                problem = str(e)
+                problem = [str(e), e.exit_code]
         if problem := self.gather_object(problem)[0]:
-            raise UserError(problem)
+            error = UserError(problem[0])
+            error.exit_code = problem[1]
+            raise error
         return made
 
     def from_rank_0(self, make: Callable[[], Any]) -> Any:

@@ -179,7 +179,8 @@ class Heartbeat:
     def limit_s(self, fixed_s: float) -> float:
         """Return the time limit without a sign of life in the present phase, learned from this run
         in phases that repeat; at most fixed_s."""
-        if self.phase not in LEARNED:
+        # The wait for the slowest rank, as at the end of an evaluation, happens once.
+        if self.phase not in LEARNED or self._shared.calling:
             return fixed_s
         return self._shared.pauses[self._shared.phase].limit_s(fixed_s)
 
