@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -89,8 +89,12 @@ def describe_weights(
 def write_arrays(path: Path, arrays: Arrays) -> str:
     """Write an .npz atomically, synced to disk. Return its SHA-256."""
     with files.replacing(path) as f:
-        hashed = files.HashedFile(f)
-        np.savez(hashed, **arrays)
+        return _write_npz(f, arrays)
+
+
+def _write_npz(file: BinaryIO, arrays: Arrays) -> str:
+    hashed = files.HashedFile(file)
+    np.savez(hashed, **arrays)
     return hashed.hexdigest()
 
 
@@ -99,8 +103,11 @@ def save_weights(folder: Path, stem: str, description: WeightsDescription, array
     path = folder / f'{stem}.npz'
     try:
         files.make_folder(folder)
-        tree = {'format': FORMAT, **asdict(replace(description, sha256=write_arrays(path, arrays)))}
-        files.dump_json(path.with_suffix('.json'), tree, indent=1)
+        with files.replacing(path) as f:
+            description = replace(description, sha256=_write_npz(f, arrays))
+            files.sync(f)  # after an error of the disk, both files are the old ones
+            tree = {'format': FORMAT, **asdict(description)}
+            files.dump_json(path.with_suffix('.json'), tree, indent=1)
     except OSError as e:
         if e.errno in files.DISK_FAULTS:
             raise files.storage_error(path, e, 'the weights') from e

@@ -11,6 +11,7 @@ import pytest
 from helpers import assert_near, table
 from nets import arrays_of
 
+from mlperf_rn50 import files
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import DataError, UserError
@@ -168,9 +169,10 @@ def test_damaged_description_is_refused(saved, text, message):
         load_weights(saved)
 
 
-def test_failed_write_keeps_existing_files(saved, monkeypatch):
+@pytest.mark.parametrize('place, function', [(np, 'savez'), (files, 'dump_json')])
+def test_failed_write_keeps_existing_files(saved, monkeypatch, place, function):
     before = {p.name: p.read_bytes() for p in saved.iterdir()}
-    monkeypatch.setattr(np, 'savez', Mock(side_effect=OSError(28, 'No space left on device')))
+    monkeypatch.setattr(place, function, Mock(side_effect=OSError(28, 'No space left on device')))
     with pytest.raises(UserError, match='cannot write the weights: No space left on device'):
         save_weights(saved, 'best', DESCRIPTION, ARRAYS)
     assert {p.name: p.read_bytes() for p in saved.iterdir()} == before
