@@ -122,7 +122,7 @@ def find_recipe(
         mean=choice.epochs,
         low=min(low, choice.epochs),
         high=max(choice.epochs, min(most, choice.recipe.last_eval_epoch or most)),
-        source=choice.source_text,
+        source=f'between {choice.source_text}' if choice.kind == 'between' else choice.source_text,
         kind='published' if choice.kind == 'known' else 'interpolated',
     )
 
