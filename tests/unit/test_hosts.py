@@ -172,5 +172,5 @@ def test_hosts_have_returned_once_one_has_answered_twice_in_a_row(tested, tmp_pa
 
 def test_login_that_hangs_delays_the_return_of_others_only_to_the_next_test(tested, tmp_path):
     write_files(tmp_path, {'h2': ''})
-    found = [tested('h2', 'h9') for _ in range(5)]
+    found = [tested('h2', 'h9') for _ in range(9)]  # a killed login may take a while to end
     assert {'h2'} in found and {'h9'} not in found
