@@ -273,6 +273,7 @@ def test_job_resumes_after_its_operator_requeued_it_or_took_a_node_down(submit, 
 
 
 def test_job_that_is_requeued_before_its_run_begins_leaves_an_older_run_alone(submit, tmp_path):
+    (tmp_path / 'run').mkdir()
     older = begin_run(tmp_path / 'run')
     keep_checkpoint(older, 24)
     before = older.result.read_bytes()
