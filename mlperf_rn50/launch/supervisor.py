@@ -263,8 +263,8 @@ class Supervisor:
         return ['--config', self.options.config, '--run.dir', str(self.placement.run_dir), *elastic]
 
     def _status(self, before: attempts.RunProgress) -> str | None:
-        """Return the status of a run that has ended and written its checkpoint and networks, ''
-        once the ranks have written to its folder, before that None."""
+        """Return None before the ranks write to the folder of a run, then '', and its status once
+        it has ended and its checkpoint and networks are complete."""
         run_dir = self.placement.run_dir
         if attempts.read_progress(run_dir, before.chosen) == before:
             return None

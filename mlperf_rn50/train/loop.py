@@ -151,10 +151,10 @@ def train_to_end(run: TrainingRun) -> events.Ended:
         return run_epochs(run)
     except RunFailed:
         # The last callback is called first, and all are, even if one fails: the failure is
-        # reported, the checkpoint that is being written is finished, and then the best network is
-        # written.
+        # reported, the checkpoint that is being written is finished, and the best network is
+        # written. All ranks fail, and wait for this, because the end of one ends the others.
         with ExitStack() as cleanup:
-            cleanup.callback(run.comm.barrier)  # all ranks fail, and the end of one ends the others
+            cleanup.callback(run.comm.barrier)
             cleanup.callback(write_best, run)
             cleanup.callback(run.writer.finish)
             run.emit(events.Ended('failed', run.progress.best_top1))
@@ -162,7 +162,7 @@ def train_to_end(run: TrainingRun) -> events.Ended:
     except Exception:
         if run.writer.is_busy:
             run.heartbeat.beat('writing a checkpoint')
-        # its own error replaces this one
+        # An error of the writer replaces this one.
         run.writer.finish()
         raise
 

@@ -199,8 +199,8 @@ def judge_recipe(config: Config, num_ranks: int, others: list[Config]) -> Iterat
 
 
 def _factor(a: Any, b: Any) -> float:
-    """Return the ratio of the larger of two values to the smaller; 2 if they are no positive
-    numbers."""
+    """Return the ratio of the larger of two values to the smaller; 2 unless both are
+    positive numbers."""
     if isinstance(b, (int, float)) and min(a, b) > 0:
         return max(a / b, b / a)
     return 2.0
