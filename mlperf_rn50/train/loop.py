@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from mlperf_rn50.data.batches import Batch
-from mlperf_rn50.errors import RunFailed
+from mlperf_rn50.errors import RunFailed, UserError
 from mlperf_rn50.mllog.elapsed import Resume, elapsed_parts
 from mlperf_rn50.mllog.read.clock import STEP_S
 from mlperf_rn50.runfolder.names import RunFolder, check_present
@@ -149,7 +149,8 @@ def train_to_end(run: TrainingRun) -> events.Ended:
     """Run epochs to the end of the run; a run that fails still writes its best network."""
     try:
         return run_epochs(run)
-    except RunFailed:
+    except RunFailed as e:
+        run.heartbeat.note_place(e)  # the clean-up is another phase
         # The last callback is called first, and all are, even if one fails: the failure is
         # reported, the checkpoint that is being written is finished, and the best network is
         # written. All ranks fail, and wait for this, because the end of one ends the others.
@@ -159,7 +160,9 @@ def train_to_end(run: TrainingRun) -> events.Ended:
             cleanup.callback(run.writer.finish)
             run.emit(events.Ended('failed', run.progress.best_top1))
         raise
-    except Exception:
+    except Exception as e:
+        if isinstance(e, UserError):
+            run.heartbeat.note_place(e)
         if run.writer.is_busy:
             run.heartbeat.beat('writing a checkpoint')
         # An error of the writer replaces this one.

@@ -31,6 +31,7 @@ from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import list_checkpoints, run_at
 from mlperf_rn50.runfolder.records import EndRecord
+from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter
 from mlperf_rn50.train.checkpoint.checkpoint import load
 
 
@@ -147,6 +148,8 @@ def test_full_disk_is_one_line_and_the_run_resumes(thin, tiny, tmp_path, monkeyp
             whole(self, line)
 
         m.setattr(LineFile, 'write', fill)
+        # the message names the phase of the error, also while a checkpoint is being written
+        m.setattr(BackgroundWriter, 'is_busy', True)
         options = '--train.max_epochs=2 --checkpoint.period_steps=3 --run.tensorboard=true'
         done = train(tmp_path, tiny, options)
     text = f'{tmp_path}/metrics.jsonl: cannot write: No space left'

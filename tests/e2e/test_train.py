@@ -122,7 +122,7 @@ def test_error_on_two_ranks_is_one_line_from_rank_0():
 @pytest.mark.parametrize(
     'options, code, message',
     [
-        ('--schedule.base_lr=1e30', 1, 'the loss is '),
+        ('--schedule.base_lr=1e30', 1, ', training: the loss is '),
         ('--data.dir=/nonexistent', 2, 'create the data with: mlperf-rn50 prepare'),
         ('--train.device=gpu', 2, 'train.device: got gpu, but MXNet finds no GPU'),
         ('--run.dir=/proc/x', 2, 'run.dir: /proc/x'),

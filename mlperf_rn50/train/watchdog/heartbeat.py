@@ -15,8 +15,9 @@ from typing import TypeVar
 
 import msgspec
 
+from mlperf_rn50.errors import UserError
 from mlperf_rn50.runfolder.records import StepSpans
-from mlperf_rn50.system.launcher_env import launched_rank
+from mlperf_rn50.system.launcher_env import launched_rank, rank_name
 
 T = TypeVar('T')
 _NUM_STEPS = 64  # last steps whose times are kept
@@ -209,6 +210,11 @@ class Heartbeat:
             num_reached=shared.calls + shared.computed,
             time_s=time.time(),
         )
+
+    def note_place(self, error: UserError) -> None:
+        """Record rank, host, step and phase in an error, unless it has them from where it arose."""
+        if self.has_started and not error.where:
+            error.where = f'{rank_name()}, {self}: '
 
     def __str__(self) -> str:
         return f'step {self._shared.step}, {self.phase}'

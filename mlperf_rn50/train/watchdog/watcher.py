@@ -278,7 +278,7 @@ def run_rank(program: Callable[[Heartbeat], int], heartbeat: Heartbeat, can_stop
         try:
             return program(heartbeat)
         except UserError as e:
-            e.where = f'{rank_name()}, {heartbeat}: ' if heartbeat.has_started else ''
+            heartbeat.note_place(e)
             raise
 
 
