@@ -15,11 +15,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import mxnet as mx
-
 from mlperf_rn50.config import Config, check_values, to_tree
 from mlperf_rn50.data.recordio import data_digest, find_split
-from mlperf_rn50.errors import ConfigError, DataError, RankLost, UserError
+from mlperf_rn50.errors import ConfigError, DataError, UserError
 from mlperf_rn50.files import make_folder, writing
 from mlperf_rn50.mllog.writer import RunLog
 from mlperf_rn50.model.fused import layout_warnings, with_layout
@@ -90,17 +88,12 @@ def train(arguments: RunArguments) -> tuple[events.Ended, RunFolder]:
         raise ConfigError(f'--drill: got rank {drill.rank}, expected one below {world_size}')
     arguments.heartbeat.beat('start-up')
     with open_run(arguments) as opened:
-        try:
-            if drill and drill.rank == arguments.comm.rank:
-                opened.sinks.append(Drilled(drill, opened.folder.metrics))
-            for text in [*arguments.warnings, *layout_warnings(opened.plan.config)]:
-                opened.emit(events.Warned(text))
-            run = start_clock(build(opened))
-            return train_to_end(run), run.folder
-        except mx.MXNetError as e:
-            if 'Horovod has been shut down' not in str(e):
-                raise
-            raise RankLost('the connection to another rank was lost') from e
+        if drill and drill.rank == arguments.comm.rank:
+            opened.sinks.append(Drilled(drill, opened.folder.metrics))
+        for text in [*arguments.warnings, *layout_warnings(opened.plan.config)]:
+            opened.emit(events.Warned(text))
+        run = start_clock(build(opened))
+        return train_to_end(run), run.folder
 
 
 @contextmanager

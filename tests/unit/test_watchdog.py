@@ -14,6 +14,7 @@ import psutil
 import pytest
 from helpers import HANG_LIMIT_S, table, untimed, values
 
+from mlperf_rn50.errors import RankLost
 from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.records import Failure, StepSpans, read_failures
 from mlperf_rn50.system import cgroup
@@ -26,7 +27,7 @@ from mlperf_rn50.train.watchdog.stall_report import (
     read_states,
     stalled_folder,
 )
-from mlperf_rn50.train.watchdog.watcher import Action, Health, Watcher, assess
+from mlperf_rn50.train.watchdog.watcher import Action, Health, Watcher, assess, run_rank
 
 PROGRAM = """
 import os, signal, sys, time
@@ -427,6 +428,16 @@ def test_cause_of_the_end_of_a_rank_is_recorded(tmp_path, body, cause, is_outsid
     error_of(process)  # until the rank, too, has closed its output
     expected = Failure('4-2', os.uname().nodename, cause, 2, bool(is_outside))
     assert untimed(read_failures(tmp_path)) == ([expected] if cause else [])
+
+
+def test_horovod_that_has_been_shut_down_is_the_loss_of_another_rank():
+    def program(heartbeat):
+        heartbeat.beat('training', 7)
+        raise RuntimeError('Check failed: Horovod has been shut down.')
+
+    with pytest.raises(RankLost, match='connection to another rank') as raised:
+        run_rank(program, Heartbeat(), can_stop=False)
+    assert 'step 7, training' in raised.value.where
 
 
 @pytest.mark.slow  # the alarm takes 12 s

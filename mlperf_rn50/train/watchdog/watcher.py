@@ -12,8 +12,8 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import partial
@@ -276,10 +276,22 @@ def run_rank(program: Callable[[Heartbeat], int], heartbeat: Heartbeat, can_stop
     # before the imports, which take seconds
     with handle_in_thread(heartbeat.request_stop if can_stop else None):
         try:
-            return program(heartbeat)
+            with _convert_lost_rank():
+                return program(heartbeat)
         except UserError as e:
             heartbeat.note_place(e)
             raise
+
+
+@contextmanager
+def _convert_lost_rank() -> Iterator[None]:
+    """Turn an error after the loss of another rank, which shuts Horovod down, into RankLost."""
+    try:
+        yield
+    except Exception as e:
+        if 'Horovod has been shut down' not in str(e):
+            raise
+        raise RankLost('the connection to another rank was lost') from e
 
 
 def run_watched(
@@ -331,9 +343,9 @@ def run_watched(
     except Exception as e:
         memory = out_of_memory.explain_error(e).partition(';')[0]
         text = memory or str(e).strip() or type(e).__name__
-        # The loss of another rank, of which MXNet knows only that Horovod has been shut down, is
-        # not a failure of this one. Without can_stop, the program reports findings.
-        if can_stop and not isinstance(e, RankLost) and 'Horovod has been shut down' not in text:
+        # The loss of another rank is not a failure of this one. Without can_stop, the program
+        # reports findings.
+        if can_stop and not isinstance(e, RankLost):
             stall_report.note_failed(folder, text.splitlines()[-1].strip(), is_outside=False)
         raise
 
