@@ -99,7 +99,8 @@ def test_several_ranks_need_horovod(monkeypatch, script, num_ranks, reason):
     ],
 )
 def test_slurm_without_an_answer_is_named(tmp_path, monkeypatch, scontrol, reason):
-    monkeypatch.setattr(engines, 'SCONTROL_S', 1)
+    if '1 s' in reason:  # a slow machine must not fail the others
+        monkeypatch.setattr(engines, 'SCONTROL_S', 1)
     monkeypatch.setenv('PATH', str(tmp_path))
     if scontrol:
         write_programs(tmp_path, scontrol=scontrol)

@@ -226,7 +226,11 @@ def test_missing_controller_of_horovod_is_named(env, has_mpi, has_gloo, message)
     [
         ('time.sleep(1.5)', 'time.sleep(600)', -signal.SIGABRT),
         ('time.sleep(600)', 'time.sleep(0.5)', 0),
-        ('None', 'threading.Thread(target=time.sleep, args=(4,)).start()', 0),
+        (
+            'threading.main_thread().join()',
+            'threading.Thread(target=time.sleep, args=(4,)).start()',
+            0,
+        ),
     ],
 )
 def test_rank_ends_if_the_thread_of_horovod_has_ended(body, last, code):

@@ -321,7 +321,7 @@ def test_exit_code_and_message_of_rank(status, code, message, capsys):
 def test_stacks_and_state_of_stalled_rank_are_written(tmp_path):
     body = (
         'import ctypes; from mlperf_rn50.runfolder.records import StepSpans; '
-        'heartbeat.record_step(StepSpans(42, *range(6))); '
+        'heartbeat.record_step(StepSpans(42, *range(6))); heartbeat.beat(); '
         'list(heartbeat.track_reading(ctypes.PyDLL(None).sleep(1000) or 1 for _ in range(9)))'
     )
     process = start(
