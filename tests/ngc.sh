@@ -7,7 +7,7 @@
 set -euo pipefail
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 home=${XDG_CACHE_HOME:-$HOME/.cache}/mlperf_rn50/ngc_stand_in
-tests=(tests/unit/test_{augment,evaluate,facts,fused,optimizer,pipeline,records}.py
+tests=(tests/unit/test_{augment,evaluate,facts,fused,optimizer,pipeline,recordio}.py
     tests/unit/test_{resnet,telemetry,topology,trainer,verify,watchdog}.py tests/parallel
     tests/e2e/test_core.py)
 

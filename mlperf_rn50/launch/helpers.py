@@ -1,6 +1,7 @@
 """Child processes of a launcher. Short helper programs, such as ssh, have a time limit, and a stop
 request ends the wait for them."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -13,12 +14,15 @@ from mlperf_rn50.system.signals import STOP_SIGNALS, SignalQueue, end_with_paren
 
 HOST_LOST = signal.SIGUSR2  # sent by a guard
 LAUNCHER_SIGNALS = (*STOP_SIGNALS, HOST_LOST, signal.SIGCHLD)
+_CLOSE_ON_EXEC = 1  # MFD_CLOEXEC of linux/memfd.h
 _KILL_LIMIT_S = 2.0  # time for a killed process to disappear
 
 
 def memory_file() -> TextIO:
     """Return a file for the output of a helper that needs no disk."""
-    return open(os.memfd_create('output'), 'w+', errors='replace')
+    # os.memfd_create is absent from a Python that was built with an older C library
+    number = ctypes.CDLL(None).memfd_create(b'output', _CLOSE_ON_EXEC)
+    return open(number, 'w+', errors='replace')
 
 
 def text_of(output: TextIO) -> str:

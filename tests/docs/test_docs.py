@@ -147,6 +147,15 @@ def test_links_and_pictures_have_targets(page):
     assert broken == []
 
 
+def test_scripts_name_existing_test_files():
+    """Pytest with several workers runs no tests, without a message, if one file is missing."""
+    scripts = [ROOT / '.ci/run', *(ROOT / 'tests').rglob('*.sh')]
+    words = [w for p in scripts for w in re.findall(r'tests/[\w/{},]+\.py\b', p.read_text())]
+    named = run(['bash', '-c', f"printf '%s\\n' {' '.join(words)}"]).stdout.split()
+    assert len(named) > 20
+    assert [name for name in named if not (ROOT / name).is_file()] == []
+
+
 def test_setup_page_quotes_the_script():
     script = (ROOT / 'launch/setup.sh').read_text().splitlines()
     header = [

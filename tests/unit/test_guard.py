@@ -86,7 +86,7 @@ def test_remaining_processes_are_named_and_stopped_ones_alone(job):
         ]
         wait_for(lambda: find() == sorted(names), lambda: True, find)
         watcher.send_signal(signal.SIGSTOP)
-        assert find() == [f'{names[1]}, which is stopped']
+        wait_for(lambda: find() == [f'{names[1]}, which is stopped'], lambda: True, find)
         engine.kill()
         watcher.kill()
     assert not find()

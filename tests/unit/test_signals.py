@@ -133,7 +133,7 @@ def test_first_signal_stops_and_second_ends(monkeypatch, send_at, can_stop, sent
     with stop_signals.handle_in_thread((lambda: calls.put('stop')) if can_stop else None):
         for name, now_s, effect in sent:
             send_at(signal.Signals[f'SIG{name}'], now_s)
-            assert calls.get(timeout=10) == effect
+            assert calls.get(timeout=HANG_LIMIT_S) == effect
 
 
 # before: handler of a hangup
