@@ -17,6 +17,7 @@ import importlib
 import io
 import logging
 import os
+import re
 import sys
 import time
 import traceback
@@ -180,15 +181,19 @@ def _run(argv: Sequence[str]) -> int:
         if argv[place] not in _READERS or '--probe' in words:
             settle_variables(os.environ, starts_ranks=argv[place] in ('launch', 'sweep'))
         return command.run(words)
-    except ModuleNotFoundError as e:
+    except (ImportError, OSError) as e:
         if missing := explain_missing(e):
             raise missing from e
         raise
 
 
-def explain_missing(error: ModuleNotFoundError) -> UserError | None:
-    """Return an error that explains how to install a package; None for a module not in EXTRAS,
-    which is a bug."""
+def explain_missing(error: ImportError | OSError) -> UserError | None:
+    """Return an error that explains how to install a package or library; None for a module not in
+    EXTRAS, which is a bug, and for other errors."""
+    if library := re.match(r'(\S+\.so\S*): cannot open shared object file', str(error)):
+        return RunFailed(f'{library[1]}: not found on this host; {_fix_of_library(library[1])}')
+    if not isinstance(error, ModuleNotFoundError):
+        return None
     module = (error.name or '').partition('.')[0]
     for extra, packages in EXTRAS.items():
         if module in packages:
@@ -198,6 +203,15 @@ def explain_missing(error: ModuleNotFoundError) -> UserError | None:
                 f'{packages[module]} is not installed; in the checkout, run launch/setup.sh{pip}'
             )
     return None
+
+
+def _fix_of_library(name: str) -> str:
+    if name != 'libcuda.so.1':
+        return 'run launch/setup.sh --check'
+    return (
+        'MXNet for GPUs needs the NVIDIA driver; install it, or start the container with GPUs '
+        '(docker run --gpus all)'
+    )
 
 
 def _drop(stream: TextIO) -> None:

@@ -49,6 +49,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _examine(config: Config, options: Namespace, heartbeat: Heartbeat) -> int:
+    from mlperf_rn50.cli import explain_missing
     from mlperf_rn50.doctor.checks import has_failed
     from mlperf_rn50.system.launcher_env import rank_name
 
@@ -61,10 +62,11 @@ def _examine(config: Config, options: Namespace, heartbeat: Heartbeat) -> int:
     except ModuleNotFoundError:  # main() explains how to install the missing package
         raise
     except (ImportError, OSError) as e:
-        raise RunFailed(
-            f'{rank_name()}: cannot import MXNet, DALI or Horovod: {e}; run launch/setup.sh '
-            '--check on this host'
-        ) from e
+        error = explain_missing(e) or RunFailed(
+            f'cannot import MXNet, DALI or Horovod: {e}; run launch/setup.sh --check on this host'
+        )
+        error.where = f'{rank_name()}: '
+        raise error from e
     if options.elastic:
         config = fit_batch(config, comm.world_size)
     rows, checks = examine(config, bool(options.config or options.resume), comm)

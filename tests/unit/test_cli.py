@@ -104,6 +104,27 @@ def test_missing_package_that_is_imported_late_is_one_line(words, module, name, 
     assert line == f'mlperf-rn50: {name} {INSTALL}'
 
 
+@pytest.mark.parametrize(
+    'words, library, fix',
+    [
+        ('doctor', 'libcuda.so.1', 'install it, or start the container with GPUs'),
+        ('train --config {config} {more}', 'libcuda.so.1', 'install it, or start the container'),
+        ('train --config {config} {more}', 'libnccl.so.2', 'run launch/setup.sh --check'),
+        ('prepare digits --out x --workers 1', 'libnccl.so.2', 'run launch/setup.sh --check'),
+    ],
+)
+def test_missing_library_is_one_line_with_what_to_do(words, library, fix, tmp_path):
+    text = f'{library}: cannot open shared object file: No such file or directory'
+    (tmp_path / 'mxnet.py').write_text(f'raise OSError({text!r})\n')
+    env = {**os.environ, 'PYTHONPATH': f'{tmp_path}:{ROOT}'}
+    config = ROOT / 'launch/configs/digits_cpu.yaml'
+    words = words.format(config=config, more='--data.synthetic=true').split()
+    done = run([*CLI, *words], cwd=tmp_path, env=env)
+    [line] = [x for x in done.stderr.splitlines() if 'img/s' not in x]
+    assert done.returncode == 1 and f' {library}: not found on this host; ' in line
+    assert line.startswith('mlperf-rn50: ') and fix in line
+
+
 @pytest.mark.parametrize('name', ['mlperf_rn50.nothing', None])
 def test_any_other_missing_module_keeps_its_traceback(name):
     assert explain_missing(ModuleNotFoundError(f'No module named {name!r}', name=name)) is None

@@ -69,6 +69,8 @@ def prepare(options: Namespace) -> int:
         if is_own and name != IMAGENET:
             _print(f'next: {_write_train_yaml(out, name)}')
     except OSError as e:
+        if e.errno is None:  # not of a file: a library that MXNet lacks
+            raise
         raise DataError(
             f'--out: {e.filename or out}: {e.strerror}; {describe_disk(out)}; free space or fix '
             'the permissions, then run prepare again (it keeps finished parts)'
