@@ -15,6 +15,10 @@ from mlperf_rn50.train.comm.horovod import Comm
 
 Forward = Callable[[NDArray], NDArray]  # from images to logits
 NO_CLASS = 'none: not a number'
+# Batches that Python gives to the device before it waits for an earlier one. With no limit, it
+# would give all of them at once: they would fill the memory, and the run would show no sign of
+# life while the device computes.
+_BATCHES_AHEAD = 2
 
 
 @dataclass(frozen=True)
@@ -85,16 +89,16 @@ def evaluate(
 ) -> Accuracy:
     """Return the accuracy of a network on the validation set; raise RunFailed unless each image was
     evaluated once."""
-    num_seen, counts = 0, nd.zeros((2,))
+    num_seen, counts = 0, [nd.zeros((2,))]
     for batch in batches:
         on_batch()
         logits = net(batch.images)
         on_logits(logits, batch)
-        counts = counts.as_in_context(batch.labels.context) + correct_counts(
-            logits, batch.labels, batch.num_valid
-        )
+        counts.append(correct_counts(logits, batch.labels, batch.num_valid))
         num_seen += batch.num_valid
-    top1, top5 = counts.asnumpy()
+        if len(counts) > _BATCHES_AHEAD:
+            counts[-1 - _BATCHES_AHEAD].wait_to_read()
+    top1, top5 = sum(c.asnumpy().astype(int) for c in counts)
     num_top1, num_top5, total = comm.sum([int(top1), int(top5), num_seen])
     if total != num_images:
         raise RunFailed(f'evaluation: got {total} images over all ranks, expected {num_images}')

@@ -1,5 +1,6 @@
 """Evaluation: correct counts, confusion matrix and likeliest classes."""
 
+import threading
 from dataclasses import replace
 
 import mxnet as mx
@@ -74,6 +75,42 @@ def test_images_are_counted_once_and_a_wrong_number_is_an_error():
     for num_images in (9, 11):
         with pytest.raises(RunFailed, match=f'got 10 images over all ranks, expected {num_images}'):
             evaluated(*batches, num_images=num_images)
+
+
+class Slow(mx.operator.CustomOp):
+    """A network whose first batch is ready once many further batches were given, or after 1 s."""
+
+    has_many_waiting = threading.Event()
+    was_far_behind = None
+
+    def forward(self, is_train, req, in_data, out_data, aux):
+        Slow.was_far_behind = self.has_many_waiting.wait(1)
+        self.assign(out_data[0], req[0], in_data[0])
+
+
+@mx.operator.register('slow')
+class SlowProp(mx.operator.CustomOpProp):
+    def create_operator(self, ctx, in_shapes, in_dtypes):
+        return Slow()
+
+
+def test_python_gives_the_device_few_batches_in_advance():
+    """Otherwise the watchdog sees no sign of life while the device computes."""
+    batches = [batch(np.eye(4), range(4))] * 30
+    num_given = 0
+
+    def on_batch():
+        nonlocal num_given
+        num_given += 1
+        if num_given == 10:
+            Slow.has_many_waiting.set()
+
+    def net(logits):
+        return mx.nd.Custom(logits, op_type='slow') if num_given == 1 else logits
+
+    evaluate(net, iter(batches), 120, Comm(), on_batch=on_batch)
+    assert num_given == 30
+    assert Slow.was_far_behind is False
 
 
 def matrix_of(logits, labels, num_valid=None) -> ConfusionMatrix:
