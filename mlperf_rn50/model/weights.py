@@ -8,6 +8,7 @@ against the SHA-256 in its .json.
 import hashlib
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -127,7 +128,8 @@ def put_aside_later(folder: Path, epoch: int) -> None:
             continue
         if is_later:
             for part in (path, path.with_suffix('.json')):
-                with files.writing(part):
+                # A kill between the two files of a network may leave only its .json.
+                with files.writing(part), suppress(FileNotFoundError):
                     part.rename(part.with_name(f'abandoned_{part.name}'))
 
 

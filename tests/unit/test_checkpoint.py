@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from helpers import deny, json_table
 
+from mlperf_rn50 import files
 from mlperf_rn50.errors import CheckpointError, DamagedCheckpoint, StorageError, UserError
 from mlperf_rn50.runfolder.names import list_checkpoints, new_run, step_of
 from mlperf_rn50.train.checkpoint import checkpoint
@@ -299,6 +300,23 @@ def test_fault_that_may_pass_permits_a_restart(tmp_path, monkeypatch, fault, cod
     with pytest.raises(UserError) as again:
         Comm().on_rank_0(Mock(side_effect=e.value))
     assert again.value.exit_code == code
+
+
+@pytest.mark.parametrize('fault, code', [('EACCES', 2), ('ESTALE', 1), ('ETIMEDOUT', 1)])
+def test_failed_read_that_may_pass_permits_a_restart(tmp_path, monkeypatch, fault, code):
+    save_all(tmp_path, 5)
+    number = getattr(errno, fault)
+    monkeypatch.setattr(checkpoint, 'read_bytes', Mock(side_effect=OSError(number, fault)))
+    with pytest.raises(UserError, match=f'step_00000005: cannot read the checkpoint: {fault}') as e:
+        load_newest(tmp_path)
+    assert e.value.exit_code == code
+
+
+def test_file_of_a_killed_writer_with_the_same_process_number_is_no_obstacle(tmp_path):
+    (path,) = save_all(tmp_path, 5)
+    path.rename(files.temporary_of(path))
+    assert save_all(tmp_path, 5) == [path]
+    assert steps_in(tmp_path) == [5]
 
 
 def test_failed_write_keeps_the_existing_checkpoints(tmp_path, monkeypatch):

@@ -100,6 +100,12 @@ def test_networks_of_later_epochs_than_a_resume_are_put_aside(saved):
     assert sorted(p.name for p in saved.iterdir()) == ['abandoned_best.json', 'abandoned_best.npz']
 
 
+def test_network_without_arrays_after_a_kill_is_put_aside(saved):
+    (saved / 'best.npz').unlink()
+    put_aside_later(saved, DESCRIPTION.epoch - 1)
+    assert [p.name for p in saved.iterdir()] == ['abandoned_best.json']
+
+
 def test_folder_without_weights_is_an_error_with_advice(tmp_path):
     with pytest.raises(
         UserError, match='contains no weights, expected weights/best.npz; a run writes them with '

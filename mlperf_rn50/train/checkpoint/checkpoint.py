@@ -56,6 +56,8 @@ def save(folder: Path, progress: Progress, trainer: TrainerState, keep: int) -> 
         )
     try:
         files.make_folder(folder)
+        # of a killed writer that had the same number of a process
+        shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         digest = write_arrays(temporary / 'arrays.npz', trainer.arrays)
         files.write_atomically(
@@ -149,8 +151,8 @@ def load(path: Path) -> tuple[Progress, TrainerState]:
     """Read and verify a checkpoint; return its progress and the trainer's state, with read-only
     arrays.
 
-    Raise DamagedCheckpoint, which names the previous checkpoint, or CheckpointError (other version,
-    failed read).
+    Raise DamagedCheckpoint, which names the previous checkpoint, CheckpointError (other version,
+    failed read) or StorageError (failed read that may pass).
     """
     try:
         return _load(path)
@@ -164,8 +166,8 @@ def load(path: Path) -> tuple[Progress, TrainerState]:
 
 
 def load_newest(folder: Path) -> LoadedCheckpoint:
-    """Load the newest intact checkpoint of a folder; raise CheckpointError if there is none or
-    reading fails."""
+    """Load the newest intact checkpoint of a folder; raise CheckpointError if there is none,
+    CheckpointError or StorageError if reading fails."""
     damaged: list[tuple[Path, str]] = []
     for path in reversed(list_checkpoints(folder)):
         try:
@@ -197,7 +199,8 @@ def _load(path: Path) -> tuple[Progress, TrainerState]:
         raise CheckpointError(f'{path}: {e}') from e
     except OSError as e:
         if e.errno not in (errno.ENOENT, errno.EIO, errno.ENOTDIR, errno.EISDIR):
-            raise CheckpointError(f'{path}: cannot read the checkpoint: {e.strerror}') from e
+            error = StorageError if e.errno in files.PASSING_FAULTS else CheckpointError
+            raise error(f'{path}: cannot read the checkpoint: {e.strerror}') from e
         raise DamagedCheckpoint(f'{path}: {_reason(e)}') from e
     except (ValueError, KeyError, TypeError) as e:
         raise DamagedCheckpoint(f'{path}: {_reason(e)}') from e
