@@ -38,17 +38,19 @@ def add_options(parser: Any) -> None:
 def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.cli.ranks import in_rank, load_config
     from mlperf_rn50.config_file import parse_config_options
+    from mlperf_rn50.runfolder.names import list_checkpoints
 
     parser = config_parser('doctor', add_options)
     options = parse_config_options(parser, argv)
     # local_batch_size has no default; any value works without training
     if not (options.config or options.resume):
         argv = ['--train.local_batch_size=1', *argv]
-    config, _ = load_config(options, argv, parser)
-    return in_rank(lambda heartbeat: _examine(config, options, heartbeat), config)
+    config, resumed = load_config(options, argv, parser)
+    num_kept = len(list_checkpoints(resumed[0].checkpoints)) if resumed else 0
+    return in_rank(lambda heartbeat: _examine(config, num_kept, options, heartbeat), config)
 
 
-def _examine(config: Config, options: Namespace, heartbeat: Heartbeat) -> int:
+def _examine(config: Config, num_kept: int, options: Namespace, heartbeat: Heartbeat) -> int:
     from mlperf_rn50.cli import explain_missing
     from mlperf_rn50.doctor.checks import has_failed
     from mlperf_rn50.system.launcher_env import rank_name
@@ -69,7 +71,8 @@ def _examine(config: Config, options: Namespace, heartbeat: Heartbeat) -> int:
         raise error from e
     if options.elastic:
         config = fit_batch(config, comm.world_size)
-    rows, checks = examine(config, bool(options.config or options.resume), comm)
+    has_config = bool(options.config or options.resume)
+    rows, checks = examine(config, has_config, comm, num_kept)
     is_failed = has_failed(checks)
     if comm.rank == 0:
         data = {'passed': not is_failed, 'checks': [asdict(c) for c in checks], 'ranks': rows}

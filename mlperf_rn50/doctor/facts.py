@@ -323,12 +323,16 @@ def _own_facts(config: Config, has_config: bool, comm: Comm) -> RankFacts:
 
 
 def examine(
-    config: Config, has_config: bool, comm: Comm
+    config: Config, has_config: bool, comm: Comm, num_kept: int = 0
 ) -> tuple[list[dict[str, Any]], list[Check]]:
     """Gather the facts of all ranks, as JSON values, and check them, on rank 0. Both results are
     empty on other ranks.
 
-    All ranks must call this. Without has_config, only device and precision of config count.
+    All ranks must call this.
+
+    Args:
+        has_config: if false, only device and precision of config count.
+        num_kept: checkpoints that a resumed run already has on disk.
     """
     config = with_layout(config)
     facts = msgspec.to_builtins(_own_facts(config, has_config, comm))
@@ -340,13 +344,14 @@ def examine(
     written = parsed[0].checkpoint
     if written is None:
         return rows, check_facts(parsed, train.device, train.precision)
+    num_further = max(1, config.checkpoint.keep + 1 - num_kept)
     checks = check_facts(
         parsed,
         train.device,
         train.precision,
         num_nodes=config.run.num_nodes,
         ranks_per_node=config.run.ranks_per_node,
-        needed_disk_bytes=written.num_bytes * (config.checkpoint.keep + 1),
+        needed_disk_bytes=written.num_bytes * num_further,
     )
     cost = check_fault_cost(parsed[0], written, config.checkpoint, len(parsed))
     return rows, [*checks, cost]

@@ -38,14 +38,17 @@ def checkpoint_bytes(config: Config) -> int:
 
 
 def try_writing(folder: Path, num_bytes: int, max_bytes: int = _MAX_BYTES) -> WriteTrial:
-    """Write and sync a temporary file of this size, at most max_bytes."""
+    """Write and sync a temporary file of this size, at most max_bytes and half of the free
+    space."""
     size = min(num_bytes, max_bytes)
     problem = ''
     start = time.monotonic()
     try:
-        if shutil.disk_usage(folder).free < 2 * size:
-            problem = 'less than twice its size is free'
+        free = shutil.disk_usage(folder).free
+        if free < size:
+            problem = 'less than its size is free'
         else:
+            size = min(size, max(1, free // 2))
             _write(folder, size)
     except OSError as e:
         problem = e.strerror or str(e)

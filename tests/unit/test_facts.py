@@ -154,6 +154,18 @@ def test_doctor_of_one_rank_does_not_need_horovod(monkeypatch):
     assert check.found.startswith('one rank, without Horovod (import of horovod.mxnet halted')
 
 
+@pytest.mark.parametrize('num_kept, status', [(0, 'failed'), (1, 'failed'), (2, 'ok'), (9, 'ok')])
+def test_space_of_kept_checkpoints_is_not_needed_again(monkeypatch, tmp_path, num_kept, status):
+    """A run keeps two; while the third is written, the disk has all of them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor_facts, 'checkpoint_bytes', lambda _: 1000)
+    usage = doctor_facts.shutil.disk_usage(tmp_path)._replace(free=1500)
+    monkeypatch.setattr(doctor_facts.shutil, 'disk_usage', lambda _: usage)
+    _, checks = examine(config(), True, Comm(), num_kept)
+    [check] = [c for c in checks if c.name == 'disk']
+    assert check.status == status
+
+
 def test_device_option_applies_without_a_configuration(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     _, checks = examine(config(device='gpu', precision='float16'), False, Comm())

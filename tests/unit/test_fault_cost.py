@@ -1,5 +1,6 @@
 """What the doctor measures and states about checkpoints and faults."""
 
+import shutil
 import time
 from pathlib import Path
 
@@ -53,6 +54,14 @@ def test_start_is_not_stated_if_it_was_not_measured():
 def test_unwritable_folder_fails(tmp_path):
     trial = try_writing(tmp_path / 'missing', 1000)
     assert_reads(check(trial), 'failed: a file of 0 MB ... on h1: No such file ... run.dir')
+
+
+def test_written_file_leaves_half_of_the_free_space_to_others(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)._replace(free=1500)
+    monkeypatch.setattr(shutil, 'disk_usage', lambda _: usage)
+    trial = try_writing(tmp_path, 1000)
+    assert (trial.num_bytes, trial.written_bytes, trial.problem) == (1000, 750, '')
+    assert 'is free' in try_writing(tmp_path, 2000).problem
 
 
 def test_written_file_is_limited_and_removed(tmp_path):
