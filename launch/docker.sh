@@ -8,8 +8,9 @@
 # All other options are passed to launch/local.sh. MLPERF_RN50_DOCKER sets the engine (default: docker, else podman).
 
 . "$(dirname -- "${BASH_SOURCE[0]}")/engines/help.sh"
+. "$(dirname -- "${BASH_SOURCE[0]}")/engines/program.sh"
 set -euo pipefail
-MLPERF_RN50_COMMAND=$(printf '%q ' "$0" "$@")
+MLPERF_RN50_COMMAND=$(quote_words "$0" "$@")
 export MLPERF_RN50_COMMAND
 fail() {
     echo "launch/docker.sh: $*" >&2

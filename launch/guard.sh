@@ -41,8 +41,10 @@ guard_here() { # HOST RUN_FOLDER
     # Open MPI does not clean up after a killed job, see launch/engines/openmpi.sh.
     rm -rf -- "/dev/shm/mlperf_rn50-$job" "${TMPDIR:-/tmp}/mlperf_rn50-$job"
 }
-note() { # HOST RUN_FOLDER CAUSE; a line as written by mlperf_rn50/runfolder/records.py
-    printf '{"job": "%s", "host": "%s", "cause": "%s", "is_outside": true, "time_s": %s}\n' \
+# Adds a line as written by mlperf_rn50/runfolder/records.py; it begins with a line end, because a kill or a full disk may
+# have cut the last one.
+note() { # HOST RUN_FOLDER CAUSE
+    printf '\n{"job": "%s", "host": "%s", "cause": "%s", "is_outside": true, "time_s": %s}\n' \
         "$job" "$1" "$3" "$(date +%s.%N)" |
         dd of="$2/failures.jsonl" oflag=append,nofollow conv=notrunc status=none
 } >/dev/null 2>&1
@@ -86,7 +88,7 @@ reach() { # HOST ARGUMENTS...: runs this script on the host, for at most $limit 
         localhost | 127.0.0.1 | "$HOSTNAME" | "${HOSTNAME%%.*}") exec "$0" "${@:2}" ;;
     esac
     exec ${limit:+timeout --foreground "$limit"} ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 \
-        -o ServerAliveCountMax=3 "$1" "$(printf '%q ' "$0" "${@:2}")"
+        -o ServerAliveCountMax=3 "$1" "$(printf '%q ' env "TMPDIR=${TMPDIR:-/tmp}" "$0" "${@:2}")"
 }
 # Connects its input to the far side. ConnectTimeout of ssh ends before the login, which may hang.
 connect() { # HOST RUN_FOLDER

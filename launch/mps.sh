@@ -43,11 +43,12 @@ fi
 mkdir -m 700 -- "$folder" 2>/dev/null || true # the mode of an existing folder is not changed
 check_folder
 mkdir -p -- "$CUDA_MPS_LOG_DIRECTORY" || fail "$CUDA_MPS_LOG_DIRECTORY cannot be created; set CUDA_MPS_LOG_DIRECTORY to a different folder"
-# The first rank of a node starts the service. The lock is on the folder, so that no file is opened for writing. Three
+# The first rank of a node starts the service. The lock is on the folder, so that no file is opened for writing. Four
 # variables are removed. The thread limit would also apply to clients of later runs. With HOROVOD_RANK, launch/guard.sh
-# would mistake the service for a rank. With CUDA_VISIBLE_DEVICES, the service would serve only some GPUs and renumber
-# them; this variable stays only for a MIG instance, which is served only by name.
-limits=(-u CUDA_MPS_ACTIVE_THREAD_PERCENTAGE -u HOROVOD_RANK)
+# would mistake the service for a rank. With MLPERF_RN50_JOB, it would end with the doctor, while ranks use it. With
+# CUDA_VISIBLE_DEVICES, the service would serve only some GPUs and renumber them; this variable stays only for a MIG
+# instance, which is served only by name.
+limits=(-u CUDA_MPS_ACTIVE_THREAD_PERCENTAGE -u HOROVOD_RANK -u MLPERF_RN50_JOB)
 [[ ${CUDA_VISIBLE_DEVICES:-} == MIG-* ]] || limits+=(-u CUDA_VISIBLE_DEVICES)
 exec 9<"$folder"
 flock -w 60 9 || fail "$folder on $HOSTNAME is locked by another start of the service for 60 s; end that, or set CUDA_MPS_PIPE_DIRECTORY to another folder"

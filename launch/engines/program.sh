@@ -3,13 +3,22 @@
 unset PYTHONPATH PYTHONHOME PYTHONUSERBASE PYTHONSTARTUP PYTHONPLATLIBDIR PYTHONINSPECT PYTHONWARNINGS PYTHONOPTIMIZE
 export PYTHONNOUSERSITE=1
 
+# Prints words in single quotes. In the locale C, printf %q writes other letters than English ones as $'\303', which
+# Python's shlex does not read.
+quote_words() { # WORDS...
+    local word
+    for word in "$@"; do
+        printf "'%s' " "${word//\'/\'\\\'\'}"
+    done
+}
+
 # Replaces a script in launch/ by the program of its checkout.
 run_program() { # ARGUMENTS...
     local here python user
     here=$(CDPATH='' cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
     python=$here/.venv/bin/python
     # The command line as typed, for messages that repeat it; a container or sbatch has set it already.
-    [ "$1" != launch ] || export MLPERF_RN50_COMMAND="${MLPERF_RN50_COMMAND:-$(printf '%q ' "$0" "${@:3}")}"
+    [ "$1" != launch ] || export MLPERF_RN50_COMMAND="${MLPERF_RN50_COMMAND:-$(quote_words "$0" "${@:3}")}"
     [[ " ${*:1:3} " != *' --version '* ]] || set -- --version
     if [ -x "$python" ]; then
         exec "$here/.venv/bin/mlperf-rn50" "$@"

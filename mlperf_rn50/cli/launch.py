@@ -97,8 +97,7 @@ def start_launcher(name: str, argv: Sequence[str], signals: SignalQueue | None =
         if word.startswith('--') and word.partition('=')[0] not in known:
             raise option_error(f'unrecognized arguments: {word}', parser, known)
     num_requeues = os.environ.get('SLURM_RESTART_COUNT', '0') if engine.in_slurm else '0'
-    if num_requeues != '0' and not options.resume:
-        options = replace(options, resume=True, is_requeued=True)  # the job resumes its run
+    options = replace(options, is_requeued=num_requeues != '0')
     if isinstance(options.resume, str):
         options = choose_run(options)
 
@@ -122,9 +121,14 @@ def start_launcher(name: str, argv: Sequence[str], signals: SignalQueue | None =
 def choose_run(options: Options) -> Options:
     """Return the options for the run of a path given with --resume; raise UserError if it has no
     such run."""
+    from mlperf_rn50.runfolder.names import is_checkpoint_name
     from mlperf_rn50.train.checkpoint.resumable import find_run
 
-    run, path = find_run(Path(str(options.resume)))
+    path = Path(str(options.resume))
+    # Since the first start of a requeued job, newer checkpoints may have replaced this one.
+    if options.is_requeued and is_checkpoint_name(path.name) and not path.exists():
+        path = path.parent
+    run, path = find_run(path)
     is_elsewhere = Path(options.run_dir or run.dir).resolve() != run.dir.resolve()
     if options.config or options.seeds > 1 or is_elsewhere:
         raise ConfigError(
@@ -160,6 +164,8 @@ def supervise(launcher: Launcher, placement: Placement, config: Config) -> int:
                 is_resume=bool(options.resume),
                 is_requeued=options.is_requeued,
             )
+        if options.is_requeued:  # the job resumes its run
+            options = replace(options, resume=options.resume or True)
         code = Supervisor(
             start=partial(launcher.start, config),
             silent=lambda names: silent_hosts(names if options.hosts else (), signals),

@@ -85,15 +85,15 @@ def first_run_of(folder: Path, batch_job: str, is_resume: bool, is_requeued: boo
     """Return the number of the first run of a Slurm job in a folder, and record it for the time
     after a requeue, when the job resumes only its own runs.
 
-    is_resume: whether this start resumes a run; is_requeued: not by request of the user, but
-    because the job was requeued.
+    is_resume: whether the user asks to resume a run; is_requeued: whether this is a further start
+    of a requeued job.
     """
     if is_requeued:
         first_run = records.read_first_run(folder, batch_job)
         if first_run is not None:
             return first_run
         # The job has no run yet, or is of a version without this record.
-        is_resume = bool(records.read_attempts(folder, batch_job))
+        is_resume = is_resume or bool(records.read_attempts(folder, batch_job))
     newest = newest_run(folder)
     first_run = newest.index + 1 if newest and not is_resume else 0
     records.note_batch_start(folder, records.BatchStart(batch_job, first_run))

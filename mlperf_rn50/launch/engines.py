@@ -54,7 +54,7 @@ class Options:
     train: Sequence[str]
     command: str
     run: RunFolder | None = None
-    is_requeued: bool = False  # whether --resume is that of a requeued Slurm job
+    is_requeued: bool = False  # whether this is a further start of a requeued Slurm job
 
     @property
     def only_prints(self) -> bool:

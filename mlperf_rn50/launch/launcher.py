@@ -54,7 +54,7 @@ from mlperf_rn50.system.mpi_session import (
     reason_of,
     tmp_dir,
 )
-from mlperf_rn50.system.signals import STOP_SIGNALS, SignalQueue
+from mlperf_rn50.system.signals import STOP_SIGNALS, SignalQueue, end_with_parent
 from mlperf_rn50.text import printable
 
 STOP_LIMIT_S = 600.0  # time for a checkpoint after a stop request
@@ -72,6 +72,7 @@ _LIST_S = 20.0  # time for launch/guard.sh to list the processes of a job; each 
 # In the names of jobs beside the attempts (a test of Open MPI, the end of MPS), because the guards
 # of an attempt may still be ending the processes with its name.
 SIDE_JOB = 'm'
+SCONTROL_PAUSE_S = 5.0  # before a second question to Slurm
 _EXEC_S = 0.1  # in which a process begins to execute a program
 GUARD = str(CHECKOUT / 'launch/guard.sh')
 # Linux's limit per argument, MAX_ARG_STRLEN, less the final zero byte
@@ -195,12 +196,17 @@ def run_engine(
         messengers: processes that forward SIGUSR1 to the ranks as a stop request; if empty, the
             engine forwards it.
     """
+
+    def prepare() -> None:
+        as_child()
+        end_with_parent(end_signal)
+
     process = subprocess.Popen(
         command,
         env=dict(env),
         stdin=subprocess.DEVNULL,
         start_new_session=True,
-        preexec_fn=as_child,
+        preexec_fn=prepare,
         stdout=output,
         stderr=output,
     )
@@ -501,7 +507,13 @@ class Launcher:
             self.say(reason)
             return EXIT_FAILED
         resume = f'resume with: {resume_command(run_dir)}'
-        shown = run_scontrol('show', 'job', job)[1]
+        is_shown, shown = run_scontrol('show', 'job', job)
+        if not is_shown:  # slurmctld may be starting again
+            time.sleep(SCONTROL_PAUSE_S)
+            is_shown, shown = run_scontrol('show', 'job', job)
+        if not is_shown:
+            self.say(f'not requeued, because Slurm does not answer ({shown}); {resume}')
+            return code
         # An ending job is COMPLETING both after scancel and at its time limit; only the reason
         # tells them apart.
         if 'JobState=RUNNING' not in shown and 'Reason=TimeLimit' not in shown:

@@ -286,7 +286,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class BatchStart:
-    """Line of attempts.jsonl: the first start of a Slurm job in a folder."""
+    """Line of attempts.jsonl: a start of a launcher in a Slurm job, unless it was requeued."""
 
     job: str
     first_run: int  # number of its first run; 0 if it resumes a run of the folder
@@ -316,9 +316,13 @@ def note_attempt(folder: Path, batch_job: str, attempt: Attempt) -> None:
 
 
 def read_attempts(folder: Path, batch_job: str | None = None) -> list[Attempt]:
-    """Return the attempts that have a batch_job as their job; all attempts for None."""
-    lines = read_lines(folder / 'attempts.jsonl', Attempt)
-    return list(deque((a for _, a in lines if batch_job in (None, a.job)), MAX_KEPT))
+    """Return the attempts of a batch_job since its newest BatchStart; all attempts for None."""
+    path = folder / 'attempts.jsonl'
+    starts = [n for n, start in read_lines(path, BatchStart) if start.job == batch_job]
+    first = max(starts, default=0)
+    lines = read_lines(path, Attempt)
+    found = (a for n, a in lines if n > first and batch_job in (None, a.job))
+    return list(deque(found, MAX_KEPT))
 
 
 def note_batch_start(folder: Path, start: BatchStart) -> None:

@@ -122,12 +122,15 @@ def engines(tmp_path):
 def test_script_passes_on_its_command_line_as_typed(engines, tmp_path, script):
     show = 'echo "$MLPERF_RN50_COMMAND"'
     programs = {'.venv/bin/python': 'true', '.venv/bin/mlperf-rn50': show, 'bin/docker': show}
-    words = '--image|a b.sif|--hosts|h1,h2'
-    job = {'SLURM_JOB_NUM_NODES': '3', 'SLURM_SUBMIT_DIR': str(tmp_path)}
+    programs['bin/squeue'] = 'echo 4:00:00'
+    words = "--image|a b's.sif|--hosts|h1,h2|--run-dir|prüfung"
+    job = {'SLURM_JOB_NUM_NODES': '3', 'SLURM_SUBMIT_DIR': str(tmp_path), 'LC_ALL': 'C'}
+    job |= {'SLURM_GPUS_PER_NODE': '4', 'SLURM_JOB_PARTITION': 'long'}
     done = engines(f'{script}|{words}', programs, **job)
     first = [f'{tmp_path}/launch/{script}']
     if script == 'slurm.sbatch':
-        first = f'sbatch --nodes 3 launch/{script}'.split()
+        options = '--nodes 3 --time 4:00:00 --gpus-per-node 4 --partition long'
+        first = f'sbatch {options} launch/{script}'.split()
     assert shlex.split(done.stdout) == [*first, *words.split('|')], done.stderr
 
 

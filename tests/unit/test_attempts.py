@@ -90,6 +90,10 @@ def test_stuck_attempts_are_counted_across_starts_of_a_job(tmp_path):
     assert count('7', replace(stuck, origin='outside')) == 2  # before its first step
     # a run without a checkpoint
     assert count('7', Attempt(1, 0, 'converged', False, False)) == 0
+    # another start in the same allocation, by the user
+    attempts.first_run_of(tmp_path, '7', is_resume=True, is_requeued=False)
+    assert (count('7'), count('8')) == (0, 1)
+    assert count('7', stuck) == 1
     note_attempt(tmp_path / 'none', '7', stuck)
     assert not (tmp_path / 'none').exists()
     assert [attempts.pause_s(n) for n in (0, 1, 2)] == [0, 5, 10]
@@ -97,7 +101,7 @@ def test_stuck_attempts_are_counted_across_starts_of_a_job(tmp_path):
 
 def test_requeued_job_begins_with_its_own_runs(tmp_path):
     def first_run(job, is_resume=False, is_requeued=False):
-        return attempts.first_run_of(tmp_path, job, is_resume or is_requeued, is_requeued)
+        return attempts.first_run_of(tmp_path, job, is_resume, is_requeued)
 
     assert first_run('6') == 0  # the folder is empty
     for number in range(3):
@@ -142,6 +146,18 @@ def test_plan_of_a_resume_is_that_of_its_run(tmp_path):
     ):
         done = call('launch', 'local', *words, '--ranks-per-node', 2, '--dry-run')
         assert f'global batch          {2 * batch}' in done.stdout, done.stderr
+
+
+def test_requeued_job_resumes_though_its_first_checkpoint_was_replaced(tmp_path, monkeypatch):
+    run = begin_run(tmp_path)
+    keep_checkpoint(run, 24)
+    run.config.write_text('train: {local_batch_size: 32}\ndata: {synthetic: true}\n')
+    for num_requeues, code in ((0, 2), (1, 0)):
+        removed = run.checkpoints / 'step_00000012'
+        words = ['--resume', removed, '--ranks-per-node', 2, '--dry-run']
+        monkeypatch.setenv('SLURM_RESTART_COUNT', str(num_requeues))
+        done = call('launch', 'slurm', *words)
+        assert done.returncode == code, done.stderr
 
 
 @pytest.mark.parametrize(

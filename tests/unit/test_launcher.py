@@ -296,20 +296,62 @@ def test_empty_folders_of_a_killed_launcher_are_removed(tmp_path):
         (75, 'JobState=COMPLETING Reason=TimeLimit', True, 'is requeued'),
         (75, 'JobState=RUNNING', False, 'stopped before the training began; not requeued'),
         (75, 'JobState=COMPLETING Reason=None', True, 'cancelled'),
+        (75, '', True, 'not requeued, because Slurm does not answer (down)'),
         (1, 'JobState=RUNNING', True, ''),
     ],
 )
 def test_slurm_job_is_requeued_if_its_next_start_can_go_on(
     tmp_path, monkeypatch, capfd, code, job, has_begun, word
 ):
-    show = f'[ $1 = show ] && echo "{job}" || echo "$@" >>{tmp_path}/calls'
-    write_programs(tmp_path, scontrol=show)
+    show = f'echo "{job}"' if job else 'echo down >&2; exit 1'
+    requeue = f'echo >{tmp_path}/calls'
+    write_programs(tmp_path, scontrol=f'[ $1 = requeue ] && {requeue} || {{ {show}; }}')
+    monkeypatch.setattr(launcher, 'SCONTROL_PAUSE_S', 0.0)
     prepend_path(monkeypatch, tmp_path)
     monkeypatch.setenv('SLURM_JOB_ID', '7')
     slurm = Launcher('slurm', ENGINES['slurm'], None, None)
     assert slurm.requeue(code, tmp_path, has_begun=has_begun) == code
     assert word in capfd.readouterr().err
     assert (tmp_path / 'calls').exists() == (word == 'is requeued')
+
+
+def test_slurm_is_asked_again_if_it_does_not_answer(tmp_path, monkeypatch, capfd):
+    first = f'{{ touch {tmp_path}/asked; exit 1; }}'
+    write_programs(
+        tmp_path, scontrol=f'[ -e {tmp_path}/asked ] && echo JobState=RUNNING || {first}'
+    )
+    prepend_path(monkeypatch, tmp_path)
+    monkeypatch.setenv('SLURM_JOB_ID', '7')
+    monkeypatch.setattr(launcher, 'SCONTROL_PAUSE_S', 0.0)
+    Launcher('slurm', ENGINES['slurm'], None, None).requeue(75, tmp_path, has_begun=True)
+    assert 'is requeued' in capfd.readouterr().err
+
+
+IGNORES_TERM = """
+import signal, time
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print('up', flush=True)
+time.sleep(20)
+print('survived')
+"""
+KILLED = """
+import os, signal, sys
+from mlperf_rn50.launch.helpers import LAUNCHER_SIGNALS
+from mlperf_rn50.launch.launcher import run_engine
+from mlperf_rn50.system.signals import SignalQueue
+run_engine(sys.argv[1:], os.environ, SignalQueue(LAUNCHER_SIGNALS), f'killed-{os.getpid()}',
+           end_signal=signal.SIGINT)
+"""
+
+
+def test_engine_of_slurm_ends_with_a_killed_launcher():
+    """There, engines/block_term.py blocks SIGTERM."""
+    command = [sys.executable, '-c', KILLED, sys.executable, '-c', IGNORES_TERM]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == 'up\n'
+        process.kill()
+        assert process.stdout.read() == ''  # all writers have ended
 
 
 ON_A_TERMINAL = """import os
