@@ -19,6 +19,8 @@ class Bounds:
 MAX_SIDE = 8192  # of images for a network, in pixels; one has 805 MB in float32
 FINITE = Bounds('a finite number', lambda v: True)
 ABOVE_0 = Bounds('a number above 0', lambda v: v > 0)
+MAX_THREADS = 1024
+THREADS = Bounds(f'1 to {MAX_THREADS:,}', lambda v: 1 <= v <= MAX_THREADS)
 EPOCHS = Bounds('a number above 0, up to 100,000', lambda v: 0 < v <= 100_000)
 FROM_0 = Bounds('0 or more', lambda v: v >= 0)
 FROM_2 = Bounds('2 or more', lambda v: v >= 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 from argparse import ArgumentError
 from collections.abc import Mapping, Sequence
@@ -226,7 +227,8 @@ def resolve_tree(
         options = parse_config_options(parser, argv, parser.parse_object(tree, defaults=True))
         if not options.data.synthetic:
             given = tree.get('data', {})
-            known = _known_data(Path(options.data.dir).expanduser()) | given
+            folder = os.path.expanduser(options.data.dir or '')
+            known = _known_data(Path(folder)) | given
             if known != given:  # the configuration of a resumed run has all keys
                 options = parse_config_options(
                     parser, argv, parser.parse_object({**tree, 'data': known}, defaults=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from configparser import ConfigParser
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 from mlperf_rn50.errors import ConfigError, FullDisk, StorageError, UserError
 
@@ -139,6 +139,18 @@ def walk(
             yield place, sorted(folders), sorted(names)
             for path in (os.path.join(place, name) for name in sorted(folders, reverse=True)):
                 (links if os.path.islink(path) else left).append(path)
+
+
+def files_below(folder: Path, onerror: Callable[[OSError], object]) -> Iterator[Path]:
+    """Yield the files of a folder and of its folders, in the order of walk()."""
+    for place, _, names in walk(folder, onerror):
+        for name in names:
+            yield Path(place, name)
+
+
+def raise_error(error: OSError) -> NoReturn:
+    """Raise the error of a folder that cannot be read; for walk()."""
+    raise error
 
 
 def read_text(path: Path, max_bytes: int, errors: str = 'strict') -> str:

@@ -94,6 +94,9 @@ def peak_memory_bytes(device_id: int | None) -> int:
     return read_numbers(PROC / 'self/status')['VmHWM']
 
 
+_MAX_NUMBER = 65_536  # in a list, such as a batch size
+
+
 def parse_list(option: str, text: str, known: Sequence[str] = ()) -> list[str]:
     """Return the words of a list such as 'a,b'. Raise ConfigError for an empty or unknown one."""
     words = [w.strip() for w in text.split(',')]
@@ -104,13 +107,15 @@ def parse_list(option: str, text: str, known: Sequence[str] = ()) -> list[str]:
     return words
 
 
-def parse_numbers(option: str, text: str) -> list[int]:
-    """Return the numbers of a list such as '8,16'. Raise ConfigError unless all are whole and above
-    0."""
+def parse_numbers(option: str, text: str, most: int = _MAX_NUMBER) -> list[int]:
+    """Return the numbers of a list such as '8,16'. Raise ConfigError unless all are whole, above 0
+    and at most `most`."""
     words = parse_list(option, text)
     for word in words:
-        if not word.isdecimal() or int(word) < 1:
-            raise ConfigError(f'{option}: got {word}, expected whole numbers above 0, such as 8,16')
+        if not word.isdecimal() or not 0 < int(word) <= most:
+            raise ConfigError(
+                f'{option}: got {word}, expected whole numbers from 1 to {most:,}, such as 8,16'
+            )
     return [int(w) for w in words]
 
 

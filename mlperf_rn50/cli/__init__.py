@@ -13,6 +13,7 @@ import signal
 # process silently. If it is ignored, as under nohup, it stays so.
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+import errno
 import importlib
 import io
 import logging
@@ -70,6 +71,16 @@ COMMANDS = tuple(
 # Commands whose packages read no variables of MXNet, except for why --probe.
 _READERS = 'check completion package predict recipe report watch why'.split()
 _DESCRIPTION = 'MLPerf time-to-accuracy runner for ResNet-50 v1.5 on MXNet Gluon.'
+# of a path that the user gave or named in a file; others are of a disk, or of this program
+_PATH_FAULTS = (
+    errno.EACCES,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EPERM,
+)
 _EPILOG = """examples:
   mlperf-rn50 prepare digits --out data/digits
   mlperf-rn50 train --config launch/configs/digits_cpu.yaml --dry-run
@@ -214,6 +225,30 @@ def _fix_of_library(name: str) -> str:
     )
 
 
+def _explain_path(error: Exception) -> UserError | None:
+    """Return the line for a path that the system refuses; None for other errors."""
+    if not isinstance(error, OSError) or error.errno not in _PATH_FAULTS:
+        return None
+    if error.filename is None and error.errno == errno.ENOENT:
+        text = 'the current folder has been deleted; change to another one'
+    else:
+        text = f'{error.filename}: {error.strerror}; correct the path or its permissions'
+    # The same fault in a rank may be of a network file system, and a restart may help.
+    return UserError(text) if launched_size() is None else RunFailed(text)
+
+
+def _open_streams() -> None:
+    """Open those of stdin, stdout and stderr that the caller has closed. Otherwise a file of the
+    run would get the number of one, and with it the messages of libraries."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+    sys.stdout = sys.stdout or open(os.devnull, 'w')
+    sys.stderr = sys.stderr or open(os.devnull, 'w')
+
+
 def _drop(stream: TextIO) -> None:
     """Redirect a stream to /dev/null, so that the interpreter does not try to write the rest when
     it exits."""
@@ -263,12 +298,14 @@ def _die_of_pipe() -> NoReturn:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command, flush its output and return its exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    _open_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # the terminal encoding may lack characters
             stream.reconfigure(errors='backslashreplace')
     # without HOME and an entry in /etc/passwd; matplotlib requires a home folder
     if os.path.expanduser('~') == '~':
         os.environ['HOME'] = os.devnull
+    os.environ.pop('MPLBACKEND', None)  # matplotlib refuses an unknown one; files need none
     # matplotlib warns if it cannot write to the home folder, or takes long to build a list of
     # fonts.
     logging.getLogger('matplotlib').setLevel(logging.ERROR)
@@ -276,8 +313,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return _main(argv)
         finally:
-            if sys.stdout:  # None if it was closed
-                sys.stdout.flush()
+            sys.stdout.flush()
             if is_interrupted():
                 end_at_once()
     except KeyboardInterrupt:
@@ -310,9 +346,12 @@ def _main(argv: list[str]) -> int:
         is_disk_fault = isinstance(e, OSError) and e.errno in DISK_FAULTS and e.filename is None
         if is_disk_fault or isinstance(e, BrokenPipeError):
             raise
-        explanation = explain_error(e)
-        if not explanation or '--debug' in argv:
+        explanation, path_error = explain_error(e), _explain_path(e)
+        if not (explanation or path_error) or '--debug' in argv:
             traceback.print_exc()
+        if path_error:
+            _print_error(path_error)
+            return _leave(path_error.exit_code)
         if explanation:
             _print_error(RunFailed(explanation))
             end_at_once(EXIT_FAILED)  # without memory, a normal exit would print further errors

@@ -18,8 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from mlperf_rn50.bounds import MAX_THREADS
 from mlperf_rn50.cli.output import add_format_option, print_answer
-from mlperf_rn50.cli.parsers import add_config_option, add_wide_option, config_parser
+from mlperf_rn50.cli.parsers import add_config_option, add_wide_option, config_parser, positive
 from mlperf_rn50.errors import EXIT_OK, ConfigError, option_error
 from mlperf_rn50.parser import add_option
 
@@ -54,7 +55,7 @@ def add_options(parser: Any) -> None:
         '--node-images-per-s X',
         'data: training speed of a node, to compute the required storage bandwidth (default: '
         'the pipeline speed)',
-        type=float,
+        type=partial(positive, most=1e9, expected='a number above 0 and at most 1e9'),
     )
     add('--warmup-steps N', 'number of steps before the measurement', type=int, default=10)
     add('--steps N', 'number of measured steps, batches or repetitions', type=int, default=100)
@@ -157,7 +158,9 @@ def _measure(session: BenchSession, options: Namespace, counts: list[int]) -> li
             'launcher'
         )
     if options.kind == 'data':
-        threads = parse_numbers('--threads', options.threads or str(config.data.num_threads))
+        threads = parse_numbers(
+            '--threads', options.threads or str(config.data.num_threads), MAX_THREADS
+        )
         caches = parse_list('--caches', options.caches, input_speed.CACHES)
         return input_speed.bench_input(session, threads, sizes, caches, options.node_images_per_s)
     if not config.model.is_resnet:

@@ -12,6 +12,7 @@ and the exit code is 2.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from mlperf_rn50.cli.output import add_format_option, print_answer
 from mlperf_rn50.cli.parsers import add_wide_option, command_parser
 from mlperf_rn50.cli.saved_weights import add_weights_options, load_saved
 from mlperf_rn50.errors import EXIT_OK, EXIT_USAGE, DataError
+from mlperf_rn50.files import files_below, raise_error
 from mlperf_rn50.parser import Parser, add_option
 from mlperf_rn50.text import printable
 
@@ -87,9 +89,10 @@ def _files_of(name: str) -> list[str]:
     unchanged."""
     from mlperf_rn50.data.prepare.folders import ENDINGS
 
-    return sorted(
-        str(p) for p in Path(name).rglob('*') if p.suffix.lower() in ENDINGS and p.is_file()
-    ) or [name]
+    if not os.path.isdir(name):
+        return [name]
+    files = files_below(Path(name), onerror=raise_error)
+    return sorted(str(p) for p in files if p.suffix.lower() in ENDINGS) or [name]
 
 
 def likeliest(logits: np.ndarray, classes: Sequence[str]) -> list[Guess]:

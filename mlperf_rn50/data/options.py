@@ -5,7 +5,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mlperf_rn50 import bounds
-from mlperf_rn50.bounds import ABOVE_0, FRACTION, FROM_0, UP_TO_65535, free_option, option, refuse
+from mlperf_rn50.bounds import (
+    ABOVE_0,
+    FRACTION,
+    FROM_0,
+    THREADS,
+    UP_TO_65535,
+    free_option,
+    option,
+    refuse,
+)
 from mlperf_rn50.files import parse_json, read_text
 
 IMAGENET = 'imagenet'
@@ -118,8 +127,8 @@ class DataConfig:
     device_memory_padding_mib: int = free_option(16, UP_TO_65535, 'MiB')
     host_memory_padding_mib: int = free_option(8, UP_TO_65535, 'MiB')
     decoded_bytes_hint: int = free_option(0, bounds.INT32_FROM_0, 'bytes')
-    num_threads: int = free_option(2, ABOVE_0, 'threads')
-    read_threads: int = free_option(4, ABOVE_0, 'threads')
+    num_threads: int = free_option(2, THREADS, 'threads')
+    read_threads: int = free_option(4, THREADS, 'threads')
     record_cache_mib: int = free_option(0, FROM_0, 'MiB')
     prefetch_depth: int = free_option(2, ABOVE_0, 'batches')
     input_batch_multiplier: int = free_option(1, ABOVE_0, 'batches')

@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 
 from mlperf_rn50.errors import StorageError, UserError
-from mlperf_rn50.files import check_exists, make_folder, writing_folder
+from mlperf_rn50.files import check_exists, files_below, make_folder, writing_folder
 from mlperf_rn50.text import grouped
 
 CHECKPOINT_PREFIX = 'step_'
@@ -142,14 +142,19 @@ def run_at(path: Path) -> RunFolder:
     number = run_number(path.name)
     run = newest_run(path) if number is None else RunFolder(path.parent, number)
     if run is None:
-        raise UserError(f'{path}: got no run, expected {expected}')
+        below = [folder for folder in find_run_folders(path) if folder != path]
+        if len(below) == 1:
+            return run_at(below[0])
+        found = f'; it has the run folders {", ".join(map(str, below[:5]))}' if below else ''
+        raise UserError(f'{path}: got no run, expected {expected}{found}')
     return run
 
 
 def find_run_folders(path: Path) -> list[Path]:
     """Return the folders with runs below a folder that has none itself; otherwise the path
     itself."""
-    below = {log.parent for log in path.rglob('result_*.txt') if run_number(log.name) is not None}
+    logs = files_below(path, onerror=lambda _: None)
+    below = {log.parent for log in logs if run_number(log.name) is not None}
     return [path] if path in below or not below else sorted(below)
 
 

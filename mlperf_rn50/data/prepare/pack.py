@@ -181,8 +181,8 @@ def claim(out: Path, dataset: Dataset, has_config: bool) -> None:
     parts = out / PARTS
     foreign = [parts]
     if parts.is_dir() and not parts.is_symlink():
-        inner = parts.rglob('*')
-        foreign = [p for p in inner if not _IN_PARTS.fullmatch(str(p.relative_to(parts)))]
+        inner = [*parts.glob('*'), *parts.glob('*/*')]
+        foreign = [p for p in inner if not _is_part(p, parts)]
     refuse_existing(foreign)
     for part in parts.glob('*/*'):
         path = out / part.name
@@ -191,6 +191,14 @@ def claim(out: Path, dataset: Dataset, has_config: bool) -> None:
     links = _links(dataset, out)
     paths = [out / name for name in OUTPUTS if has_config or name != TRAIN_YAML]
     refuse_existing(p for p in paths if not (p in links and p.exists() and p.samefile(links[p])))
+
+
+def _is_part(path: Path, parts: Path) -> bool:
+    """Return whether prepare may have written a path in the folder of parts: a folder there, or a
+    file in one."""
+    is_named = _IN_PARTS.fullmatch(str(path.relative_to(parts)))
+    is_folder = path.parent == parts
+    return bool(is_named) and not path.is_symlink() and path.is_dir() == is_folder
 
 
 def checksums_of(samples: Sequence[Sample], num_workers: int) -> Iterable[int]:
