@@ -1,5 +1,6 @@
 """Causes of a missed accuracy from configuration, log and metrics, on made-up courses of runs."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -57,6 +58,14 @@ def course(config=DIGITS, losses=FALL, halved=0, num_reported=60):
     )
     records = [*steps[:num_reported], *[LossScaleRecord(1, 2.0, 1.0)] * halved]
     return RunData(folder, log, records, config)
+
+
+@pytest.mark.parametrize('status, names', [('aborted', {'epochs'}), ('failed', set())])
+def test_run_ended_by_a_fault_is_not_blamed_on_its_planned_epochs(status, names):
+    run = course(num_reported=20)
+    run = replace(run, log=replace(run.log, status=status))
+    causes = judge_course(run, run.config, 64, 1)
+    assert {c.name for c in causes if c.strength > 1} == names
 
 
 def accused(config=DIGITS, batch=64, num_ranks=1, **keys):

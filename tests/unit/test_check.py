@@ -54,6 +54,15 @@ def test_good_log_passes_every_ruleset(tmp_path, config):
     assert passed == dict.fromkeys(passed, ()) and violations(path, judge.V05) == ()
 
 
+def test_value_that_the_official_checker_cannot_compare_is_named(good):
+    text = good.read_text()
+    batch = r'("key": "global_batch_size", "value": )(\d+)'
+    good.write_text(re.sub(batch, r'\1"\2"', text))
+    found = violations(good, LATER[-1], 'closed')
+    assert any(re.match(r"global_batch_size: got '\d+', for which value > 0", t) for t in found)
+    assert not any('tensors' in t for t in found)
+
+
 @pytest.mark.parametrize(
     'name, accuracy, ruleset, division, message',
     json_table("""

@@ -91,6 +91,8 @@ def test_run_that_failed_is_tolerated_by_each_command_and_named(tmp_path):
     kept = sorted(r.time_to_train_s for r in run_set.runs if r.path.name != 'result_1.txt')[1:]
     (system,) = json.loads(report.stdout)['systems']
     assert system['score_minutes'] == pytest.approx(sum(kept) / 3 / 60)
+    found = [finding['text'] for finding in system['findings']]
+    assert any('the slowest of the score' in text for text in found)
 
 
 def test_round_that_was_not_named_is_stated_with_the_option_that_selects_another(tmp_path):

@@ -66,6 +66,16 @@ def test_score_matches_the_official_summarizer(tree_of, round_name, division, fa
     assert official / unscaled == approx(factor) == scores[1] / scores[0]
 
 
+def test_points_apply_to_logs_that_count_a_few_images_less(tree_of):
+    home, system = tree_of('v4.0')
+    for run in system.runs:
+        text = run.path.read_text().replace('"value": 1281167', '"value": 1277952')
+        run.path.write_text(re.sub('.*"key": "dataset".*\n', '', text))
+    (fewer,) = load_run_sets([home])
+    assert fewer.runs[0].train_samples == 1277952
+    assert check_rcp(fewer) == check_rcp(system) is not None
+
+
 def test_score_of_logs_that_count_epochs_from_0_matches_the_official_summarizer(tree_of):
     home, right = tree_of('v4.0', num=18, batch=3264)
     assert official_score_minutes(right) == right.score_minutes

@@ -360,7 +360,7 @@ def test_real_logs_are_not_duplicates(folder):
     assert len(runs) > 10 and find_duplicates(runs) == []
 
 
-def test_duplicates_of_other_system_are_reported(tmp_path):
+def test_duplicates_of_other_system_are_refused(tmp_path):
     for name, epoch_s in (('a', 10), ('c', 20)):  # whole seconds and a curve of accuracies
         write_set(
             tmp_path / 's' / name,
@@ -370,9 +370,13 @@ def test_duplicates_of_other_system_are_reported(tmp_path):
     for path in (tmp_path / 's/a').iterdir():
         copy_log(path, tmp_path / 's/b' / path.name)
     study = study_of(tmp_path)
-    doubt = make_finding('duplicates_elsewhere', None, 'all', 5, 'a')
-    assert {s.name: s.findings for s in study.run_sets} == {'a': (), 'b': (doubt,), 'c': ()}
-    assert f'- b: warning: {doubt.text}' in render_text(make_report([study]))
+    doubt = make_finding('duplicates_elsewhere', None, 'all', 5, 'a').text
+    refused = {s.name: doubt in s.judgement.violations for s in study.run_sets}
+    assert refused == {'a': False, 'b': True, 'c': False}
+    assert doubt in render_text(make_report([study]))
+    copied = study.run_sets[1]
+    assert copied.score_minutes is None
+    assert copied.time_s == approx(sum(r.time_to_train_s for r in copied.runs) / 5)
     # a ratio is meaningless
     assert {s.name for s, c in zip(study.run_sets, study.comparisons) if c} == {'a', 'c'}
 

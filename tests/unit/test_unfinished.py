@@ -53,6 +53,7 @@ def test_run_that_ended_early_is_resumed(tmp_path, sentence, status, records, si
 failed | | | Failed after 5.25 of 80 epochs; it has no checkpoint to resume.
 failed | converged | |
 failed | failed | | Failed after 5.25 of 80 epochs; train.log has the reason.
+failed | failed | curve=[6] | Failed after 6 of 80 epochs; train.log has the reason.
 running | | epoch=0.5 | Running: 0.5 of at most 80 epochs; the first evaluation, with the times of \
 its ranks, is due in about 3 min.
 running | | curve=[2,4] | Running: 5.25 of at most 80 epochs.

@@ -37,8 +37,9 @@ def summarise(studies: Sequence[Study]) -> list[list[Cell]]:
     timed.sort(key=lambda s: s.time_s or 0.0)
     goal = ''
     if len({kind[:2] for kind in kinds}) > 1:
-        target = percent(timed[0].target_accuracy or 0.0)
-        goal = f' to {target} on {data_name(timed[0].other_dataset)}'
+        target = timed[0].target_accuracy
+        target_text = 'a target that is not logged' if target is None else percent(target)
+        goal = f' to {target_text} on {data_name(timed[0].other_dataset)}'
     if len({kind[2] for kind in kinds}) > 1:
         goal += f' in the {"open" if is_open else "closed"} division'
     scaling = _scaling(studies, names)
@@ -279,7 +280,7 @@ def _resumed(names: _Names) -> Iterator[tuple]:
 
 def _counts(names: _Names) -> tuple:
     """Return how many runs converged."""
-    states = [r.status for s in names for r in s.runs]
+    states = [r.status for s in names for r in s.counted]
     num_running = states.count('running')
     running = f'; {num_running} still running' if num_running else ''
     return (

@@ -39,6 +39,16 @@ def _failures(run_set: RunSet) -> list[Finding]:
     ]
 
 
+def _misses(run_set: RunSet) -> Iterator[Finding]:
+    """Yield a warning for each converged run that counts as the slowest of a score, because its log
+    breaks a rule."""
+    if run_set.score_minutes is None:
+        return
+    for run in run_set.converged:
+        if reason := run_set.judgement.misses.get(run.path):
+            yield make_finding('run_counts_as_failed', None, reason, file=run.path)
+
+
 def _missing_numbers(runs: Sequence[Run]) -> list[Finding]:
     """Return a warning about gaps in the numbers of result_<k>.txt, which start from 0 or 1."""
     numbers = {k for r in runs if (k := run_number(r.path.name)) is not None}
@@ -56,6 +66,7 @@ def _weaknesses(run_set: RunSet) -> Iterator[Finding]:
         return
     runs, num_running = run_set.counted, sum(r.status == 'running' for r in run_set.runs)
     yield from _failures(run_set)
+    yield from _misses(run_set)
     if num_running:
         yield make_finding('runs_unfinished', None, num_running, len(runs))
     elif run_set.resumed:

@@ -191,8 +191,8 @@ def _with_count(run: Run, name: str, agreed: int, num_runs: int) -> Run:
 
 
 def _mark_duplicates(run_sets: Sequence[RunSet]) -> list[RunSet]:
-    """Return the sets. One with logs of an earlier set has a finding; a copy from another round
-    joins its `later`."""
+    """Return the sets. One with logs of an earlier set has a finding, one with no others breaks a
+    rule; a copy from another round joins its `later`."""
     set_of = {id(r): s for s in run_sets for r in s.runs}
     copies = {s: dict[RunSet, list[Duplicate]]() for s in run_sets}  # by their original set
     for duplicate in find_duplicates([r for s in run_sets for r in s.runs]):
@@ -208,8 +208,12 @@ def _mark_duplicates(run_sets: Sequence[RunSet]) -> list[RunSet]:
             later[others[0]].append(run_set)
             continue
         flags = [_flag_duplicates(run_set, s, duplicates) for s, duplicates in found.items()]
-        findings = (*run_set.findings, *flags)
-        marked[run_set] = replace(run_set, findings=findings, is_duplicate=is_duplicate)
+        if is_duplicate:
+            violations = (*run_set.judgement.violations, *(flag.text for flag in flags))
+            judgement = replace(run_set.judgement, violations=violations, is_sound=False)
+            marked[run_set] = replace(run_set, judgement=judgement, is_duplicate=True)
+        else:
+            marked[run_set] = replace(run_set, findings=(*run_set.findings, *flags))
     return [replace(s, later=tuple(later[original])) for original, s in marked.items()]
 
 

@@ -204,7 +204,7 @@ class RunSet:
 
     @cached_property
     def is_imagenet(self) -> bool:
-        return all(r.is_imagenet for r in self.runs)
+        return all(r.other_dataset is None for r in self.runs)
 
     @cached_property
     def other_dataset(self) -> str | None:
@@ -253,7 +253,7 @@ class RunSet:
         timed runs."""
         if self.refusal:
             return ()
-        if self.olympic_minutes is None:
+        if self.score_minutes is None:
             return self.timed
         ordered = sorted(
             self.converged,

@@ -113,7 +113,7 @@ def _judge_schedule(
             text = f'it trained {num_epochs} of the {s.decay_epochs:g} epochs of its schedule'
             found = found._replace(sentence=text)
         yield found
-    elif rates and run.log and run.log.status in ('aborted', 'failed'):
+    elif rates and run.log and run.log.status == 'aborted':
         yield weigh('epochs', 'part of the planned epochs', rates[-1][0] / num_epochs, least=0.9)
 
 

@@ -15,7 +15,7 @@ def unfinished_sentence(run: RunData) -> str:
         return ''
     evaluated = log.curve[-1][0] if log.curve else 0.0
     # A resumed run repeats epochs. The last steps of a run that has ended may not be recorded.
-    epoch = last.epoch if last and log.status != 'aborted' else evaluated
+    epoch = max(last.epoch, evaluated) if last and log.status != 'aborted' else evaluated
     schedule = max(1, int(config.schedule.decay_epochs))
     planned = config.num_epochs
     done = f'after {epoch:.3g} of {planned} epochs'

@@ -163,6 +163,9 @@ def _explain(message: str, lines: list) -> str:
         if best and all(isinstance(a, (int, float)) for a in best):
             hint = f'the best value is {max(best)}, '
         return f'{m[1]}: {hint}expected {m[2].strip()} in at least one line'
+    if m := re.match(r'Failed executing .*code:\n(.+)\ntriggered by line:\n(.*)\n', message):
+        values = [f'{x.key}: got {x.value["value"]!r}' for x in lines if x.full_string == m[2]]
+        return f'{values[0] if values else m[2][:80]}, for which {m[1].strip()} has no answer'
     if "s['sgd_decay']" in message:
         return (
             'optimizer keys: expected opt_learning_rate_decay_boundary_epochs for sgd, or the '
