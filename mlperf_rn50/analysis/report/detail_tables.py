@@ -99,9 +99,6 @@ def runs_table(study: Study, most: int = _MAX_RUNS) -> Table:
 
 def resumes_table(study: Study) -> Table:
     """Return the table of what became of the time of resumed runs."""
-    resumed = [(s, r, parts) for s in study.run_sets for r in s.runs if (parts := r.elapsed)][
-        :_MAX_RUNS
-    ]
     rows = [
         (
             Cell(s.name),
@@ -110,8 +107,10 @@ def resumes_table(study: Study) -> Table:
             number_cell(r.time_to_train_s, ',.1f', clock_refs(r)),
             *(number_cell(seconds, ',.1f', line_refs(r, RUN_RESUMED)) for seconds in parts),
         )
-        for s, r, parts in resumed
-    ]
+        for s in study.run_sets
+        for r in s.runs
+        if (parts := r.elapsed)
+    ][:_MAX_RUNS]
     return Table(
         'Resumed runs, seconds from run_start to run_stop',
         columns(
@@ -127,8 +126,7 @@ def resumes_table(study: Study) -> Table:
 def goodput_table(study: Study) -> Table:
     """Return the table of the elapsed time of runs that recorded its parts."""
     runs = [(s, r) for s in study.run_sets if not s.is_published for r in s.runs][:_MAX_RUNS]
-    known = [(s, r, goodput) for s, r in runs if (goodput := read_goodput(r))]
-    rows = tuple(
+    rows = [
         (
             Cell(s.name),
             Cell(r.path.name),
@@ -136,8 +134,9 @@ def goodput_table(study: Study) -> Table:
             percent_cell(goodput.share, '.1f'),
             *(number_cell(seconds, ',.1f') for seconds in goodput.parts.values()),
         )
-        for s, r, goodput in known
-    )
+        for s, r in runs
+        if (goodput := read_goodput(r))
+    ]
     return Table(
         'Goodput, and seconds from the start of the program to run_stop',
         ('system', 'log', 'elapsed', 'goodput, %', *PARTS.values()),
@@ -201,20 +200,16 @@ def parts_table(study: Study) -> Table:
 
 
 def energy_table(study: Study) -> Table:
-    known = [
-        (s, e)
-        for s in study.run_sets
-        if not s.refusal and (e := s.energy) and e.joules and e.seconds
-    ]
     rows = [
         (
             Cell(s.name),
             number_cell(e.seconds, ',.1f', time_refs(s)),
             figures_cell(kwh(e.joules)),
             Cell(' and '.join(kind.upper() + 's' for kind in e.measured)),
-            figures_cell((e.joules or 0.0) / e.seconds),
+            figures_cell(e.joules / e.seconds),
         )
-        for s, e in known
+        for s in study.run_sets
+        if not s.refusal and (e := s.energy) and e.joules and e.seconds
     ]
     return Table(
         'Energy per run',
@@ -277,7 +272,6 @@ def reads_table(study: Study) -> Table:
 
 
 def rcp_table(study: Study) -> Table:
-    verdicts = [(s, v) for s in study.run_sets if (v := rcp.check_rcp(s))]
     rows = [
         (
             Cell(s.name),
@@ -289,7 +283,8 @@ def rcp_table(study: Study) -> Table:
             Cell(f'{ROUND_OF[v.ruleset]}{"" if v.is_of_round else f" ({s.round} has none)"}'),
             Cell(v.text),
         )
-        for s, v in verdicts
+        for s in study.run_sets
+        if (v := rcp.check_rcp(s))
     ]
     return Table(
         'Epochs against the reference convergence points',
