@@ -172,22 +172,16 @@ def _learning_rates(run: Run) -> _Points:
     ]
 
 
-def draw_accuracy_over_time(scene: Scene) -> Plot | None:
-    plot, axes = scene.plot('accuracy_time', 'Accuracy against time', 3.4)
+def draw_accuracy(scene: Scene, is_over_time: bool) -> Plot | None:
+    """Draw the accuracy over time, or over epochs."""
+    name = 'time' if is_over_time else 'epochs'
+    plot, axes = scene.plot(f'accuracy_{name}', f'Accuracy against {name}', 3.4)
     target = _draw_target(scene, axes)
-    curves = _draw_curves(
-        scene, plot, axes, points_of=_accuracies_at_minutes, x_name=_MINUTES, lines=target
-    )
-    return plot if curves else None
-
-
-def draw_accuracy_over_epochs(scene: Scene) -> Plot | None:
-    plot, axes = scene.plot('accuracy_epochs', 'Accuracy against epochs', 3.4)
-    target = _draw_target(scene, axes)
-    curves = _draw_curves(
-        scene, plot, axes, points_of=_accuracies_at_epochs, x_name='epochs', lines=target
-    )
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if is_over_time:
+        curves = _draw_curves(scene, plot, axes, _accuracies_at_minutes, _MINUTES, target)
+    else:
+        curves = _draw_curves(scene, plot, axes, _accuracies_at_epochs, name, target)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return plot if curves else None
 
 

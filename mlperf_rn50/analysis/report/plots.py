@@ -152,8 +152,7 @@ def draw_study(study: Study, is_brief: bool = False, is_only: bool = True) -> li
         drawn = [
             *(bars.draw_values(scene, *value) for value in bars.VALUES),
             bars.draw_time_parts(scene),
-            curves.draw_accuracy_over_time(scene),
-            curves.draw_accuracy_over_epochs(scene),
+            *(curves.draw_accuracy(scene, is_over_time) for is_over_time in (True, False)),
             curves.draw_learning_rate(scene),
             *curves.draw_all_telemetry(scene),
         ]
