@@ -8,7 +8,6 @@ from mlperf_rn50.analysis.report.tables import findings_of
 from mlperf_rn50.analysis.sets import rcp
 from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of, kwh
 from mlperf_rn50.analysis.sets.scaling import Comparison, Study
-from mlperf_rn50.analysis.sets.time_parts import Parts
 from mlperf_rn50.analysis.show.data import render_csv
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.elapsed import render_parts
@@ -66,16 +65,6 @@ _EVALUATION_FACTS = (
 def _values(source: Any, names: Iterable[str]) -> dict[str, Any]:
     """Return attributes of an object, None for those of None."""
     return {name: getattr(source, name, None) for name in names}
-
-
-def _parts_object(parts: Parts) -> dict[str, float | None]:
-    return {
-        'init': parts.init_s,
-        'first_epoch': parts.first_s,
-        'later_epochs': parts.training_s,
-        'evaluation': parts.evaluation_s,
-        'other': parts.other_s,
-    }
 
 
 def _finding_object(finding: Finding) -> dict[str, Any]:
@@ -145,7 +134,14 @@ def _system_object(study: Study, run_set: RunSet, comparison: Comparison | None)
         'time_to_train_spread_s': run_set.spread_s,
         'images_per_s': run_set.images_per_s,
         'seconds_per_epoch': run_set.epoch_s,
-        'time_parts_s': parts and _parts_object(parts),
+        'time_parts_s': parts
+        and {
+            'init': parts.init_s,
+            'first_epoch': parts.first_s,
+            'later_epochs': parts.training_s,
+            'evaluation': parts.evaluation_s,
+            'other': parts.other_s,
+        },
         'node_hours': run_set.node_hours,
         'price_per_node_hour': study.price_per_node_hour,
         'cost': study.cost(run_set),

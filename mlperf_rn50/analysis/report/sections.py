@@ -31,7 +31,16 @@ def make_report(
 ) -> Answer:
     """Return the report. One on more than `most` studies has no part for each study."""
     is_brief = len(studies) > most
-    parts = [] if is_brief else [_study_answer(study, has_all_findings) for study in studies]
+    parts = [
+        Answer(
+            title=study_heading(study),
+            tables=tables_of(study),
+            notes=finding_lines(study, has_all_findings),
+            notes_title='Findings',
+        )
+        for study in studies
+        if not is_brief
+    ]
     sentences: list[Sentence] = [tuple(sentence) for sentence in summarise(studies)]
     overview = overview_table(studies)
     if not overview:
@@ -58,15 +67,6 @@ def make_report(
         notes=notes,
         notes_title='Findings',
         parts=parts,
-    )
-
-
-def _study_answer(study: Study, has_all_findings: bool) -> Answer:
-    return Answer(
-        title=study_heading(study),
-        tables=tables_of(study),
-        notes=finding_lines(study, has_all_findings),
-        notes_title='Findings',
     )
 
 

@@ -64,17 +64,6 @@ def run_heading(run: LiveRun) -> str:
     return printable(run.path) + _known(', run {}', run.number)
 
 
-def _setup(run: LiveRun) -> str:
-    return _joined(
-        printable(data_name(run.dataset)),
-        plural(run.num_nodes, 'node') if run.num_nodes else '',
-        plural(run.num_ranks, 'rank') if run.num_ranks else '',
-        _known('batch {}', run.global_batch_size),
-        run.opt_name or '',
-        _known('seed {}', run.seed),
-    )
-
-
 def epoch_text(run: LiveRun) -> str:
     return '-' if run.epoch is None else f'{run.epoch:.2f}' + _known(' of {}', run.max_epochs)
 
@@ -198,7 +187,14 @@ def _progress(run: LiveRun, price: float | None) -> dict[str, str]:
     """Return the facts that come from a run's log, metrics and checkpoints."""
     left = '' if run.left_s is None else duration(run.left_s)
     return {
-        'run': _setup(run),
+        'run': _joined(
+            printable(data_name(run.dataset)),
+            plural(run.num_nodes, 'node') if run.num_nodes else '',
+            plural(run.num_ranks, 'rank') if run.num_ranks else '',
+            _known('batch {}', run.global_batch_size),
+            run.opt_name or '',
+            _known('seed {}', run.seed),
+        ),
         'epoch': epoch_text(run) + (_clock(run) if run.status == 'running' else ''),
         'Top-1': accuracy_text(run)
         + ('' if run.target is None else f', target {percent(run.target)}'),
