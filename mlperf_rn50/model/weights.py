@@ -87,13 +87,8 @@ def describe_weights(
     )
 
 
-def write_arrays(path: Path, arrays: Arrays) -> str:
-    """Write an .npz atomically, synced to disk. Return its SHA-256."""
-    with files.replacing(path) as f:
-        return _write_npz(f, arrays)
-
-
-def _write_npz(file: BinaryIO, arrays: Arrays) -> str:
+def write_npz(file: BinaryIO, arrays: Arrays) -> str:
+    """Write arrays as .npz. Return its SHA-256."""
     hashed = files.HashedFile(file)
     np.savez(hashed, **arrays)
     return hashed.hexdigest()
@@ -105,7 +100,7 @@ def save_weights(folder: Path, stem: str, description: WeightsDescription, array
     try:
         files.make_folder(folder)
         with files.replacing(path) as f:
-            description = replace(description, sha256=_write_npz(f, arrays))
+            description = replace(description, sha256=write_npz(f, arrays))
             files.sync(f)  # after an error of the disk, both files are the old ones
             tree = {'format': FORMAT, **asdict(description)}
             files.dump_json(path.with_suffix('.json'), tree, indent=1)

@@ -310,14 +310,12 @@ class Trainer:
 
     def snapshot(self) -> npz.Arrays:
         """Return copies of the arrays that a checkpoint contains; after average_statistics, they
-        agree on all ranks."""
-        self.settle()
-        return self.to_unbiased({n: a.asnumpy() for n, a in self.arrays().items()})
+        agree on all ranks.
 
-    def to_unbiased(self, arrays: npz.Arrays) -> npz.Arrays:
-        """Return arrays with unbiased variances, in float64 so that from_unbiased restores the
-        same bits."""
-        return self._scale_variances(arrays, 1)
+        Their variances are unbiased, in float64 so that from_unbiased restores the same bits.
+        """
+        self.settle()
+        return self._scale_variances({n: a.asnumpy() for n, a in self.arrays().items()}, 1)
 
     def from_unbiased(self, arrays: npz.Arrays) -> npz.Arrays:
         """Return arrays with variances as MXNet's operators on this device average them."""

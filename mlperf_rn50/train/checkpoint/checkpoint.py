@@ -17,7 +17,7 @@ from typing import Any
 from mlperf_rn50 import files
 from mlperf_rn50.errors import CheckpointError, DamagedCheckpoint, StorageError
 from mlperf_rn50.files import read_bytes, read_text, temporary_of
-from mlperf_rn50.model.weights import write_arrays
+from mlperf_rn50.model.weights import write_npz
 from mlperf_rn50.npz import Arrays, find_non_finite, read_arrays
 from mlperf_rn50.runfolder.names import (
     CHECKPOINT_PREFIX,
@@ -59,7 +59,8 @@ def save(folder: Path, progress: Progress, trainer: TrainerState, keep: int) -> 
         # of a killed writer that had the same number of a process
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
-        digest = write_arrays(temporary / 'arrays.npz', trainer.arrays)
+        with files.replacing(temporary / 'arrays.npz') as f:
+            digest = write_npz(f, trainer.arrays)
         files.write_atomically(
             temporary / 'state.json',
             seal(
