@@ -247,11 +247,9 @@ def bench_steps(session: BenchSession, cases: list[Case]) -> list[ResultTable]:
             rows.append(measure_case(replace(session, config=config, comm=part), case))
             gc.collect()
         comm.barrier()
-    return [_steps_table(rows), *_scaling_tables(rows)] if comm.rank == 0 else []
-
-
-def _steps_table(rows: list[Row]) -> ResultTable:
-    return ResultTable(
+    if comm.rank:
+        return []
+    steps = ResultTable(
         'Training steps',
         _STEP_COLUMNS,
         rows,
@@ -260,6 +258,7 @@ def _steps_table(rows: list[Row]) -> ResultTable:
         'multiply-add of convolutions and dense layers, backward counted twice. Peak: the fastest '
         'of 12 matrix products.',
     )
+    return [steps, *_scaling_tables(rows)]
 
 
 def _scaling_tables(rows: list[Row]) -> list[ResultTable]:

@@ -40,7 +40,6 @@ from mlperf_rn50.doctor.result import (
     Check,
     DataFacts,
     HorovodFacts,
-    MxnetFacts,
     RankFacts,
     Trial,
     gpus_in_use,
@@ -245,16 +244,6 @@ def _layers(config: Config) -> str:
         return str(e)
 
 
-def _mxnet_facts(packages: dict[str, str]) -> MxnetFacts:
-    return mxnet_facts(
-        packages,
-        os.environ,
-        maps=Path('/proc/self/maps').read_text(),
-        has_cuda=mx.runtime.Features().is_enabled('CUDA'),
-        has_fused_norm=hasattr(mx.nd, 'BatchNormAddRelu'),
-    )
-
-
 def _own_facts(config: Config, has_config: bool, comm: Comm) -> RankFacts:
     """Return the facts of this rank. All ranks must call this."""
     import nvidia.dali
@@ -271,7 +260,13 @@ def _own_facts(config: Config, has_config: bool, comm: Comm) -> RankFacts:
     except ConfigError as e:
         device_problem = str(e)
     packages = package_versions()
-    mxnet = _mxnet_facts(packages)
+    mxnet = mxnet_facts(
+        packages,
+        os.environ,
+        maps=Path('/proc/self/maps').read_text(),
+        has_cuda=mx.runtime.Features().is_enabled('CUDA'),
+        has_fused_norm=hasattr(mx.nd, 'BatchNormAddRelu'),
+    )
     gpus = find_visible_gpus()
     usable_id = device_id
     # An operator on a GPU for which MXNet has no code may end the process.
