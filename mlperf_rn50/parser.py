@@ -117,3 +117,8 @@ def add_option(parser: Any, form: str, text: str, **keys: Any) -> Action:
     elif name.startswith('-') and 'choices' not in keys:
         keys.setdefault('action', 'store_true')
     return parser.add_argument(name, help=text, **keys)
+
+
+def option_adder(parser: Any) -> Callable[..., Action]:
+    """Return add_option for one parser or group."""
+    return partial(add_option, parser)

@@ -14,7 +14,6 @@ configuration.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -22,7 +21,7 @@ from mlperf_rn50.bounds import MAX_THREADS
 from mlperf_rn50.cli.output import add_format_option, print_answer
 from mlperf_rn50.cli.parsers import add_config_option, add_wide_option, config_parser, positive
 from mlperf_rn50.errors import EXIT_OK, ConfigError, option_error
-from mlperf_rn50.parser import add_option
+from mlperf_rn50.parser import option_adder
 
 if TYPE_CHECKING:
     from jsonargparse import Namespace
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 def add_options(parser: Any) -> None:
     add_config_option(parser)
-    add = partial(add_option, parser)
+    add = option_adder(parser)
     # Optional for the parser, which also reads YAML files; run() requires it.
     add('kind', 'benchmark to run', nargs='?', choices=['train', 'data', 'allreduce', 'ops'])
     for form, default, text in (

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mlperf_rn50.answer import Answer, Cell, Table, columns, number_cell, percent_cell
@@ -24,7 +23,7 @@ from mlperf_rn50.cli.saved_weights import SavedWeights, load_saved
 from mlperf_rn50.config import Config, for_evaluation, to_tree
 from mlperf_rn50.data.options import IMAGENET
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, DataError, RunFailed, option_error
-from mlperf_rn50.parser import add_option
+from mlperf_rn50.parser import option_adder
 
 if TYPE_CHECKING:
     from jsonargparse import Namespace
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: Any) -> None:
-    add = partial(add_option, parser)
+    add = option_adder(parser)
     # Optional here, because the parser also reads the configuration of the weights; run() requires
     # it.
     add(

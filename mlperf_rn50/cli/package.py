@@ -17,7 +17,6 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +25,7 @@ from mlperf_rn50.cli.parsers import command_parser, given_arguments
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.files import check_exists
 from mlperf_rn50.mllog.rulesets import ROUNDS, parse_round
-from mlperf_rn50.parser import Parser, add_option
+from mlperf_rn50.parser import Parser, option_adder
 
 if TYPE_CHECKING:
     from mlperf_rn50.analysis.sets.run_set import RunSet
@@ -37,7 +36,7 @@ _PACKED_SINCE = 'v1.0'  # first round that is delivered as an archive
 
 def make_parser() -> Parser:
     parser = command_parser('package', __doc__)
-    add = partial(add_option, parser)
+    add = option_adder(parser)
     add('runs RUNS', 'folder of result_<k>.txt, or the five logs', nargs='*')
     add('--org ORG', 'name of the submitting organisation')
     add('--system SYSTEM', 'system name')

@@ -37,7 +37,7 @@ from mlperf_rn50.cli.parsers import (
     given_arguments,
     positive,
 )
-from mlperf_rn50.parser import Parser, add_option
+from mlperf_rn50.parser import Parser, option_adder
 from mlperf_rn50.text import printable
 
 _MAX_BATCH = 10_000_000
@@ -45,7 +45,7 @@ _MAX_BATCH = 10_000_000
 
 def make_parser() -> Parser:
     parser = command_parser('predict', __doc__)
-    add = partial(add_option, parser)
+    add = option_adder(parser)
     add('sources SOURCE', 'measurements: folder, file, or round/organisation/system', nargs='*')
     add(
         '--layouts LAYOUT',
@@ -54,7 +54,7 @@ def make_parser() -> Parser:
         nargs='+',
         default=['1 2 4 8 16'],
     )
-    batch = partial(add_option, parser.add_mutually_exclusive_group())
+    batch = option_adder(parser.add_mutually_exclusive_group())
     batch('--global-batch-size N', 'images per step', type=count(_MAX_BATCH))
     batch('--local-batch-size N', 'images per accelerator or rank', type=count(_MAX_BATCH))
     batch('--weak', 'keep the images per accelerator of the source')

@@ -22,7 +22,7 @@ from functools import partial
 
 from mlperf_rn50.bounds import MAX_SIDE
 from mlperf_rn50.cli.parsers import command_parser, count, given_arguments, positive
-from mlperf_rn50.parser import Parser, add_option
+from mlperf_rn50.parser import Parser, option_adder
 
 
 def make_parser() -> Parser:
@@ -31,7 +31,7 @@ def make_parser() -> Parser:
         'mlperf-rn50 prepare {digits,cifar10,imagenet,folder,im2rec} --out DIR [options]\n'
         '       mlperf-rn50 prepare --verify DIR [--workers N]'
     )
-    add = partial(add_option, parser)
+    add = option_adder(parser)
     add(
         'dataset',
         'data set to prepare',

@@ -20,7 +20,6 @@ from __future__ import annotations
 import shlex
 from argparse import Namespace
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,7 +34,7 @@ from mlperf_rn50.cli.parsers import (
 )
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import refuse_existing, write_atomically
-from mlperf_rn50.parser import Parser, add_option
+from mlperf_rn50.parser import Parser, option_adder
 
 if TYPE_CHECKING:
     from mlperf_rn50.config import Config
@@ -45,7 +44,7 @@ _MAX_BATCH = 1_281_167
 
 def make_parser() -> Parser:
     parser = command_parser('recipe', __doc__)
-    add = partial(add_option, parser)
+    add = option_adder(parser)
     add('batch N', 'same as --global-batch-size N', nargs='?', type=count(_MAX_BATCH))
     add(
         '--global-batch-size N',

@@ -20,20 +20,19 @@ readable log
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from mlperf_rn50.cli.output import add_format_option, print_answer
 from mlperf_rn50.cli.parsers import add_price_option, add_wide_option, command_parser, count
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from mlperf_rn50.mllog.rulesets import parse_round
-from mlperf_rn50.parser import Parser, add_option
+from mlperf_rn50.parser import Parser, option_adder
 from mlperf_rn50.text import printable
 
 
 def make_parser() -> Parser:
     parser = command_parser('report', __doc__)
-    add = partial(add_option, parser)
+    add = option_adder(parser)
     add(
         'paths PATH',
         'log, or folder that contains result_<k>.txt; the logs of one folder are one system',

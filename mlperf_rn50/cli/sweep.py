@@ -15,7 +15,6 @@ import platform
 import re
 from argparse import Namespace
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,7 +38,7 @@ from mlperf_rn50.launch.sweep_layouts import (
     parse_lr_table,
     plan_layouts,
 )
-from mlperf_rn50.parser import Parser, add_option
+from mlperf_rn50.parser import Parser, option_adder
 from mlperf_rn50.system.signals import END_SIGNALS, STOPPING, SignalQueue, catch, interrupt
 from mlperf_rn50.text import plural
 
@@ -58,7 +57,7 @@ _SWEEP_OPTIONS = ('--run-dir', '--nodes', '--ranks-per-node', '--resume')
 
 def make_parser() -> Parser:
     parser = command_parser('sweep', __doc__)
-    add = partial(add_option, parser)
+    add = option_adder(parser)
     add('--study NAME', 'name of the folder in logs/ for the runs', required=True)
     add('--layouts LIST', "list of nodes x ranks per node, such as '1x4 2x4'", required=True)
     add('--config FILE', 'configuration, with the values of the first layout', required=True)

@@ -15,7 +15,6 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from mlperf_rn50 import config as cfg
 from mlperf_rn50.cli.parsers import add_run_options, config_parser
 from mlperf_rn50.cli.terminal import width_of
 from mlperf_rn50.errors import EXIT_CODES, EXIT_OK, ConfigError
-from mlperf_rn50.parser import DRILL_FORM, add_option, parse_drill
+from mlperf_rn50.parser import DRILL_FORM, option_adder, parse_drill
 
 if TYPE_CHECKING:
     from jsonargparse import Namespace
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 def add_options(parser: Any) -> None:
     add_run_options(parser)
-    add = partial(add_option, parser)
+    add = option_adder(parser)
     add('--dry-run', 'print the plan, the expected time and the state of the data, and exit')
     add('--print-config', 'print all keys with comments, for a file for --config, and exit')
     add(

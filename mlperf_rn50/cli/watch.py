@@ -23,7 +23,6 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +30,7 @@ from mlperf_rn50.cli.output import add_format_option, print_answer
 from mlperf_rn50.cli.parsers import add_price_option, command_parser
 from mlperf_rn50.cli.terminal import has_colour
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, UserError
-from mlperf_rn50.parser import Parser, add_option
+from mlperf_rn50.parser import Parser, option_adder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,7 +43,7 @@ _LEAST_S, _LINE_PERIOD_S, _RESIZE_S, _PIPE_COLUMNS = 0.2, 30.0, 0.2, 100
 
 def make_parser() -> Parser:
     parser = command_parser('watch', __doc__)
-    add = partial(add_option, parser)
+    add = option_adder(parser)
     add('folders RUN_FOLDER', 'run folder, or result_<k>.txt in one', nargs='+')
     add('--every SECONDS', 'update period in s (default: 5)', type=float, default=5.0)
     add('--html', 'keep watch.html, a page that reloads itself, current in each run folder')

@@ -9,14 +9,13 @@ from argparse import REMAINDER
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TextIO
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.launch.hosts import Host, load_hostfile, parse_host, parse_hosts
-from mlperf_rn50.parser import DRILL_FORM, Drill, Parser, add_option, parse_drill, whole_number
+from mlperf_rn50.parser import DRILL_FORM, Drill, Parser, option_adder, parse_drill, whole_number
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.system.gpu_env import DEVICE_VARIABLE
 from mlperf_rn50.system.launcher_env import COMMAND, print_stderr
@@ -88,7 +87,7 @@ def launch_parser(name: str, description: str, has_hosts: bool, image_option: st
         description,
         'All other options, such as --dry-run, are passed to: mlperf-rn50 train',
     )
-    add = partial(add_option, parser)
+    add = option_adder(parser)
     add('--config FILE', 'configuration of the run')
     add('--run-dir DIR', 'run folder (default: run.dir of the configuration)')
     add(
@@ -174,7 +173,7 @@ def ranks_parser() -> Parser:
         'mlperf-rn50 launch ranks',
         'Start a program with ranks here or on hosts over ssh, without checks',
     )
-    add = partial(add_option, parser)
+    add = option_adder(parser)
     add('--hosts h1,h2,...', 'hosts over ssh', type=parse_hosts, default=[])
     add('ranks_per_node RANKS', 'number of ranks, on each host', type=COUNT)
     add('program PROGRAM', 'program of every rank')

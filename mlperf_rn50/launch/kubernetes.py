@@ -12,14 +12,13 @@ import posixpath
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 from math import ceil
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.launch.engines import CHECKOUT, COUNT, announce
-from mlperf_rn50.parser import Parser, add_option, whole_number
+from mlperf_rn50.parser import Parser, option_adder, whole_number
 
 if TYPE_CHECKING:
     from mlperf_rn50.config import Config
@@ -139,7 +138,7 @@ def make_parser() -> Parser:
     parser = Parser(
         'mlperf-rn50 launch kubernetes', 'Print the manifests for training on Kubernetes.', EPILOG
     )
-    add = partial(add_option, parser)
+    add = option_adder(parser)
     size = _matching(r'(?=.*[1-9])[0-9]{1,9}(\.[0-9]{1,3})?[KMGT]i', 'a size such as 64Gi')
     add(
         '--image IMAGE',
