@@ -235,11 +235,13 @@ class RunSet:
         """Score without regard to broken rules; None for a set with a resumed run."""
         if self.refusal or self.resumed or any(r.status == 'running' for r in self.runs):
             return None
-        valid = [
-            r.status == 'converged' and r.path not in self.judgement.misses for r in self.counted
-        ]
         return score_minutes(
-            [r.time_to_train_s if is_valid else None for r, is_valid in zip(self.counted, valid)]
+            [
+                r.time_to_train_s
+                if r.status == 'converged' and r.path not in self.judgement.misses
+                else None
+                for r in self.counted
+            ]
         )
 
     @cached_property
@@ -346,11 +348,12 @@ class RunSet:
     def images_per_joule(self) -> float | None:
         """Training images per measured joule, over the scored runs, None if epochs or images of one
         are unknown."""
-        epochs = [r.epochs_to_converge or r.last_epoch for r in self.scored]
         images = _mean(
             [
-                e * r.train_samples if e and r.train_samples else None
-                for e, r in zip(epochs, self.scored)
+                e * r.train_samples
+                if (e := r.epochs_to_converge or r.last_epoch) and r.train_samples
+                else None
+                for r in self.scored
             ]
         )
         return ratio(images, self.energy.joules if self.energy else None)
