@@ -254,24 +254,19 @@ def choose_recipe(
     if best := _best(_recipes_at(recipes, batch), batch):
         recipe = replace(best.recipe, global_batch_size=batch, target_accuracy=best.target)
         return Choice(recipe, 'known', (best,), epochs=best.mean_epochs)
-    for family in families([p for p in recipes if p.is_whole]):
+    whole = families([p for p in recipes if p.is_whole])
+    for family in whole:
         below, above = adjacent(family, batch)
         if not below or not above or below.target != above.target:
             continue
         if below.recipe.decay == above.recipe.decay:
             return interpolate(below, above, batch)
-    raise ConfigError(_refusal(recipes, batch, opt_name, target))
-
-
-def _refusal(
-    recipes: Sequence[RecipeGroup], batch: int, opt_name: str | None, target: float | None
-) -> str:
     wanted = f'{opt_name or "any optimizer"}{"" if target is None else f", {100 * target:.4g} %"}'
     texts = [
         f'{f[0].recipe.opt_name} of {f[0].generation} {range_text([p.batch for p in f])}'
-        for f in families([p for p in recipes if p.is_whole])
+        for f in whole
     ]
-    return (
+    raise ConfigError(
         f'global batch: got {batch:,} ({wanted}), expected a batch in the range of converged '
         'published sets: '
         f'{"; ".join(texts) or "there are none; choose another optimizer or target"}'
