@@ -273,7 +273,12 @@ def find_deviations(config: Config, num_ranks: int | None) -> list[str]:
         ]
     differing = [(p, [*_differing(config, p, batch)]) for p in similar]
     nearest, keys = min(differing, key=lambda pair: len(pair[1]))
-    return [_deviation(config, key, nearest, batch) for key in keys]
+    return [
+        f'{key}: got {_text(_config_cells(config), key)} at batch {batch:,}; the nearest published '
+        f'{config.optimizer.name} sets ({nearest[0].generation}) at similar batches that reached '
+        f'{100 * config.train.target_accuracy:.4g} % have {_values_text(nearest, key)}'
+        for key in keys
+    ]
 
 
 def _text(cells: dict[str, RecipeValue], key: str) -> str:
@@ -294,14 +299,6 @@ def _values_text(recipes: Sequence[RecipeGroup], key: str) -> str:
         if cells[key].value is not None:
             batches[_text(cells, key)].add(p.batch)
     return '; '.join(f'{text} at {range_text(list(sizes))}' for text, sizes in batches.items())
-
-
-def _deviation(config: Config, key: str, recipes: Sequence[RecipeGroup], batch: int) -> str:
-    return (
-        f'{key}: got {_text(_config_cells(config), key)} at batch {batch:,}; the nearest published '
-        f'{config.optimizer.name} sets ({recipes[0].generation}) at similar batches that reached '
-        f'{100 * config.train.target_accuracy:.4g} % have {_values_text(recipes, key)}'
-    )
 
 
 def expected_time(
