@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 import mlperf_rn50
 from mlperf_rn50.analysis.report.headings import report_heading, study_command, study_heading
@@ -19,9 +19,6 @@ from mlperf_rn50.analysis.sets.defects import render_finding
 from mlperf_rn50.analysis.sets.scaling import Study
 from mlperf_rn50.answer import Answer, Sentence
 from mlperf_rn50.text import plural
-
-if TYPE_CHECKING:
-    from mlperf_rn50.analysis.show.figure import Plot
 
 MAX_STUDIES = 8  # a report on more studies is brief
 
@@ -90,7 +87,7 @@ def make_page(
         title=title or report_heading(studies),
         sentences=[*([limit] if limit else []), *map(tuple, summarise(studies))],
         tables=[matrix] if matrix else [],
-        figures=lambda: _draw_all(studies),
+        figures=lambda: _plots().draw_all(studies),
     )
     if overview:
         return replace(page, parts=[Answer(tables=[overview]), *parts])
@@ -98,7 +95,7 @@ def make_page(
     return replace(
         page,
         tables=[*page.tables, *part.tables],
-        figures=lambda: [*_draw_all(studies), *part.figures()],
+        figures=lambda: [*_plots().draw_all(studies), *part.figures()],
         parts=part.parts,
     )
 
@@ -115,7 +112,7 @@ def _study_page(study: Study, is_brief: bool, is_only: bool) -> Answer:
     whole = Answer(
         title=study_heading(study),
         tables=tables[:first],
-        figures=lambda: _draw_study(study, is_brief, is_only),
+        figures=lambda: _plots().draw_study(study, is_brief, is_only),
         parts=[found],
     )
     if is_brief:
@@ -131,16 +128,11 @@ def _study_page(study: Study, is_brief: bool, is_only: bool) -> Answer:
     return replace(whole, parts=[details])
 
 
-def _draw_all(studies: Sequence[Study]) -> list['Plot']:
-    from mlperf_rn50.analysis.report.plots import draw_all
+def _plots() -> ModuleType:
+    """Return the module that draws plots, whose import is slow."""
+    from mlperf_rn50.analysis.report import plots
 
-    return draw_all(studies)
-
-
-def _draw_study(study: Study, is_brief: bool, is_only: bool) -> list['Plot']:
-    from mlperf_rn50.analysis.report.plots import draw_study
-
-    return draw_study(study, is_brief, is_only)
+    return plots
 
 
 def page_texts(studies: Sequence[Study], source: str = '', note: str | None = None) -> dict:
