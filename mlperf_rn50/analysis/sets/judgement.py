@@ -182,15 +182,6 @@ def _set_rules(run_set: RunSet, division: str | None) -> Iterator[str]:
         yield f'the runs have different settings: {parts}'
 
 
-def _misses(run_set: RunSet, broken: Mapping[Path, tuple[str, ...]]) -> dict[Path, str]:
-    """Return the reasons why finished runs of a set do not count as converged."""
-    return {
-        r.path: r.status if r.status != 'converged' else f'breaks the rules: {broken[r.path][0]}'
-        for r in run_set.runs
-        if r.path in broken or r.status not in ('converged', 'running')
-    }
-
-
 def _too_many(
     run_set: RunSet,
     broken: Mapping[Path, tuple[str, ...]],
@@ -245,7 +236,12 @@ def judge_set(run_set: RunSet) -> RunSet:
     errors = {
         r.path: [f.text for f in r.findings if f.grade == 'error' and f.kind != _CUT] for r in runs
     }
-    misses = _misses(run_set, broken)
+    # why finished runs do not count as converged
+    misses = {
+        r.path: r.status if r.status != 'converged' else f'breaks the rules: {broken[r.path][0]}'
+        for r in runs
+        if r.path in broken or r.status not in ('converged', 'running')
+    }
     division = logs[0].division if logs else None
     general = [run_set.refusal] if run_set.refusal else []
     general += [*folded(errors), *(d.text for d in run_set.duplicates)]
