@@ -77,16 +77,6 @@ class _Page:
             return self.sources.setdefault(cell.refs, f'source-{len(self.sources) + 1}')
         return None
 
-    def _cell(self, cell: Cell, cut: str | None) -> dict[str, Any]:
-        """Return a cell with its link and its sort key, which is empty for a missing number."""
-        return {
-            **vars(cell),
-            'href': self._link(cell),
-            'is_number': cell.value is not None or cell.text == '-',
-            'key': '' if cell.value is None else cell.value,
-            'cut': cut,
-        }
-
     def _table(self, table: Table) -> dict[str, Any]:
         if not table.head:
             return {'columns': [], 'rows': table.rows}
@@ -113,7 +103,14 @@ class _Page:
             'choices': list(_choices(table)),
             'rows': [
                 [
-                    self._cell(cell, name if k == 0 and name != cell.text else None)
+                    {
+                        **vars(cell),
+                        'href': self._link(cell),
+                        'is_number': cell.value is not None or cell.text == '-',
+                        # sort key
+                        'key': '' if cell.value is None else cell.value,
+                        'cut': name if k == 0 and name != cell.text else None,
+                    }
                     for k, cell in enumerate(row)
                 ]
                 for name, row in zip(names, table.rows)
