@@ -223,16 +223,6 @@ def digest_of_sources(
     return hashlib.sha256(repr((dataset.classes, resize_shorter, images)).encode()).hexdigest()
 
 
-def _refuse_damaged(damaged: list[tuple[str, str]], folder: Path, out: Path, advice: str) -> None:
-    """Publish a list of the damaged images, and raise DataError."""
-    listed = folder / _DAMAGED
-    write_atomically(listed, ''.join(f'{name}\t{why}\n' for name, why in damaged))
-    _publish(listed, out)
-    first = some([f'{name} ({why})' for name, why in damaged], 5)
-    advice = advice.format(f'those listed in {out / _DAMAGED}')
-    raise DataError(f'{plural(len(damaged), "image")} cannot be decoded: {first}; {advice}')
-
-
 def _describe_split(part: _Part, made: Path, rec: Path | None) -> dict:
     """Write the files beside `made`, a .rec of the parts; rec: that of im2rec, which has an .idx.
     Return the manifest entry of the split."""
@@ -294,10 +284,15 @@ def pack(
             parts[name] = _write_parts(folder / f'{name}.rec', of_split, encode, num_workers)
     damaged = [image for part in parts.values() for image in part.damaged]
     if damaged and not skip_damaged:
-        advice = 'replace {} or skip them with --skip-corrupt'
+        listed = folder / _DAMAGED
+        write_atomically(listed, ''.join(f'{image}\t{why}\n' for image, why in damaged))
+        _publish(listed, out)
+        first = some([f'{image} ({why})' for image, why in damaged], 5)
+        those = f'those listed in {out / _DAMAGED}'
+        advice = f'replace {those} or skip them with --skip-corrupt'
         if dataset.recs:
-            advice = 'run im2rec again without {}'
-        _refuse_damaged(damaged, folder, out, advice)
+            advice = f'run im2rec again without {those}'
+        raise DataError(f'{plural(len(damaged), "image")} cannot be decoded: {first}; {advice}')
 
     # Describe and publish them.
     sources = chain.from_iterable(part.sources for part in parts.values())
