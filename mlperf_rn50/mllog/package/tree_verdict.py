@@ -59,11 +59,15 @@ def judge_package(home: Path, round_name: str, sets: Mapping[str, JudgedRuns]) -
         bypass = RCP_BYPASS in read_params(home, ruleset, system)[0]
         described, empty = check_description(home, system, round_name, runs)
         missing += empty
+        place, rule = f'results/{system}/resnet', f'rules of {ROUND_OF[judgement.ruleset or V05]}'
         of_system = [
-            *_log_faults(f'results/{system}/resnet', runs, judgement, bypass),
-            *_run_faults(runs, round_name),
-            *described,
+            Fault(place, '', text, 'TP Reference Convergence Points' if _WAYS_OUT in text else rule)
+            for text in refusals_of(judgement, runs, bypass)
         ]
+        if data := sorted({r.other_dataset for r in runs if r.other_dataset}):
+            text = f'got {", ".join(data)}, expected ImageNet, also in the open division; run on it'
+            of_system.append(Fault(place, 'dataset', text, 'TP Data State at Start of Run'))
+        of_system += [*_run_faults(runs, round_name), *described]
         faults += [
             f if '/' in f.file or len(sets) == 1 else replace(f, file=f'{system}: {f.file}')
             for f in of_system
@@ -75,7 +79,11 @@ def judge_package(home: Path, round_name: str, sets: Mapping[str, JudgedRuns]) -
         remarks += [(grade, f'{system}: {text}') for grade, text in about_runs]
         results.append(('logs', f'{system}: {_summary(runs, judgement)}'))
     official = TreeVerdict(results=[('official tools', 'not run: a log could control them')])
-    if not any(_is_dangerous(r, ruleset) for runs, _ in sets.values() for r in runs):
+    if not any(
+        r.status == 'unreadable' or find_danger(r.path, ruleset)
+        for runs, _ in sets.values()
+        for r in runs
+    ):
         official = judge_tree(home, ruleset, list(sets))
     faults += _tool_faults(official.faults, sets)
     return replace(
@@ -97,19 +105,6 @@ def refusals_of(judgement: Judgement, runs: Sequence[Run], bypass: bool = False)
     if bypass:
         found = [text for text in found if text != judgement.convergence]
     return [f'{text}; {_WAYS_OUT}' if text == judgement.convergence else text for text in found]
-
-
-def _log_faults(place: str, runs: Sequence[Run], judgement: Judgement, bypass: bool) -> list[Fault]:
-    """Return the rules that the logs in a folder of the tree break."""
-    rule = f'rules of {ROUND_OF[judgement.ruleset or V05]}'
-    faults = [
-        Fault(place, '', text, 'TP Reference Convergence Points' if _WAYS_OUT in text else rule)
-        for text in refusals_of(judgement, runs, bypass)
-    ]
-    if data := sorted({r.other_dataset for r in runs if r.other_dataset}):
-        text = f'got {", ".join(data)}, expected ImageNet, also in the open division; run on it'
-        faults.append(Fault(place, 'dataset', text, 'TP Data State at Start of Run'))
-    return faults
 
 
 def _run_faults(runs: Sequence[Run], round_name: str) -> Iterator[Fault]:
@@ -226,11 +221,6 @@ def _commit_faults(home: Path, folder: str) -> Iterator[Fault]:
             envs[path.name] = load_object(path)[0]
     if envs and (refusal := find_commit(envs)[1]):
         yield Fault(f'{folder}/env_*.json', 'git_commit', refusal, _SOURCE_RULE)
-
-
-def _is_dangerous(run: Run, ruleset: str) -> bool:
-    """Return whether a log could control or delay the official tools, or is not readable."""
-    return run.status == 'unreadable' or find_danger(run.path, ruleset) is not None
 
 
 def _tool_faults(found: Iterable[Fault], sets: Mapping[str, JudgedRuns]) -> Iterator[Fault]:
