@@ -3,7 +3,7 @@ Pure functions."""
 
 import math
 import statistics
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
@@ -283,29 +283,23 @@ def validate(sets: Sequence[RunSet]) -> Validation:
         found |= {(knowledge, name): pairs for knowledge, pairs in left_out.items()}
     # own replaces other
     best = {c.target: p for c, p in (*found['other', 'round'], *found['own', 'round'])}
-    return Validation(
-        [(c, best[c.target]) for c in cases if c.target in best],
-        {key: _errors_of(pairs) for key, pairs in found.items() if pairs},
-        [
-            f'{s.round} {s.name} not predicted: {reason}'
-            for s, reason in _not_predicted(sets, [c.target for c in cases if c.target not in best])
-        ],
-    )
-
-
-def _not_predicted(
-    sets: Sequence[RunSet], without_base: Iterable[RunSet]
-) -> Iterator[tuple[RunSet, str]]:
-    """Yield the sets without a prediction, with the reasons."""
-    for s in without_base:
-        yield s, f'no one-node set with {s.accelerator or "unnamed accelerators"}'
+    missing = [
+        (c.target, f'no one-node set with {c.target.accelerator or "unnamed accelerators"}')
+        for c in cases
+        if c.target not in best
+    ]
     for s in sets:
         if s.is_published:
             continue
         if s.is_duplicate:
-            yield s, 'all logs duplicate logs of a different system'
+            missing.append((s, 'all logs duplicate logs of a different system'))
         elif not s.has_recipe:
-            yield s, '; '.join(s.reasons) or 'the logs lack the batch'
+            missing.append((s, '; '.join(s.reasons) or 'the logs lack the batch'))
+    return Validation(
+        [(c, best[c.target]) for c in cases if c.target in best],
+        {key: _errors_of(pairs) for key, pairs in found.items() if pairs},
+        [f'{s.round} {s.name} not predicted: {reason}' for s, reason in missing],
+    )
 
 
 @cache
