@@ -304,15 +304,6 @@ def find_bottleneck(times: Times) -> Bottleneck:
     return Bottleneck('healthy', max(s for name, s in parts.items() if name != 'compute') / total_s)
 
 
-def _slowest_rank(times: Times, is_short: bool) -> tuple[RankSteps, list[float]]:
-    """Return the rank for which the others waited longest, and its excess of each interval."""
-    slow = max(
-        (i.rank for i in times.intervals),
-        key=lambda r: sum(_excess_s(times, r.rank, _OWN, is_short)),
-    )
-    return slow, _excess_s(times, slow.rank, ('compute', 'update'), is_short)
-
-
 def _slow_since(times: Times, excess_s: Sequence[float]) -> int | None:
     """Return the first epoch since which a rank was slow without a break; None if it is not."""
     since = None
@@ -345,7 +336,13 @@ def _largest_part(times: Times, is_thin: bool, lacking: float) -> Bottleneck | N
     exchanges slow.
     """
     parts, total_s = times.parts, times.total_s
-    slow, excess_s = _slowest_rank(times, lacking > 0)
+    is_short = lacking > 0
+    # the rank for which the others waited longest, and its excess of each interval
+    slow = max(
+        (i.rank for i in times.intervals),
+        key=lambda r: sum(_excess_s(times, r.rank, _OWN, is_short)),
+    )
+    excess_s = _excess_s(times, slow.rank, ('compute', 'update'), is_short)
 
     # The parts above their thresholds.
     seconds = {
@@ -354,7 +351,7 @@ def _largest_part(times: Times, is_thin: bool, lacking: float) -> Bottleneck | N
         'slow_rank': sum(excess_s),
         'checkpoints': parts['checkpoints'],
         'evaluation': parts['evaluation'],
-        'batch': _fixed_s(times, is_thin, lacking > 0),
+        'batch': _fixed_s(times, is_thin, is_short),
         'exchange': parts['exchange'],
     }
     least = min(max(lacking / 2, _LEAST_SHARE), _LEAST_SHORT)
