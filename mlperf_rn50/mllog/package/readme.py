@@ -97,20 +97,18 @@ def write_system(
         path = folder / name
         path.write_text(environment.get_template(f'{template}.j2').render(facts, name=name))
         path.chmod(0o755 if name.endswith('.sh') else 0o644)
-    _write_uses(folder / paths.uses, config.get('train', {}).get('precision'))
 
-
-def _write_uses(path: Path, precision: object) -> None:
-    """Write the file that names the program: empty, or with the fields of later rounds."""
-    kind = _TYPES.get(str(precision), 'fp32')
-    content = {
-        'Starting weights filename?': 'N/A',
-        'Weight transformations?': 'No',
-        'Weight data type(s)': kind if kind == 'fp32' else f'{kind}, with a copy in fp32',
-        'Input data type(s)': kind,
-        'Retraining': 'No',
-    }
-    if path.suffix == '.json':
-        dump_json(path, content)
-    elif not path.is_dir():
-        path.touch()
+    # the file that names the program: empty, or with the fields of later rounds
+    uses = folder / paths.uses
+    kind = _TYPES.get(str(config.get('train', {}).get('precision')), 'fp32')
+    if uses.suffix == '.json':
+        content = {
+            'Starting weights filename?': 'N/A',
+            'Weight transformations?': 'No',
+            'Weight data type(s)': kind if kind == 'fp32' else f'{kind}, with a copy in fp32',
+            'Input data type(s)': kind,
+            'Retraining': 'No',
+        }
+        dump_json(uses, content)
+    elif not uses.is_dir():
+        uses.touch()

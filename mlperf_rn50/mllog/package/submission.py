@@ -149,16 +149,13 @@ def _write_tree(home: Path, runs: Sequence[Run], order: Order, commit: str) -> l
     sources = sources_of(home / paths.code)
     write_system(home, paths, runs, described.fields, public_env(env, site), sources)
     if order.rcp_bypass:
-        _write_bypass(results, folder / paths.readme, order.rcp_bypass)
+        (results / PARAMS).write_text(RCP_BYPASS)  # the official reader accepts no newline
+        text = printable(' '.join(order.rcp_bypass.split()))
+        with open(folder / paths.readme, 'a') as f:
+            f.write(
+                f'\n## Reference convergence points\n\nThe check is bypassed ({PARAMS}): {text}\n'
+            )
     return [n for n in (*described.notes, system_desc.data_note(runs)) if n]
-
-
-def _write_bypass(results: Path, readme: Path, reason: str) -> None:
-    """Bypass the official check of the epochs, and add the reason to a README."""
-    (results / PARAMS).write_text(RCP_BYPASS)  # the official reader accepts no newline
-    text = printable(' '.join(reason.split()))
-    with open(readme, 'a') as f:
-        f.write(f'\n## Reference convergence points\n\nThe check is bypassed ({PARAMS}): {text}\n')
 
 
 def _merge(source: Path, target: Path) -> None:
