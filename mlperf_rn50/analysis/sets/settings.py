@@ -71,21 +71,6 @@ def eval_grid(curves: Sequence[Sequence[tuple[int, float]]]) -> tuple[int | None
     return gaps.most_common(1)[0][0] if gaps else None, first
 
 
-def _decay_epochs(
-    steps: float | None, batch: int, samples: int | None, warmup: float | None
-) -> float | None:
-    """Return the epochs of the whole schedule. Logs contain these epochs, or the steps after the
-    warm-up.
-
-    Logs of data sets other than ImageNet always contain steps. Return None for an implausibly long
-    schedule.
-    """
-    if steps is None or samples in (None, IMAGENET_TRAIN) and steps <= _MAX_EPOCHS:
-        return steps
-    epochs = steps / math.ceil((samples or IMAGENET_TRAIN) / batch) + (warmup or 0.0)
-    return epochs if epochs <= _MAX_SCHEDULE else None
-
-
 def make_recipe(
     optimizer: Mapping[str, Any],
     batch: int,
@@ -113,6 +98,13 @@ def make_recipe(
         decay = 'step'
     elif steps is not None:
         decay = 'cosine' if optimizer.get(events.LR_DECAY) == 'cosine' else 'poly'
+    # Logs contain the epochs of the whole schedule or, always with data sets other than ImageNet,
+    # the steps after the warm-up. An implausibly long schedule is unknown.
+    epochs = steps
+    if steps is not None and (samples not in (None, IMAGENET_TRAIN) or steps > _MAX_EPOCHS):
+        epochs = steps / math.ceil((samples or IMAGENET_TRAIN) / batch) + (warmup or 0.0)
+        if epochs > _MAX_SCHEDULE:
+            epochs = None
     nesterov = optimizer.get('sgd_opt_nesterov')
     period, first = eval_grid(curves)
     return Recipe(
@@ -126,7 +118,7 @@ def make_recipe(
         ),
         warmup_epochs=warmup,
         decay=decay,
-        decay_epochs=_decay_epochs(steps, batch, samples, warmup),
+        decay_epochs=epochs,
         end_lr=_number(
             optimizer, f'{prefix}_opt_end_learning_rate', f'{other}_opt_end_learning_rate'
         ),
