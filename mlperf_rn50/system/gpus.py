@@ -150,8 +150,7 @@ def choose_gpus(views: Sequence[View], ranks_per_device: int) -> list[int]:
         numbers.append(number)
     uuids = [v.uuids[n] for v, n in zip(views, numbers)]
     cards = [v.cards[n] if v.cards else '' for v, n in zip(views, numbers)]
-    _check_shared(uuids, views, ranks_per_device)
-    _check_instances(uuids, cards, views, ranks_per_device)
+    _check_shared(uuids, cards, views, ranks_per_device)
     return numbers
 
 
@@ -172,9 +171,12 @@ def _too_many(rank: int, view: View, num_ranks: int, ranks_per_device: int) -> s
     )
 
 
-def _check_shared(uuids: Sequence[str], views: Sequence[View], ranks_per_device: int) -> None:
+def _check_shared(
+    uuids: Sequence[str], cards: Sequence[str], views: Sequence[View], ranks_per_device: int
+) -> None:
     """Raise ConfigError if more than `ranks_per_device` ranks, or ranks that are not consecutive,
-    use the same GPU."""
+    use the same GPU, or if NCCL would have to connect two instances of one card, which have the
+    card's PCI address."""
     for uuid, ranks in grouped(range(len(uuids)), lambda rank: uuids[rank]).items():
         # the ranks that exchange gradients with other GPUs
         leaders = [r for r in ranks if r % ranks_per_device == 0]
@@ -192,17 +194,11 @@ def _check_shared(uuids: Sequence[str], views: Sequence[View], ranks_per_device:
                 f'GPU {uuid}; expected consecutive ranks on a GPU'
             )
 
-
-def _check_instances(
-    uuids: Sequence[str], cards: Sequence[str], views: Sequence[View], ranks_per_device: int
-) -> None:
-    """Raise ConfigError if NCCL would have to connect two instances of one card, which have the
-    card's PCI address."""
-    leaders: dict[tuple[str, str], int] = {}
+    leader_of: dict[tuple[str, str], int] = {}
     for rank in range(0, len(uuids), ranks_per_device):
         host = views[rank].host
         card = cards[rank]
-        first = leaders.setdefault((host, card), rank)
+        first = leader_of.setdefault((host, card), rank)
         if card and uuids[first] != uuids[rank]:
             raise ConfigError(
                 f'run.ranks_per_device: got {ranks_per_device}, but ranks {first} and {rank} on '
