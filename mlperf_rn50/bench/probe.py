@@ -13,7 +13,6 @@ from mlperf_rn50.analysis.run_data import RunData
 from mlperf_rn50.analysis.why import evidence
 from mlperf_rn50.analysis.why.accuracy import Cause, weigh
 from mlperf_rn50.analysis.why.labels import SIGMAS, Images
-from mlperf_rn50.config import Config
 from mlperf_rn50.data.batches import Batch, eval_batches, train_batches
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.data.recordio import RecordFile, find_split
@@ -112,34 +111,10 @@ def _images(net: Forward, batches: Iterable[Batch]) -> Images:
     return Images(images, labels, _classify(net, images))
 
 
-def _renew_statistics(net: mx.gluon.HybridBlock, images: np.ndarray) -> None:
-    """Recompute the running statistics of BatchNorm, as MXNet does in the backward pass."""
-    for start in range(0, _RENEWING * _SIZE, _SIZE):
-        with mx.autograd.record():
-            logits = net(mx.nd.array(images.take(range(start, start + _SIZE), 0, mode='wrap')))
-        logits.backward()
-
-
 def _scan(records: RecordFile) -> list[tuple[int, int]]:
     """Return the hash and the label of each image, or of every k-th one of many."""
     numbers = range(0, len(records), -(-len(records) // _MOST_RECORDS))
     return [(hash(r.image.tobytes()), r.label) for r in map(records.read, numbers)]
-
-
-def _judge_reading(
-    run: RunData, config: Config, num_ranks: int, records: RecordFile, labels: np.ndarray
-) -> Iterable[Cause]:
-    """Judge the order of reading, unless a resume may have changed it or not all labels are
-    known."""
-    data = config.data
-    is_resumed = run.last(ResumedRecord) is not None
-    if data.shuffle != 'global' or len(labels) != data.num_train or is_resumed:
-        return []
-    read = {}
-    if not data.record_cache_mib:
-        read = {r.epoch: sum(r.record_bytes.values()) for r in run.all(EpochRecord)}
-    shard = make_plan(config, num_ranks).train_shard()
-    return judge_order(read, shard, config.run.seed or 0, records, labels)
 
 
 def probe(run: RunData) -> tuple[list[Cause], str]:
@@ -173,7 +148,12 @@ def probe(run: RunData) -> tuple[list[Cause], str]:
     augmented = _images(net, islice(batches, -(-min(most, data.num_train) // _SIZE)))
     changed = change_images(validation.images, train.images, data)
     after = {key: _classify(net, images) for key, images in changed.items()}
-    _renew_statistics(renewing, augmented.images)
+    # as MXNet recomputes the running statistics of BatchNorm in the backward pass
+    for start in range(0, _RENEWING * _SIZE, _SIZE):
+        images = augmented.images.take(range(start, start + _SIZE), 0, mode='wrap')
+        with mx.autograd.record():
+            logits = renewing(mx.nd.array(images))
+        logits.backward()
     sound, sound_train = (
         part._replace(logits=_classify(renewed, part.images)) for part in (validation, train)
     )
@@ -203,8 +183,17 @@ def probe(run: RunData) -> tuple[list[Cause], str]:
         ),
         *evidence.judge_records(scanned, _scan(others), data.num_classes),
         *evidence.when_trained(is_early, evidence.judge_weights(initial, arrays)),
-        *_judge_reading(run, original, log.num_ranks, records, labels),
     ]
+
+    # The order of reading, unless a resume may have changed it or not all labels are known.
+    given = original.data
+    is_resumed = run.last(ResumedRecord) is not None
+    if given.shuffle == 'global' and len(labels) == given.num_train and not is_resumed:
+        read = {}
+        if not given.record_cache_mib:
+            read = {r.epoch: sum(r.record_bytes.values()) for r in run.all(EpochRecord)}
+        shard = make_plan(original, log.num_ranks).train_shard()
+        found += judge_order(read, shard, seed, records, labels)
     return evidence.settle(found), (
         f'Probed: weights of epoch {description.epoch} of {num_epochs:g}, with Top-1 '
         f'{percent(validation.top1)} on {len(validation.labels):,} validation images.'
