@@ -77,10 +77,7 @@ def build(run: OpenRun) -> BuiltRun:
     if resumption:  # its clock runs already, so that a warm-up would only delay the first step
         restore(run, trainer, resumption)
     else:
-        source, notes = _initialise(trainer)
-        run.emit(events.Noted('warming up on synthetic images, before the clock starts'))
-        _warm_up(trainer, device_id)
-        _report_network(run, trainer, flops, source, notes)
+        _begin(run, trainer, flops, device_id)
     traced = parse_trace(config.run.trace)
     # after the warm-up, which also counts steps
     trainer.timer.start_trace(len(traced), traced.start)
@@ -131,11 +128,15 @@ def _warm_up(trainer: Trainer, device_id: int | None) -> None:
     )
 
 
-def _report_network(
-    run: OpenRun, trainer: Trainer, flops: int, source: str, notes: list[str]
-) -> None:
-    """Report the network of a new run, and the loss scale if its warm-up has changed it."""
-    train = run.plan.config.train
+def _begin(run: OpenRun, trainer: Trainer, flops: int, device_id: int | None) -> None:
+    """Give all ranks of a new run the same initial weights, warm up, and report the network, and
+    the loss scale if the warm-up has changed it."""
+    train, source, notes = run.plan.config.train, '', list[str]()
+    if (given := train.init_weights) is not None:
+        source, notes = run.comm.from_rank_0(lambda: _load_initial(trainer, Path(given)))
+    trainer.broadcast()
+    run.emit(events.Noted('warming up on synthetic images, before the clock starts'))
+    _warm_up(trainer, device_id)
     first, now = train.loss_scale, trainer.loss_scale.value
     if train.precision == 'float16' and now != first:
         run.emit(events.LossScaleChanged(LossScaleRecord(step=0, before=first, now=now)))
@@ -249,15 +250,6 @@ def _clear_caches(run: OpenRun) -> tuple[bool, str]:
     text = problem or f'{plural(num_failed, "node")} failed (needs root)'
     run.emit(events.Warned(f'the page cache was not flushed: {text}'))
     return False, text
-
-
-def _initialise(trainer: Trainer) -> tuple[str, list[str]]:
-    """Give all ranks the same initial weights; return a description of loaded ones, and notes."""
-    source, notes = '', list[str]()
-    if (given := trainer.plan.config.train.init_weights) is not None:
-        source, notes = trainer.comm.from_rank_0(lambda: _load_initial(trainer, Path(given)))
-    trainer.broadcast()
-    return source, notes
 
 
 def _load_initial(trainer: Trainer, path: Path) -> tuple[str, list[str]]:
