@@ -71,16 +71,6 @@ _FIELDS = {
 }
 
 
-def _is_described(key: str, stated: Any, content: JsonObject) -> bool:
-    """Return whether a description repeats what the logs state."""
-    if key == keys.SUBMISSION_STATUS:
-        return _is_same_status(stated, content)
-    if key == keys.SUBMISSION_PLATFORM:
-        return _is_same_platform(stated, content)
-    described = content[_FIELDS.get(key, key)]
-    return _plain(stated) == _plain(described) or stated == count_in(described)
-
-
 def _compare(key: str, runs: Sequence[Run], file: str, content: JsonObject) -> Iterator[Fault]:
     """Yield the faults of one fact in the logs of a system and its description."""
     by_value = grouped(runs, lambda run: _stated(run)[key])
@@ -97,7 +87,13 @@ def _compare(key: str, runs: Sequence[Run], file: str, content: JsonObject) -> I
     if doubts or len(by_value) != 1 or content.get(field) in (None, ''):
         return
     [stated] = by_value
-    if not _is_described(key, stated, content):
+    if key == keys.SUBMISSION_STATUS:
+        is_same = _is_same_status(stated, content)
+    elif key == keys.SUBMISSION_PLATFORM:
+        is_same = _is_same_platform(stated, content)
+    else:
+        is_same = _plain(stated) == _plain(content[field]) or stated == count_in(content[field])
+    if not is_same:
         text = (
             f'got {content[field]!r:.80}, but {key} is {stated!r:.80} in all {len(runs)} logs; '
             f'correct this file, or {_AGAIN}'
