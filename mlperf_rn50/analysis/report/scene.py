@@ -69,20 +69,20 @@ class Scene:
         """Return the runs to draw for each system, at most `most` in total. Add a note if any are
         omitted."""
         each = max(most // max(len(self.shown), 1), 2)
-        if any(len(s.run_set.runs) > each for s in self.shown):
+        of_systems = [s.run_set.runs for s in self.shown]
+        if any(len(runs) > each for runs in of_systems):
             plot.notes.append(
                 f'At most {each} runs of each system are drawn, evenly spaced from fastest to '
                 'slowest'
             )
-        return [_spread_runs(s.run_set.runs, each) for s in self.shown]
+        return [
+            thin(sorted(runs, key=_duration_s), each) if len(runs) > each else runs
+            for runs in of_systems
+        ]
 
 
-def _spread_runs(runs: Sequence[Run], most: int) -> Sequence[Run]:
-    """Return at most `most` runs, evenly spaced from the fastest to the slowest."""
-    if len(runs) <= most:
-        return runs
-    times = [inf if r.time_to_train_s is None else r.time_to_train_s for r in runs]
-    return thin([runs[k] for k in sorted(range(len(runs)), key=times.__getitem__)], most)
+def _duration_s(run: Run) -> float:
+    return inf if run.time_to_train_s is None else run.time_to_train_s
 
 
 def make_scene(study: Study) -> Scene:
