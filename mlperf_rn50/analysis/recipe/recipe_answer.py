@@ -20,7 +20,6 @@ from mlperf_rn50.analysis.recipe.choose import (
 )
 from mlperf_rn50.analysis.recipe.differences import Row, find_deviations, is_imagenet, rows_of
 from mlperf_rn50.analysis.sets.published import load_published
-from mlperf_rn50.analysis.sets.run_set import RunSet
 from mlperf_rn50.answer import Answer, Cell, Table, number_cell
 from mlperf_rn50.config import Config, render_yaml
 from mlperf_rn50.data.options import MANIFEST_NAME
@@ -79,28 +78,25 @@ def find_recipes(
     )
 
 
-def _system_row(published: RecipeGroup, run_set: RunSet, letter: str) -> tuple[Cell, ...]:
-    epochs = published.epochs_of(run_set)
-    per_node = (run_set.num_accelerators or 0) // (run_set.num_nodes or 1)
-    texts = [
-        run_set.round,
-        run_set.org or '-',
-        run_set.name,
-        f'{run_set.num_nodes}x{per_node}' if per_node else f'{run_set.num_nodes}, CPUs',
-        f'{100 * published.target:.4g} %',
-        ' '.join('-' if e is None else str(e) for e in epochs),
-        f'{sum(e is not None for e in epochs)} of {len(epochs)}',
-    ]
-    return Cell(letter), number_cell(published.batch, ',d'), *map(Cell, texts)
-
-
 def _systems_table(title: str, recipes: Sequence[RecipeGroup]) -> Table:
     rows = []
     for letter, published in zip(ascii_uppercase, recipes):
         ordered = sorted(published.sets, key=lambda s: s.round, reverse=True)
         newest, others = ordered[:_MAX_SYSTEMS], ordered[_MAX_SYSTEMS:]
         for k, run_set in enumerate(newest):
-            rows.append(_system_row(published, run_set, '' if k else letter))
+            epochs = published.epochs_of(run_set)
+            per_node = (run_set.num_accelerators or 0) // (run_set.num_nodes or 1)
+            texts = [
+                run_set.round,
+                run_set.org or '-',
+                run_set.name,
+                f'{run_set.num_nodes}x{per_node}' if per_node else f'{run_set.num_nodes}, CPUs',
+                f'{100 * published.target:.4g} %',
+                ' '.join('-' if e is None else str(e) for e in epochs),
+                f'{sum(e is not None for e in epochs)} of {len(epochs)}',
+            ]
+            first = Cell('' if k else letter)
+            rows.append((first, number_cell(published.batch, ',d'), *map(Cell, texts)))
         if others:
             num_runs = sum(e is not None for s in others for e in published.epochs_of(s))
             more = f'and {plural(len(others), "more set")}'
