@@ -28,7 +28,7 @@ SHOWN_RECORDS = {
 HEAD = """# Keys of output files
 
 Keys of `--format json`, of `--format csv` and of two events of `metrics.jsonl`, by command. Units
-are in the names; unknown values are null, or empty in CSV. `python docs/make_output.py` writes
+are in the names; unknown values are null, or empty in CSV. `python docs/make_output.py` prints
 this page and checks that it names every key.
 """
 CSV = """## CSV of report

@@ -350,6 +350,7 @@ package --check / => --check: / contains no results folder
 package FIVE ONE --org us --system x --out o => RUNS: got 2 sets
 predict => SOURCE: missing
 predict nvidia => nvidia: not a file, folder
+predict published/v2.0/Dell => got v2.0/Dell, which names 11 published systems, expected one of
 PREDICT NINES => 1x9
 PREDICT ' ' => --layouts
 PREDICT 1x8 --weak --strong => --strong

@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shlex
+import statistics
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -26,6 +27,7 @@ from mlperf_rn50.analysis.predict.plot import draw_prediction, dump_prediction
 from mlperf_rn50.analysis.predict.prediction import Base, Costs, Epochs, Layout, Link, Prediction
 from mlperf_rn50.analysis.predict.prediction_answer import prediction_answer
 from mlperf_rn50.analysis.predict.source import Source, load_source
+from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.analysis.sets.settings import Recipe
 from mlperf_rn50.analysis.sets.time_parts import RunTimes
@@ -129,6 +131,19 @@ def test_published_efficiency_of_horovod_over_tcp_is_reproduced(gpus, flat, hier
         link = Link(25.0, 102_228_128, '', is_tcp=True, is_hierarchical=is_hierarchical)
         p = predict_layout(base, layout, link, costs_without(None))
         assert 100 * p.hardware_efficiency == approx(expected, abs=6)
+
+
+def test_interval_of_the_measured_layout_is_that_of_one_more_run(tmp_path):
+    """Student's t with 4 degrees of freedom: 1.533 standard deviations, times sqrt(1 + 1/5)."""
+    pace = (10.1, 11.2, 9.3, 12.4, 10.5)  # seconds per epoch
+    keys = {**SMALL, 'num_runs': 5, 'epoch_s': lambda k: pace[k]}
+    keys['accuracies'] = lambda k: (0.5,) * (k + 4) + (0.76,)
+    write_set(tmp_path / 'box', ranks=1, **keys)
+    done = call('predict', tmp_path / 'box', '--layouts', '1x1', '--format', 'json')
+    (found,) = json.loads(done.stdout)['predictions']
+    times = [r.time_to_train_s for r in load_run_sets([tmp_path])[0].runs]
+    share = 1.533 * math.sqrt(1 + 1 / 5) * statistics.stdev(times) / statistics.fmean(times)
+    assert found['interval'][1] / found['minutes'] == approx(1 + share, rel=0.02)
 
 
 def test_interval_is_that_of_the_knowledge_and_wider_for_unknown_ports_and_epochs():

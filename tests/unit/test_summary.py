@@ -137,3 +137,15 @@ def test_open_division_is_marked_and_not_ranked_among_closed_sets(tmp_path):
     assert [row[place].text for row in table.rows] == ['closed', 'open', 'closed']
     assert 'division' not in answer_table(study_of(tmp_path / 'b')).head
     assert [*labels_of(study.run_sets).values()] == ['a', 'b (open)', 'c']
+
+
+@pytest.mark.parametrize(
+    'platforms, is_shown', [(('box', 'box'), True), (('1xbox', '2xbox'), False)]
+)
+def test_one_platform_of_all_numbers_of_nodes_is_named(tmp_path, platforms, is_shown):
+    """It may be a machine that simulates the nodes."""
+    for nodes, platform in enumerate(platforms, 1):
+        layout = {f'{nodes}x4': 10.0}
+        write_layouts(tmp_path / 's', layout, platform=platform, number_of_nodes=nodes)
+    shown = 'All systems ran on platform box.' in texts_of([study_of(tmp_path)])
+    assert shown == is_shown

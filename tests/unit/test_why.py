@@ -1,6 +1,7 @@
 """What limits a run, from records with planted faults; each step of a healthy rank takes 100 ms."""
 
 import json
+import re
 import math
 import shutil
 from dataclasses import replace
@@ -267,7 +268,7 @@ def test_preserved_steps_before_a_resume_and_gaps_are_no_rest(checkpoint_s):
     resume = Resume(60.0, 35.0, checkpoint_s, clock_s=checkpoint_s, is_pause=False)
     ends = 10.0, 20.0, 80.0
     records = [structs.replace(r, time_s=s) for r, s in zip(run.all(RanksRecord), ends)]
-    log = SimpleNamespace(resumes=[resume])
+    log = SimpleNamespace(resumes=[resume], evaluations=[])
     times = times_of(replace(run, records=[NETWORK, *records], log=log))
     assert times.parts['rest'] == pytest.approx(10.0)
 
@@ -356,6 +357,11 @@ def test_command_prints_json_of_a_run_and_of_two(tmp_path):
     )
     assert (one['verdict'], one['part'], one['rank']) == ('python', None, None)
     assert 'Python +40 ms' in both['sentence'] and both['accuracy'] is None
+
+
+def test_evaluations_of_early_versions_are_those_of_the_log():
+    done = call('why', shipped_logs() / 'cifar10_five/result_0.txt')
+    assert re.search(r'^evaluation +3\.3 %', done.stdout, re.MULTILINE), done.stdout
 
 
 def test_newest_run_of_a_folder_is_explained(tmp_path):

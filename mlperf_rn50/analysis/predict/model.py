@@ -17,7 +17,6 @@ from mlperf_rn50.analysis.predict.prediction import (
     Prediction,
     StepParts,
 )
-from mlperf_rn50.analysis.sets.run_set import ratio
 
 # The exchange can overlap with the backward pass, which takes two thirds of the computing time.
 BACKWARD_SHARE = 2 / 3
@@ -114,19 +113,17 @@ def step_parts(base: Base, layout: Layout, link: Link, costs: Costs) -> StepPart
 
 
 def _run_spread(base: Base) -> float:
-    """Return half of the 80 % interval of a further run's seconds per epoch, as a fraction of the
-    base runs' mean."""
-    rates = []
-    if base.run_set:
-        timed = base.run_set.timed
-        rates = [r for t in timed if (r := ratio(t.time_to_train_s, t.epochs_to_converge))]
-    if len(rates) < 2:
+    """Return half of the 80 % interval of a further run's time, as a fraction of the base runs'
+    mean; 0 for fewer than two runs."""
+    runs = base.run_set.timed if base.run_set else ()
+    times = [s for run in runs if (s := run.time_to_train_s)]
+    if len(times) < 2:
         return 0.0
-    k = 1 / (len(rates) - 1)
+    k = 1 / (len(times) - 1)
     # Student's t, by Cornish and Fisher's expansion
     sigmas = 1.2816 + 0.8467 * k + 0.571 * k**2 + 0.2587 * k**3
-    relative = statistics.stdev(rates) / statistics.fmean(rates)
-    return sigmas * math.sqrt(1 + 1 / len(rates)) * relative
+    relative = statistics.stdev(times) / statistics.fmean(times)
+    return sigmas * math.sqrt(1 + 1 / len(times)) * relative
 
 
 def _total_s(base: Base, layout: Layout, costs: Costs, epochs: float, step_s: float) -> float:
@@ -220,8 +217,10 @@ def predict_layout(
 
     # The run
     minutes = _total_s(base, layout, costs, epochs.mean, step_s) / 60
-    error = math.log1p(_run_spread(base)) if is_same else 0.0
-    error = math.hypot(error or costs.errors.get(knowledge, 0.0), base.noise)
+    spread = _run_spread(base) if is_same else 0.0
+    if spread and epochs.kind == 'source':  # the times of the runs include their epochs
+        epochs = replace(epochs, low=epochs.mean, high=epochs.mean)
+    error = math.hypot(math.log1p(spread) or costs.errors.get(knowledge, 0.0), base.noise)
     low, high = _interval(
         epochs, error, 0.0 if link.gbit_s or is_same else parts.exchange_s / step_s
     )

@@ -185,6 +185,8 @@ def _from_published(name: str) -> Source:
         for full, s in named.items()
         if wanted in (full.casefold(), Path(full).name.casefold())
     }
+    if not found:  # the name of a round or of an organisation in it
+        found = {s: full for full, s in named.items() if full.casefold().startswith(f'{wanted}/')}
     if len(found) > 1:
         raise ConfigError(
             f'SOURCE: got {name}, which names {len(found)} published systems, expected one of '

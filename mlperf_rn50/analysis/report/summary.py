@@ -45,12 +45,22 @@ def summarise(studies: Sequence[Study]) -> list[list[Cell]]:
     scaling = _scaling(studies, names)
     texts = [
         *scaling,
+        *_platform(studies),
         *_fastest(timed, names, goal),
         *_prices(studies, timed, names, goal),
         _counts(names),
     ]
     texts[1 if timed else 0 : 0] = [*_refused(names), *_resumed(names)]
     return [[c if isinstance(c, Cell) else Cell(c) for c in text if c] for text in texts]
+
+
+def _platform(studies: Sequence[Study]) -> Iterator[tuple]:
+    """Yield the one platform of all systems of a study, whatever their number of nodes. It may be a
+    machine that simulates them."""
+    for study in studies[:1] if len(studies) == 1 else ():
+        for finding in (f for found in study.findings.values() for f in found):
+            if finding.kind == 'platform_equal':
+                yield (f'{finding.text[0].upper()}{finding.text[1:]}.',)
 
 
 def _near(a: float | None, b: float | None, *run_sets: RunSet) -> str:

@@ -16,6 +16,7 @@ from mlperf_rn50.analysis.run_data import RunData
 from mlperf_rn50.analysis.why.shortage import Shortage, find_shortage
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.elapsed import Resume, gaps_of, union_s
+from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.runfolder.records import (
     EndRecord,
     NetworkRecord,
@@ -165,6 +166,15 @@ def _interval_of(record: RanksRecord) -> Interval:
     return Interval(record, rank, parts)
 
 
+def _logged_eval_s(log: Run, start_s: float) -> float:
+    """Return the time of the evaluations that a log states, from start_s on."""
+    return sum(
+        e.stop_s - e.start_s
+        for e in log.evaluations
+        if e.start_s is not None and e.stop_s is not None and e.start_s >= start_s
+    )
+
+
 def _starts_slowly(intervals: Sequence[Interval]) -> bool:
     """Check whether the first interval was slow only at its start."""
     means = [_own_s(i.rank, *_PHASES) / i.rank.num_steps for i in intervals]
@@ -211,6 +221,8 @@ def times_of(run: RunData) -> Times:
         start_s = intervals[0].record.time_s
         intervals = intervals[1:]
     parts = {name: sum(i.parts[name] for i in intervals) for name in intervals[0].parts}
+    if run.log and not parts['evaluation']:  # early versions did not record it
+        parts['evaluation'] = _logged_eval_s(run.log, start_s)
     end = run.last(EndRecord) or EndRecord('')
     parts['checkpoints'] += end.checkpoint_s  # after the last evaluation
     # Lost training and times without training are no part.
