@@ -11,7 +11,7 @@ from mlperf_rn50.config import Config
 from mlperf_rn50.data.batches import Batch
 from mlperf_rn50.data.options import IMAGENET, DataConfig
 from mlperf_rn50.errors import RunFailed
-from mlperf_rn50.train.comm.horovod import Comm
+from mlperf_rn50.train.comm.horovod import Comm, wait_for
 
 Forward = Callable[[NDArray], NDArray]  # from images to logits
 NO_CLASS = 'none: not a number'
@@ -97,7 +97,7 @@ def evaluate(
         counts.append(correct_counts(logits, batch.labels, batch.num_valid))
         num_seen += batch.num_valid
         if len(counts) > _BATCHES_AHEAD:
-            counts[-1 - _BATCHES_AHEAD].wait_to_read()
+            wait_for(counts[-1 - _BATCHES_AHEAD])
     top1, top5 = sum(c.asnumpy().astype(int) for c in counts)
     num_top1, num_top5, total = comm.sum([int(top1), int(top5), num_seen])
     if total != num_images:

@@ -1,8 +1,8 @@
 """What limits a run, from records with planted faults; each step of a healthy rank takes 100 ms."""
 
 import json
-import re
 import math
+import re
 import shutil
 from dataclasses import replace
 from fractions import Fraction
