@@ -118,6 +118,12 @@ class Config:
         """Epochs after which a run ends; its schedule may be longer."""
         return self.train.max_epochs or max(1, int(self.schedule.decay_epochs))
 
+    @property
+    def gradient_compression(self) -> str:
+        """comm.compression, but none for float16: most of its gradients are small already, and the
+        loss scale would exceed the limit of the float32 ones, those of BatchNorm."""
+        return 'none' if self.train.precision == 'float16' else self.comm.compression
+
     def global_batch_size(self, num_ranks: int | None) -> int | None:
         """Return the images per step; None if they depend on an unknown number of ranks."""
         t = self.train

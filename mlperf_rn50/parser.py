@@ -37,6 +37,7 @@ def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
     expected = f', {least} or more' if most is None else f' from {least} to {most}'
 
     def parse(text: str) -> int:
+        text = str(text)  # jsonargparse parses a parsed value again
         if not re.fullmatch(r'[0-9]{1,19}', text) or not least <= int(text) <= limit:
             raise ArgumentTypeError(f'got {text:.20}, expected a whole number{expected}')
         return int(text)

@@ -28,10 +28,10 @@ def tiny_config(num_images=20, data=None, model=None, **train) -> Config:
     )
 
 
-def tiny_training(config: Config, comm: Comm | None = None):
+def tiny_training(config: Config, comm: Comm | None = None, **callbacks):
     """Return a trainer and its endless batches."""
     plan = make_plan(config, 1)
-    trainer = Trainer(plan, comm or Comm(), 0, None)
+    trainer = Trainer(plan, comm or Comm(), 0, None, **callbacks)
     return trainer, synthetic_batches(config, plan.train_shard(), None)
 
 

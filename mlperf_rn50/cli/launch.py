@@ -67,12 +67,17 @@ def run(argv: Sequence[str]) -> int:
 def run_kubernetes(words: Sequence[str]) -> int:
     """Print the manifests for Kubernetes or, with --dry-run, the plan of the training."""
     # This comes first, because it answers --help, which needs no import.
-    training = kubernetes.plan_training([w for w in words if w != '--dry-run'])
+    training, warning = kubernetes.plan_training([w for w in words if w != '--dry-run'])
+    num_ranks = training.num_nodes * training.ranks_per_node
+    train_words = [*kubernetes.train_words(words), '--ranks', str(num_ranks)]
     if '--dry-run' in words:
         from mlperf_rn50.cli import train
 
-        return train.run(kubernetes.train_words(words))
-    kubernetes.print_manifests(*training)
+        return train.run(train_words)
+    from mlperf_rn50.train.plan import make_plan
+
+    make_plan(load_train_config(train_words), num_ranks)  # refuses what the ranks would refuse
+    kubernetes.print_manifests(training, warning)
     return EXIT_OK
 
 

@@ -48,7 +48,8 @@ def open_ranks(config: Config, heartbeat: Heartbeat, subset_sizes: Sequence[int]
 
     gc.enable()  # see in_rank
     gc.freeze()
-    return open_comm(config.comm.compression, subset_sizes, heartbeat.exchange, sharing_of(config))
+    compression = config.gradient_compression
+    return open_comm(compression, subset_sizes, heartbeat.exchange, sharing_of(config))
 
 
 @contextmanager

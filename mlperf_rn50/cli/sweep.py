@@ -104,7 +104,8 @@ def run(argv: Sequence[str]) -> int:
     worst = EXIT_OK
     signals = SignalQueue(LAUNCHER_SIGNALS, STOPPING)
     for layout in layouts:
-        worst = max(worst, run_layout(o, layout, rest, signals))
+        words = launch_words(o, layout, config.run.submission_platform)
+        worst = max(worst, run_layout(o, layout, [*words, *rest], signals))
         if signals.is_requested:
             announce('sweep', 'stopped; the same command makes the missing runs')
             return EXIT_AT_ONCE if signals.is_forced else EXIT_RESUMABLE
@@ -177,9 +178,17 @@ def plan_sweep(o: Namespace, config: Config) -> list[SweepLayout]:
     )
 
 
-def launch_words(o: Namespace, layout: SweepLayout, folder: Path) -> list[str]:
+def folder_of(o: Namespace, layout: SweepLayout) -> Path:
+    return Path('logs', o.study, layout.name)
+
+
+def launch_words(o: Namespace, layout: SweepLayout, platform_name: str) -> list[str]:
     """Return the name of the launcher and its options for a run of a layout, without the user's
-    other options."""
+    other options.
+
+    platform_name: run.submission_platform of the configuration; it may begin with the nodes of the
+    first layout, such as 1xC4140.
+    """
     nodes, ranks = layout.num_nodes, layout.ranks_per_node
     if o.hosts or o.hostfile:
         words = [o.engine, '--nodes', str(nodes), '--ranks-per-node', str(ranks)]
@@ -187,19 +196,21 @@ def launch_words(o: Namespace, layout: SweepLayout, folder: Path) -> list[str]:
             words += ['--hosts', o.hosts]
         if o.hostfile:
             words += ['--hostfile', o.hostfile]
+        own_name = re.sub(r'^\d+(?= ?x)', str(nodes), platform_name)
     else:
-        platform_name = (
+        own_name = (
             f'{plural(nodes, "node")} of {plural(ranks, "rank")}, simulated by local ranks of '
             f'{platform.node()}'
         )
         words = ['local', '--ranks-per-node', str(nodes * ranks)]
-        words += ['--run.submission_platform', platform_name]
     return [
         *words,
+        '--run.submission_platform',
+        own_name,
         '--config',
         o.config,
         '--run-dir',
-        str(folder),
+        str(folder_of(o, layout)),
         f'--train.global_batch_size={layout.global_batch_size}',
         '--train.local_batch_size=null',
         f'--schedule.base_lr={layout.base_lr:.10g}',
@@ -207,27 +218,30 @@ def launch_words(o: Namespace, layout: SweepLayout, folder: Path) -> list[str]:
     ]
 
 
-def run_layout(o: Namespace, layout: SweepLayout, rest: Sequence[str], signals: SignalQueue) -> int:
-    """Make the missing runs of a layout; return the worst exit code."""
+def run_layout(
+    o: Namespace, layout: SweepLayout, words: Sequence[str], signals: SignalQueue
+) -> int:
+    """Make the missing runs of a layout; return the worst exit code. words: launcher and its
+    options."""
     from mlperf_rn50.launch.attempts import end_of, read_metrics
     from mlperf_rn50.runfolder.names import list_runs
 
     def report(text: str) -> None:
         announce('sweep', f'{layout.name}: {text}')
 
-    folder = Path('logs', o.study, layout.name)
+    folder = folder_of(o, layout)
     ends = [end_of(read_metrics(run)) for run in list_runs(folder)]
     num_complete = sum(end in ('converged', 'aborted') for end in ends)
     if num_complete >= o.seeds:
         report(f'complete, skipped; {folder} has {plural(num_complete, "run")}')
-    name, *words = launch_words(o, layout, folder)
+    name, *options = words
     worst = EXIT_OK
     for number in range(num_complete, o.seeds):
         if signals.is_requested:
             break
         report(f'run {number + 1} of {o.seeds}')
         try:
-            code = launch.start_launcher(name, [*words, *rest], signals)
+            code = launch.start_launcher(name, options, signals)
         except UserError as e:
             report(str(e))
             code = e.exit_code

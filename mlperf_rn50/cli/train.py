@@ -22,7 +22,7 @@ from mlperf_rn50 import config as cfg
 from mlperf_rn50.cli.parsers import add_run_options, config_parser
 from mlperf_rn50.cli.terminal import width_of
 from mlperf_rn50.errors import EXIT_CODES, EXIT_OK, ConfigError
-from mlperf_rn50.parser import DRILL_FORM, option_adder, parse_drill
+from mlperf_rn50.parser import DRILL_FORM, option_adder, parse_drill, whole_number
 
 if TYPE_CHECKING:
     from jsonargparse import Namespace
@@ -44,7 +44,7 @@ def add_options(parser: Any) -> None:
         action='append',
         type=str,
     )
-    add('--ranks N', 'number of ranks for --dry-run', type=int)
+    add('--ranks N', 'number of ranks for --dry-run', type=whole_number(1))
     add(
         f'--drill {DRILL_FORM}',
         'cause a fault of a rank (kill, stop, hang, link, full-disk) after a step, to test a site '

@@ -248,11 +248,11 @@ def _in_turn(
 ) -> Iterator[Batch]:
     """Build the first pipeline. Return the batches of all runs of epochs, whose pipelines a thread
     builds in time."""
-    first = build(*runs[0])
+    first = [build(*runs[0])]  # taken out below, so that its memory is freed after its epochs
     pool = ThreadPoolExecutor(1, 'build')
 
     def batches() -> Iterator[Batch]:
-        current = first
+        current = first.pop()
         for (_, num), following in zip_longest(runs, runs[1:]):
             built = None
             if following:

@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 
 from mlperf_rn50.data.options import IMAGENET, MANIFEST_NAME, DataConfig, read_manifest
-from mlperf_rn50.errors import DataError
+from mlperf_rn50.errors import DataError, StorageError
 from mlperf_rn50.files import open_regular, read_bytes, regular_file
 from mlperf_rn50.npz import map_array
 from mlperf_rn50.text import printable
@@ -42,6 +42,7 @@ _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)  # kinds of the parts of records
 _INDEX_LINE = re.compile(rb'(?m)^[ \t]*\d+[ \t]+\d+\s*(?:\n|\Z)')
 # one in so many reads is compared with its checksum; all would take 1.16 % of the decoding time
 _CHECK_PERIOD = 4
+_GOLDEN = 0x9E3779B1
 
 
 class _Split(msgspec.Struct):
@@ -253,8 +254,16 @@ class RecordFile:
         """Return the record at a position in the index, which may differ from the record's key."""
         where = f'{self.path}, record {position}'
         file, start, length = self.location(position)
-        frames = os.pread(file, length, start)
-        is_sampled = next(self._num_reads) % _CHECK_PERIOD == 0
+        try:
+            frames = os.pread(file, length, start)
+        except OSError as e:
+            raise StorageError(
+                f'{where}: cannot read: {e.strerror}; repair the storage of the data, then resume'
+            ) from e
+        # Multiples of a number near the golden ratio spread over all records. With every fourth
+        # read, an evaluation in the order of the file would check the same records each time.
+        spread = next(self._num_reads) * _GOLDEN % 2**32
+        is_sampled = spread * _CHECK_PERIOD < 2**32
         if (
             is_sampled
             and self.checksums is not None

@@ -43,7 +43,8 @@ from mlperf_rn50.launch.helpers import (
     wait_briefly,
 )
 from mlperf_rn50.launch.hosts import check_ranks, silent_hosts
-from mlperf_rn50.launch.supervisor import NOT_REACHED, Placement, StatusReader, StopReader
+from mlperf_rn50.launch.placement import Placement
+from mlperf_rn50.launch.supervisor import NOT_REACHED, StatusReader, StopReader
 from mlperf_rn50.runfolder.records import Failure, note_failure, read_attempts, read_failures
 from mlperf_rn50.system.launcher_env import RANK_VARIABLES, resume_command
 from mlperf_rn50.system.mpi_session import (
@@ -350,7 +351,7 @@ class Launcher:
         silent = silent_hosts([h.name for h in self.options.hosts], self.signals)
         if silent or self.signals.is_requested:
             return
-        *prefix, _, program = self.engine.program(self.options)
+        *prefix, _bind, program = self.engine.program(self.options)
         top = Path(program).parents[2]
         command = [*prefix, f'{top}/.venv/bin/python', '-I', f'{top}/launch/engines/try_mpi.py']
         settings = mpi_settings(os.environ, CHECKOUT / '.venv')
@@ -374,10 +375,10 @@ class Launcher:
                 return reason_of(text_of(output)) if code in _MPI_ERRORS else ''
 
         faults, reason = blame_settings(list(settings), reason_with)
-        if not faults:
-            return self.say(f'Open MPI cannot start ranks: {reason}') if reason else None
-        if self.signals.is_requested:
-            return None
+        if not faults and reason:
+            self.say(f'Open MPI cannot start ranks: {reason}')
+        if not faults or self.signals.is_requested:
+            return
         shown = ', '.join(
             f'{n}={settings[n]}{"" if n in os.environ else " in mca-params.conf"}' for n in faults
         )

@@ -63,6 +63,7 @@ def build(run: OpenRun) -> BuiltRun:
         device_id,
         on_exchange=heartbeat.mark_exchange,
         on_step=heartbeat.record_step,
+        on_pass=heartbeat.beat,
     )
     own = {'rank': comm.rank, 'host': run.host}
     times = RankTimes(comm, trainer.timer, own, run.folder.trace_request, heartbeat)
@@ -204,7 +205,7 @@ def _report_reading(run: TrainingRun) -> Iterator[Batch]:
 def _measure(run: OpenRun, trainer: Trainer, flops: int) -> NetworkRecord:
     """Return facts about a step; all ranks together measure a peak that is not known."""
     config, tensors = run.plan.config, trainer.optimizer.tensors
-    is_small = config.comm.compression == 'fp16'
+    is_small = config.gradient_compression == 'fp16'
     num_bytes = sum(t.grad.size * (2 if is_small else t.grad.dtype().itemsize) for t in tensors)
     local_batch_size = run.plan.global_batch_size // run.comm.world_size
     job = os.environ.get('MLPERF_RN50_JOB', '')

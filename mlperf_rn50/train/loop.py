@@ -255,12 +255,13 @@ def train_epoch(run: TrainingRun, epoch: int, is_block_start: bool) -> bool:
     trainer.settle()
     num_before = first % plan.steps_per_epoch * plan.global_batch_size
     num_images = plan.train_shard().num_counted - num_before
-    progress.add_training(num_images, reporter.elapsed_s())
+    trained_s = reporter.elapsed_s()
+    progress.add_training(num_images, trained_s)
     run.emit(
         events.EpochDone(
             epoch,
             time_s=run.clock.now_s(),
-            images_per_s=num_images / reporter.elapsed_s(),
+            images_per_s=num_images / trained_s,
             learning_rate=plan.learning_rate(last - 1),
         )
     )

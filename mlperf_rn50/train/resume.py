@@ -70,6 +70,8 @@ def plan_resumed(
         plan = make_elastic_plan(config, world_size, before.lr_batch_size)
     else:
         plan = make_plan(config, world_size)
+        # an elastic resume may have changed the batch for which the rate is configured
+        plan = replace(plan, lr_scale=plan.global_batch_size / before.lr_batch_size)
     _check(resumption, plan, is_elastic, digest)
     step = resumed_step(plan, before.step, before.global_batch_size, before.nodes == list(nodes))
     if step >= plan.max_epochs * plan.steps_per_epoch:

@@ -3,6 +3,7 @@
 import math
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,13 +22,17 @@ from mlperf_rn50.model.training import MovingAverage, SmoothedCrossEntropy
 from mlperf_rn50.model.zoo import build_for_sizes, build_model, variance_corrections
 from mlperf_rn50.runfolder.records import StepSpans
 from mlperf_rn50.train.checkpoint.progress import TrainerState
-from mlperf_rn50.train.comm.horovod import Comm
+from mlperf_rn50.train.comm.horovod import Comm, wait_for
 from mlperf_rn50.train.comm.rank_checks import device_digests
 from mlperf_rn50.train.comm.step_timer import StepTimer
 from mlperf_rn50.train.evaluate import Forward, correct_counts, with_mirror
 from mlperf_rn50.train.optimizer import Optimizer
 from mlperf_rn50.train.plan import Plan
 from mlperf_rn50.train.schedule import LossScale
+
+# Passes of a step that Python gives to the device before it waits for an earlier one. With no
+# limit, the batches of all passes would be in memory, and the run would show no sign of life.
+_PASSES_AHEAD = 2
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,7 @@ class Trainer:
         device_id: int | None,
         on_exchange: Callable[[bool], None] = lambda is_exchanging: None,
         on_step: Callable[[StepSpans], None] = lambda spans: None,
+        on_pass: Callable[[], None] = lambda: None,
     ):
         config, train = plan.config, plan.config.train
         self.plan = plan
@@ -150,6 +156,7 @@ class Trainer:
 
         # times and counts of the steps
         self.timer = StepTimer(on_exchange, on_step)
+        self._on_pass = on_pass
         self._num_bytes = self._num_new_bytes = 0
         self._flag_arrays: dict[Flags, NDArray] = {}
 
@@ -168,6 +175,7 @@ class Trainer:
         """Push one optimizer step, with one batch per pass, to MXNet's engine without waiting for
         it."""
         loss = 0.0
+        pushed = deque[NDArray](maxlen=_PASSES_AHEAD)
         for micro in range(self._num_micro):
             asked_at = time.monotonic()
             batch = next(batches)
@@ -180,6 +188,10 @@ class Trainer:
             for grad, total in self._manual_sums:
                 total += grad
             loss = losses.detach().sum() + loss
+            if len(pushed) == _PASSES_AHEAD:
+                wait_for(pushed[0])
+                self._on_pass()
+            pushed.append(loss)
         for grad, total in self._manual_sums:
             grad[:] = total
             total[:] = 0
@@ -394,6 +406,7 @@ class Trainer:
                 used = self.loss_scale.value
                 self.read(self.step(batches, 0, 1e-3))
                 num_done += self.loss_scale.value >= used
+                self._on_pass()
         self.loss_scale.num_finite_steps = 0
         with self.evaluating() as net:
             logits = net(eval_batch.images)

@@ -1,5 +1,6 @@
 """Batches: every sample once over all ranks, correct pixels, sizes by epoch, caches and errors."""
 
+import gc
 import os
 import weakref
 from dataclasses import replace
@@ -205,6 +206,22 @@ def test_inputs_stay_valid_until_decoded(tmp_path):
 def test_synthetic_images_have_the_sizes_of_the_epochs(numbered):
     found = taken(numbered, shard_of(4), 4, first_step=5, synthetic=True, sizes=(4, 6))
     assert [b.images.shape[2] for b in found] == [4, 6, 6, 6]
+
+
+def test_pipeline_of_a_size_is_freed_after_its_epochs(tmp_path, monkeypatch):
+    built = []
+
+    def build(*words, **keys):
+        found = build_warm(*words, **keys)
+        built.append(weakref.ref(found[0]))
+        return found
+
+    monkeypatch.setattr(pipeline, 'build_warm', build)
+    config = with_data(make_config(tmp_path, ramp(24)), sizes=(4, 6, 8))
+    batches = train_batches(config, Shard(24, 0, 1, 8), 1, 0, None)
+    assert [b.images.shape[2] for b in islice(batches, 12)] == 3 * [4] + 3 * [6] + 6 * [8]
+    gc.collect()
+    assert [pipe() is None for pipe in built] == [True, True, False]
 
 
 @pytest.mark.parametrize('crop', ['padded', 'none'])

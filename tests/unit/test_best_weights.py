@@ -8,9 +8,14 @@ from unittest.mock import Mock
 
 import pytest
 from helpers import ROOT, run
+from tiny import tiny_config
 
 from mlperf_rn50.errors import CheckpointError
-from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter
+from mlperf_rn50.model.weights import load_weights
+from mlperf_rn50.runfolder.names import RunFolder
+from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter, BestWeights
+from mlperf_rn50.train.evaluate import Accuracy
+from mlperf_rn50.train.plan import make_plan
 
 # Reads the parameters of a small graph in the main and a writer thread, and prints how many threads
 # were started.
@@ -57,6 +62,15 @@ def test_write_does_not_block_training_and_a_second_write_waits():
     assert written[0] == 1
     writer.finish()
     assert written == [1, 2] and not writer.is_busy
+
+
+def test_best_network_of_a_run_that_went_back_is_the_best_that_is_kept(tmp_path):
+    """It had 72 % before, with a network that was put aside."""
+    best = BestWeights(RunFolder(tmp_path, 0), make_plan(tiny_config(), 1), ['a', 'b', 'c'], '')
+    for step, num_top1 in ((6, 700), (9, 715), (12, 710)):
+        best.update(step, Accuracy(num_top1, 900, 1000), is_better=False, copy=dict)
+    best.write_best()
+    assert load_weights(tmp_path)[0].top1 == 0.715
 
 
 def test_write_error_is_raised_once_by_the_next_call():

@@ -292,6 +292,9 @@ ABBREVIATIONS = {
     'ONE': [shipped_logs() / 'digits_sweep/1x1'],
     'PREDICT': ['predict', 'dgxa100_ngc20.06_mxnet', '--layouts'],
     'SWEEP': ['sweep', '--study', 'x', '--config', CONFIG, '--layouts'],
+    'KUBERNETES': shlex.split(
+        f'launch kubernetes --image x --config {CONFIG} --volume results:/results --nodes'
+    ),
     'NINES': [f'1x{"9" * 5000}'],
     'LONG': ['a' * 256],
     'BROKEN': ['x\ny'],
@@ -314,6 +317,7 @@ report x --price-per-node-hour 0 => expected a number above 0 and at most 1e9
 report x --price-per-node-hour nan => expected a number above 0 and at most 1e9
 report x --price-per-node-hour free => expected a number above 0 and at most 1e9
 train --train.local_batch_siz=8 => did you mean --train.local_batch_size?
+train --config CONFIG --ranks 0 --dry-run => --ranks: got 0, expected a whole number, 1 or more
 bench train --ranks 2 => --ranks: got 2, expected at most 1
 bench train --steps 0 => --steps: got 0, expected 1 or more
 bench allreduce => ranks: got 1, expected 2 or more
@@ -334,6 +338,7 @@ launch local --config CONFIG --ranks-per-nodes 2 => unknown option; did you mean
 launch mpirun --config CONFIG --host h1 => --host: unknown option; did you mean --hosts?
 launch mpi => invalid choice: 'mpi' (choose from 'local', 'mpirun',
 launch kubernetes --image x => --volume CLAIM:PATH
+KUBERNETES 3 => train.global_batch_size: got 64, expected a multiple of 3
 launch ranks 2 => PROGRAM: missing
 launch ranks 0 true => RANKS: got 0, expected a whole number, 1 or more
 sweep --study x => launch/configs/c4140_v100_1node.yaml; see mlperf-rn50 sweep --help

@@ -18,7 +18,7 @@ from mlperf_rn50.cli.train import add_options
 from mlperf_rn50.config import SECTIONS, Config, check_values, render_yaml, to_tree
 from mlperf_rn50.config_file import load_yaml, resolve_config, resolve_tree
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.train.options import ScheduleConfig, TrainConfig
+from mlperf_rn50.train.options import CommConfig, ScheduleConfig, TrainConfig
 from mlperf_rn50.train.plan import config_world_size, make_plan, render_plan
 
 CONFIGS = sorted((ROOT / 'launch/configs').glob('*.yaml'))
@@ -59,6 +59,14 @@ def test_printed_configuration_has_every_key_with_a_comment_and_is_read_back(tmp
     keys = [f.name for section in SECTIONS.values() for f in dataclasses.fields(section)]
     assert re.findall(r'(?<=  #).*\n  (\w+):', text) == keys
     assert ' 0)\n  base_lr: ' in text
+
+
+def test_float16_gradients_are_exchanged_without_a_further_compression():
+    """The loss scale would exceed the limit of the float32 gradients of BatchNorm."""
+    comm = CommConfig(compression='fp16')
+    for precision, expected in (('float32', 'fp16'), ('float16', 'none')):
+        config = Config(comm=comm, train=TrainConfig(precision=precision))
+        assert config.gradient_compression == expected
 
 
 def test_differences_are_the_keys_that_differ_from_the_defaults():

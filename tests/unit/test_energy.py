@@ -98,6 +98,7 @@ TELEMETRY = {
     'with_a_gap': [*STEADY[:14], *STEADY[28:]],
     'hostile': [*STEADY[:25], *HOSTILE, *STEADY[25:]],
     'weak': steady(cpu=10),
+    'microseconds_late': steady(cpu=100, clock_s=5.7e-6),
     'too_strong': steady(cpu=2e4),
     'before_run': STEADY[:5],
     'booted': [*STEADY, line(31, event='stop', boot='b1')],
@@ -120,6 +121,7 @@ TELEMETRY = {
 uneven | 1225 |
 with_a_gap | 2200 |
 hostile | 2200 |
+microseconds_late | 2200 |
 to_20 | 2200 |
 steady weak | 2420 |
 killed_at_15 | 3400 |

@@ -285,9 +285,9 @@ def test_answer_is_in_the_first_lines():
     fastest, cheapest, knee = sentences(answer_with_times(100.0, 52.0, 28.0, 22.0, None))
     # a layout without minutes may be faster
     end = 'min (22.00 to 22.00) at batch 400, 9 epochs, 2.93 node-hours'
-    assert fastest == f'Fastest predicted layout: 8x2, 22.00 {end}'
-    assert cheapest.startswith('Cheapest predicted layout: 1x2, 100.00 min')
-    assert knee.startswith('Knee predicted layout: 4x2, 28.00 min')
+    assert fastest == f'Fastest layout with a time: 8x2, 22.00 {end}'
+    assert cheapest.startswith('Cheapest layout with a time: 1x2, 100.00 min')
+    assert knee.startswith('Knee layout with a time: 4x2, 28.00 min')
     assert sentences(answer_with_times(2.0, 1.0))[0].startswith('Fastest: 2x2, 1.00 min')
     assert sentences(answer_with_times(None)) == ['1x2, 100.0 ms per step, minutes unknown']
 

@@ -90,6 +90,14 @@ def test_reliable_then_shortest_then_nearest_recipe_is_chosen(batch, sets, base_
     assert choose.choose_recipe(batch, sets=sets).recipe.base_lr == base_lr
 
 
+@pytest.mark.parametrize('batch, target', [(1296, 0.759), (2500, 0.749)])
+def test_neighbour_with_slightly_more_epochs_than_a_larger_batch_is_not_dropped(batch, target):
+    choice = choose.choose_recipe(batch, 'sgd', target)
+    assert choice.kind == 'between' and 37 < choice.epochs < 42
+    below, above = choice.sources
+    assert below.batch < batch < above.batch
+
+
 def test_interpolation_errors_match_the_documentation():
     """Compare each published recipe with an interpolation between its neighbours in the same
     family."""

@@ -1,13 +1,16 @@
 """Reads of intact and damaged RecordIO files."""
 
+import errno
 import io
 import json
 import os
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -29,7 +32,7 @@ from mlperf_rn50.data.recordio import (
     parse_index,
 )
 from mlperf_rn50.data.verify import verify
-from mlperf_rn50.errors import DataError
+from mlperf_rn50.errors import DataError, StorageError
 
 
 def write(folder: Path, payloads, labels=None) -> Path:
@@ -194,6 +197,37 @@ def test_digest_depends_on_contents_and_not_on_the_place(tmp_path):
         (tmp_path / 'b/manifest.json').write_text(json.dumps(manifest | changes))
         assert (data_digest(same) == digest) == is_same
     assert data_digest(replace(same, synthetic=True, dir='none')) == ''
+
+
+class Compared:
+    """Checksums that count which are compared."""
+
+    def __init__(self, counts):
+        self.counts = counts
+
+    def __getitem__(self, position):
+        self.counts[position] += 1
+        return -1
+
+
+def test_every_record_is_compared_with_its_checksum_in_the_course_of_evaluations(tmp_path):
+    """Also if the number of reads in a pass is a multiple of the period of comparisons."""
+    records = find_split(make_config(tmp_path, ramp(24)).data, 'train')()
+    compared = Counter()
+    records.checksums = Compared(compared)
+    for number in range(40 * 24):
+        with suppress(DataError):
+            records.read(number % 24)
+    assert len(compared) == 24
+    assert 0.24 < sum(compared.values()) / (40 * 24) < 0.26
+
+
+def test_failed_read_names_the_record_and_permits_a_restart(tmp_path, monkeypatch):
+    records = find_split(make_config(tmp_path, ramp(4)).data, 'train')()
+    monkeypatch.setattr(os, 'pread', Mock(side_effect=OSError(errno.EIO, 'Input/output error')))
+    with pytest.raises(StorageError, match='train.rec, record 3: cannot read: Input') as e:
+        records.read(3)
+    assert e.value.exit_code == 1
 
 
 def test_edited_records_are_found_as_they_are_read(tmp_path):

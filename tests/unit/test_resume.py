@@ -75,6 +75,13 @@ def restored(progress, loaded, name='sgd', **train):
     return trainer
 
 
+def test_plain_resume_after_an_elastic_one_keeps_its_learning_rate():
+    elastic, progress = resume(progress_of(4, 10), 2, is_elastic=True)
+    plain, _ = resume(progress, 2)
+    assert plain.lr_scale == elastic.lr_scale == 0.5
+    assert resume(progress_of(4, 10), 4)[0].lr_scale == 1
+
+
 @pytest.mark.parametrize('name', ['sgd', 'lars'])
 def test_momentum_with_half_the_ranks_follows_the_last_applied_rate(thin_resnets, name):
     before = progress_of(4, 10)  # half an epoch

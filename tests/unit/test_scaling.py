@@ -99,6 +99,15 @@ def test_efficiency_of_unknown_accelerators_has_a_warning(tmp_path, names, kinds
     assert [f.kind for f in study.findings[study.baseline]] == kinds
 
 
+def test_cpu_ranks_of_an_old_log_are_not_compared_with_accelerators():
+    """Old logs do not say that they have no accelerators."""
+    recipe, runs = Recipe('sgd', 64), [('converged', 20.0, ((1, 0.8),))]
+    gpu = made_set('gpu', recipe, runs, num_nodes=1, num_accelerators=1)
+    cpu = made_set('cpu', recipe, runs, num_nodes=1, num_ranks=2)
+    comparison = scaling.compare(cpu, gpu)
+    assert (comparison.speedup, comparison.efficiency) == (1, None)
+
+
 def test_only_widest_of_many_splits_is_shown_with_a_note(tmp_path):
     def study_with(num_systems):
         folder = tmp_path / str(num_systems)

@@ -28,6 +28,7 @@ from mlperf_rn50.system.telemetry import Telemetry
 from mlperf_rn50.train import run_events as events
 from mlperf_rn50.train.checkpoint.changes import Change
 from mlperf_rn50.train.checkpoint.progress import Progress
+from mlperf_rn50.train.evaluate import Accuracy
 from mlperf_rn50.train.plan import make_plan
 from mlperf_rn50.train.sinks.every_rank import Sampled, TraceFile
 from mlperf_rn50.train.sinks.metrics_file import Metrics
@@ -123,6 +124,19 @@ def test_tensorboard_on_a_full_disk(tmp_path, monkeypatch):
     with pytest.raises(StorageError, match=f'{tmp_path}/tensorboard: cannot write: No space left'):
         open_board(0)
     assert_named(open_board(-1), STEP, tmp_path / 'tensorboard')  # fails when it is flushed
+
+
+@pytest.mark.parametrize('first_step', [0, 480])
+def test_tensorboard_shows_an_evaluation_at_its_step(tmp_path, first_step, monkeypatch):
+    board = TensorBoard(tmp_path, first_step, PLAN.config)
+    written = Mock()
+    monkeypatch.setattr(board, '_writer', written)
+    evaluated = events.Evaluated(1, 0, 1.0, Accuracy(1, 1, 2))
+    board.handle(evaluated)
+    board.handle(events.StepDone(None, first_step + 12, 1.5, 0.1, 100.0))
+    board.handle(evaluated)
+    steps = {call.args[0].step for call in written.write_event.call_args_list}
+    assert steps == {first_step, first_step + 12}
 
 
 def test_telemetry_on_a_full_disk_ends_the_run_from_its_thread(tmp_path, monkeypatch):

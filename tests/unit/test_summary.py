@@ -4,6 +4,7 @@ lines."""
 from dataclasses import replace
 
 import pytest
+from helpers import call
 from lines import write_set
 from made_systems import refused, studies_of, study_of, write_layouts
 
@@ -137,6 +138,14 @@ def test_open_division_is_marked_and_not_ranked_among_closed_sets(tmp_path):
     assert [row[place].text for row in table.rows] == ['closed', 'open', 'closed']
     assert 'division' not in answer_table(study_of(tmp_path / 'b')).head
     assert [*labels_of(study.run_sets).values()] == ['a', 'b (open)', 'c']
+
+
+def test_fastest_system_without_a_cost_is_named():
+    """Its number of nodes is unknown."""
+    done = call('report', 'published/v0.5/google', '--price-per-node-hour', '10')
+    first, second = [line for line in done.stdout.splitlines() if line.startswith('- ')][:2]
+    assert first.startswith('- resnet-tpuv3-512 is the fastest')
+    assert second.endswith('; the cost on resnet-tpuv3-512, the fastest, is unknown.')
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """Sweep layouts: batch size and learning rate."""
 
+import re
+
 import pytest
-from helpers import assert_one_line, call, json_table, write_files
+from helpers import ROOT, assert_one_line, call, json_table, write_files
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.launch.sweep_layouts import parse_layouts, parse_lr_table, plan_layouts
@@ -18,6 +20,16 @@ def test_strong_scaling_keeps_the_global_batch_and_weak_scaling_the_local_one():
     weak = [('1x4', 256, 0.1, 5), ('2x4', 512, 0.2, 5), ('8x4', 2048, 0.8, 5)]
     assert planned(is_weak=False) == [(name, *weak[0][1:]) for name, *_ in weak]
     assert planned() == planned(64, is_local=True) == weak
+
+
+def test_platform_has_the_nodes_of_each_layout():
+    config = ROOT / 'launch/configs/c4140_v100_1node.yaml'
+    words = ['--study', 'none', '--layouts', '1x4 2x4', '--hosts', 'h1,h2', '--dry-run']
+    done = call('sweep', '--config', config, *words)
+    assert re.findall('submission_platform: (.*?),', done.stdout) == [
+        '1xC4140 with V100',
+        '2xC4140 with V100',
+    ]
 
 
 def test_table_gives_learning_rate_and_warm_up():

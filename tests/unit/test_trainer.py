@@ -113,6 +113,17 @@ def test_partial_last_step_has_the_mean_loss_of_its_images_and_a_scaled_rate(tra
     assert trainer.step(batches, 0, 0.4).learning_rate == 0.4
 
 
+def test_passes_of_a_step_and_of_a_warm_up_are_signs_of_life(thin_resnets):
+    config = tiny_config(640)
+    config = replace(config, train=replace(config.train, gradient_accumulation_steps=8))
+    passes = []
+    trainer, batches = tiny_training(config, on_pass=lambda: passes.append(1))
+    trainer.read(trainer.step(batches, 0, 0.05))
+    assert len(passes) == 6  # all but the two that may be ahead
+    trainer.warm_up([batches], next(batches), 3)
+    assert len(passes) == 6 + 3 * (6 + 1)
+
+
 def test_warm_up_keeps_the_loss_scale_that_fits_and_restores_the_rest(training, monkeypatch):
     trainer, batches = training
     trainer.loss_scale, trainer.can_skip = LossScale(1024.0), True

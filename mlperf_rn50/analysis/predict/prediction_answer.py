@@ -203,7 +203,7 @@ def _sentences(found: Predictions) -> Iterator[str]:
             yield only + _sentence(found, row)
         return
     # one without a time may be faster
-    which = ' predicted layout' if num_timed < len(found.rows) else ''
+    which = ' layout with a time' if num_timed < len(found.rows) else ''
     for name, row in found.best.items():
         yield f'{name.capitalize()}{which}: {_sentence(found, row)}'
 

@@ -146,13 +146,19 @@ def families(recipes: Sequence[RecipeGroup]) -> list[list[RecipeGroup]]:
     return sorted(groups.values(), key=lambda family: (_age(family[0]), -len(family)))
 
 
+def _best_of_sizes(family: Sequence[RecipeGroup]) -> list[RecipeGroup]:
+    """Return the best complete recipe of each batch, the smallest batch first."""
+    sizes = sorted({p.batch for p in family})
+    best = (_best([p for p in family if p.batch == size], size) for size in sizes)
+    return [p for p in best if p]
+
+
 def frontier(family: Sequence[RecipeGroup]) -> list[RecipeGroup]:
     """Return the best complete recipe of each batch. Omit a batch if a larger one takes fewer
     epochs."""
     found: list[RecipeGroup] = []
-    for size in sorted({p.batch for p in family}, reverse=True):
-        best = _best([p for p in family if p.batch == size], size)
-        if best and not (found and best.mean_epochs > found[-1].mean_epochs):
+    for best in reversed(_best_of_sizes(family)):
+        if not found or best.mean_epochs <= found[-1].mean_epochs:
             found.append(best)
     return found[::-1]
 
@@ -160,12 +166,12 @@ def frontier(family: Sequence[RecipeGroup]) -> list[RecipeGroup]:
 def adjacent(
     family: Sequence[RecipeGroup], batch: int
 ) -> tuple[RecipeGroup | None, RecipeGroup | None]:
-    """Return the recipes of the frontier at the next smaller and at the next larger batch, or None
-    if there is none."""
-    edge = frontier(family)
+    """Return the recipes of the frontier at the next smaller and at the next larger batch; on a side
+    without one, the next other recipe, or None."""
+    found = frontier(family), _best_of_sizes(family)
     return (
-        next((p for p in reversed(edge) if p.batch < batch), None),
-        next((p for p in edge if p.batch > batch), None),
+        next((p for recipes in found for p in reversed(recipes) if p.batch < batch), None),
+        next((p for recipes in found for p in recipes if p.batch > batch), None),
     )
 
 

@@ -248,9 +248,11 @@ def _prices(
     if not costs:
         return
     cheapest = min(costs, key=lambda s: costs[s])
-    fastest = min(costs, key=lambda s: s.time_s or 0.0)
+    fastest = min(timed, key=lambda s: s.time_s or 0.0)
     end: tuple = (', which is also the fastest',)
-    if cheapest is not fastest:
+    if fastest not in costs:
+        end = ('; the cost on ', names[fastest], ', the fastest, is unknown')
+    elif cheapest is not fastest:
         end = ('; the fastest is ', *_price(fastest, costs[fastest], names))
     yield (
         f'At {studies[0].price_per_node_hour:,g} per node-hour, a run{goal} costs least on ',

@@ -117,9 +117,9 @@ def has_other_units(run_set: RunSet, baseline: RunSet) -> bool:
     """Return whether the units differ in kind: accelerators of two models, or accelerators and CPU
     ranks."""
     models = {run_set.accelerator, baseline.accelerator}
-    counts = {run_set.num_accelerators, baseline.num_accelerators}
+    have_accelerators = {bool(s.num_accelerators) for s in (run_set, baseline)}
     has_other_model = None not in models and len(models) > 1
-    return has_other_model or None not in counts and len(set(map(bool, counts))) > 1
+    return has_other_model or len(have_accelerators) > 1
 
 
 def compare(run_set: RunSet, baseline: RunSet) -> Comparison | None:

@@ -25,6 +25,7 @@ _MAX_DEVICES, _MAX_DEVICE_W, MAX_READINGS = 64, 1e4, 10_000_000
 # Maximum seconds from the start or end of a part of the run to the nearest sample; minimum share
 # covered by samples.
 _MAX_GAP_S, _MIN_SHARE = 3.0, 0.9
+_MAX_START_S = 0.1  # of the first sample after run_start, at which a meter is read too
 
 Readings = list[tuple[float, float]]  # (seconds on the node's clock, joules), in order of the file
 Devices = dict[str, float]  # joules by device name
@@ -152,7 +153,7 @@ def _node_joules(node: _Node, kind: str, until_s: float) -> Devices:
     # repeated training counts once
     stops = [min([until_s, *starts[i + 1 :]]) for i in range(len(starts))]
     parts = [part for part in zip(node.sessions, starts, stops) if part[2] > part[1]]
-    if not parts or parts[0][1] > 0:
+    if not parts or parts[0][1] > _MAX_START_S:
         raise _Unmeasured(f'{node.host} has no samples from the start of the run')
     if any(not s.readings.get(kind) for s, _, _ in parts):
         raise _Unmeasured(f'{node.host} has no readable counters')

@@ -40,6 +40,9 @@ class BestWeights:
         """Record the accuracy after a step; keep a copy of the network if is_better or none is kept
         yet."""
         self._last_accuracy = step, accuracy
+        # A run that went back may have a better accuracy on record than that of its kept network.
+        if self._best and self._best.accuracy:
+            is_better = accuracy.num_top1 > self._best.accuracy.num_top1
         if is_better or not (self._best or (self._folder / f'{BEST}.npz').exists()):
             self._best = Network(step, accuracy, copy())
 

@@ -137,8 +137,11 @@ def rewind(folder: Path, path: Path, progress: Progress, trainer: TrainerState) 
     """
     if not is_checkpoint_name(path.name) or progress.step < step_of(path):
         save(folder, progress, trainer, keep=len(list_checkpoints(folder)) + 1)
+    last = progress.step
+    if is_checkpoint_name(path.name):  # with a smaller batch, the same images take more steps
+        last = min(last, step_of(path))
     for other in list_checkpoints(folder):
-        if step_of(other) > progress.step:
+        if step_of(other) > last:
             _remove(other)
 
 

@@ -14,6 +14,7 @@ _From1 = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 _Count = Annotated[int, Meta(ge=0, le=10**12)]
 _Batch = Annotated[int, Meta(ge=1, le=10**9)]
 _Number = Annotated[float, Meta(ge=0, lt=2.0**63)]  # rejects NaN
+_Signed = Annotated[float, Meta(gt=-(2.0**63), lt=2.0**63)]
 _ADDED = ('data_sha256', 'boot', 'start_s')  # keys that older checkpoints lack
 
 
@@ -40,7 +41,7 @@ class Progress:
     data_sha256: str = ''
     # boot of rank 0's host, '' if unknown; an older checkpoint has neither this nor start_s
     boot: str = ''
-    start_s: _Number = 0.0  # time of run_start since this boot
+    start_s: _Signed = 0.0  # time of run_start since this boot; below 0 for one before the boot
 
     @property
     def images_per_s(self) -> float:

@@ -21,7 +21,7 @@ class TensorBoard:
     def __init__(self, folder: Path, first_step: int, config: Config):
         """Open the file; a resumed run (first_step above 0) invalidates the events of later
         steps."""
-        self._folder, self._step = folder, 0
+        self._folder, self._step = folder, first_step
         self._dataset = config.data.dataset + ('_synthetic' if config.data.synthetic else '')
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -34,10 +34,11 @@ class TensorBoard:
             self._put(0, summary=text('configuration', '\n'.join(table)))
 
     def handle(self, event: events.Event) -> None:
+        if isinstance(event, events.StepDone):
+            self._step = event.step
         with writing(self._folder):
             match event:
                 case events.StepDone(record=TrainRecord() as record):
-                    self._step = event.step
                     self._add('train/loss', record.loss)
                     self._add('train/learning_rate', event.learning_rate)
                     self._add('speed/images_per_s', event.images_per_s)
