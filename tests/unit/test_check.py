@@ -54,6 +54,21 @@ def test_good_log_passes_every_ruleset(tmp_path, config):
     assert passed == dict.fromkeys(passed, ()) and violations(path, judge.V05) == ()
 
 
+@pytest.mark.parametrize(
+    'division, name, is_allowed',
+    [
+        ('open', 'distributed shampoo', True),
+        ('closed', 'distributed shampoo', False),
+        ('open', '../x', False),
+    ],
+)
+def test_open_division_permits_any_word_as_optimizer(good, division, name, is_allowed):
+    text = re.sub(r'("key": "opt_name", "value": )"\w+"', rf'\1"{name}"', good.read_text())
+    good.write_text(text.replace('"value": "open"', f'"value": "{division}"'))
+    found = [t for t in violations(good, LATER[-1]) if 'opt_name' in t]
+    assert (not found) == is_allowed
+
+
 def test_value_that_the_official_checker_cannot_compare_is_named(good):
     text = good.read_text()
     batch = r'("key": "global_batch_size", "value": )(\d+)'

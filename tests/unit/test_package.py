@@ -267,6 +267,13 @@ def change(**fields):
     return write
 
 
+def move_out(tree):
+    """Replace the logs by a link to them; an archive would have no log."""
+    folder, place = tree / 'results/box/resnet', tree.parent / 'elsewhere'
+    folder.rename(place)
+    folder.symlink_to(place)
+
+
 @pytest.mark.parametrize(
     'damage, problem',
     [
@@ -282,6 +289,7 @@ def change(**fields):
             "result_3.txt: opt_name: got '../../x'",
         ),
         (lambda t: (t / SYSTEMS / 'box/setup.sh').unlink(), 'box: lacks setup.sh'),
+        (move_out, 'results/box/resnet: is a link out of the tree'),
     ],
 )
 def test_errors_in_a_finished_tree_are_reported(tree, damage, problem):

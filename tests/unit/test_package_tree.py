@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers import CLI, ROOT, git, run
+from helpers import CLI, ROOT, git, run, write_files
 from made_systems import commit_program
 from sample_log import ENV, write_five
 
@@ -183,6 +183,33 @@ def test_replaced_system_leaves_the_other_one_and_no_unused_program(tmp_path, ru
     make(tmp_path, again, system='other', is_replacing=True)
     assert {p.name for p in (home / NEW).glob('mlperf_rn50-*')} == {f'mlperf_rn50-{second[:8]}'}
     assert first != second and not list((tmp_path / 'out').glob('.package-*'))
+
+
+def test_replacement_keeps_other_benchmarks_and_refuses_files_of_the_user(tmp_path, runs):
+    commit_program(tmp_path / 'checkout', runs)
+    home = make(tmp_path, runs).home
+    other = home / 'results/box/bert/result_0.txt'
+    write_files(other.parent, {other.name: 'a log'})
+    make(tmp_path, runs, is_replacing=True)
+    assert other.read_text() == 'a log\n'
+    for folder in ('results/box/resnet/power', f'{NEW}/box'):
+        own = home / folder / 'notes.txt'
+        write_files(own.parent, {own.name: 'mine'})
+        with pytest.raises(UserError, match='is not of package; move it out of the tree'):
+            make(tmp_path, runs, is_replacing=True)
+        assert own.read_text() == 'mine\n'
+        own.unlink()
+        if folder.endswith('power'):
+            own.parent.rmdir()
+
+
+def test_changed_program_in_a_tree_is_not_kept(tmp_path, runs):
+    commit_program(tmp_path / 'checkout', runs)
+    home = make(tmp_path, runs).home
+    source = next((home / NEW).rglob('mlperf_rn50-*/**/*.py'))
+    source.write_text('')
+    with pytest.raises(UserError, match=f'{source}: absent or changed since an earlier package'):
+        make(tmp_path, runs, system='other')
 
 
 def test_failed_replacement_leaves_the_old_files(tmp_path, runs, monkeypatch):

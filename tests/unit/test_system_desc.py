@@ -56,6 +56,8 @@ def test_required_fields_without_a_value_are_missing():
     content = dict.fromkeys(fields_of('v4.0'), 'x')
     assert missing_fields(content, 'v4.0') == []
     assert missing_fields(content | {'cooling': '', 'hw_notes': ''}, 'v4.0') == ['cooling']
+    for empty in (None, '  ', [], [None], False):
+        assert missing_fields(content | {'cooling': empty}, 'v4.0') == ['cooling']
     assert missing_fields(content | {'cooling': ''}, 'v2.0') == []
     assert missing_fields(content | {'other_software_stack': {}}, 'v4.0') == [
         'other_software_stack'

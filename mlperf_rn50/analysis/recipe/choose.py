@@ -166,8 +166,10 @@ def frontier(family: Sequence[RecipeGroup]) -> list[RecipeGroup]:
 def adjacent(
     family: Sequence[RecipeGroup], batch: int
 ) -> tuple[RecipeGroup | None, RecipeGroup | None]:
-    """Return the recipes of the frontier at the next smaller and at the next larger batch; on a side
-    without one, the next other recipe, or None."""
+    """Return the recipes of the frontier at the next smaller and at the next larger batch.
+
+    On a side without one, return the next other recipe, or None.
+    """
     found = frontier(family), _best_of_sizes(family)
     return (
         next((p for recipes in found for p in reversed(recipes) if p.batch < batch), None),

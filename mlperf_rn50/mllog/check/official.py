@@ -15,12 +15,14 @@ from typing import Any
 
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import regular_file
+from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.rulesets import DIVISIONS, ROUND_OF, V05
 
 MAX_LINE = 8192  # characters; the longest published log line has 1256
 _MARK = ':::ML'
 NEEDED = "needs mlperf-logging: pip install '.[check]' in the checkout"
-# Keys whose values the official checker puts into file names, and the permitted values.
+# Keys whose values the official checker puts into file names, and the permitted values. In the open
+# division, which has other optimizers, it uses no opt_name; a word is permitted.
 _ENQUEUED = {
     'submission_benchmark': ('resnet',),
     'submission_division': DIVISIONS,
@@ -78,19 +80,23 @@ def _parse(path: Path, ruleset: str) -> tuple[list[Any], list[tuple[str, Excepti
     return lines, errors
 
 
-def _find_danger(lines: list[Any]) -> str | None:
+def _find_danger(lines: list[Any], division: str | None = None) -> str | None:
     """Return a violation that would let a log control the official checker; None if there is
-    none."""
+    none. division: replaces that of the log."""
+    logged = [x.value for x in lines if x.key == 'submission_division']
+    named = [division or (v.get('value') if isinstance(v, dict) else None) for v in logged]
+    is_open = bool(named) and all(name == keys.OPEN for name in named)
     for line in lines:
         if not isinstance(line.key, str):
             return f'a key is {line.key!r:.80}, expected a string'
         if not isinstance(line.value, dict) or not isinstance(line.value.get('metadata'), dict):
             return f'{line.key:.80}: its value or metadata is missing'
         allowed = _ENQUEUED.get(line.key)
-        if allowed and line.value.get('value') not in allowed:
-            return (
-                f'{line.key}: got {line.value.get("value")!r:.200}, expected {" or ".join(allowed)}'
-            )
+        value = line.value.get('value')
+        if is_open and line.key == 'opt_name' and re.fullmatch(r'[\w +-]{1,80}', str(value)):
+            continue
+        if allowed and value not in allowed:
+            return f'{line.key}: got {value!r:.200}, expected {" or ".join(allowed)}'
     return None
 
 
@@ -122,7 +128,7 @@ def check_official(path: Path, ruleset: str, division: str | None) -> tuple[str,
             f'not a log line of {ROUND_OF[ruleset]} ({_short(e)}): {line[:80]}'
             for line, e in errors
         )
-    if danger := _find_danger(lines):
+    if danger := _find_danger(lines, division):
         return (danger,)
     for line in lines:
         if line.key == 'submission_division' and division:

@@ -48,6 +48,10 @@ from mlperf_rn50.text import plural, printable
 
 _SAME_SCORE_MINUTES = 0.005  # a smaller difference disappears in rounding
 CHECKOUT = Path(mlperf_rn50.__file__).parent.parent
+# files of each run, and those whose names depend on the program or on an option
+_WRITTEN = re.compile(
+    rf'^(result|config|env)_\d+\.(txt|yaml|json)$|{PROGRAM}-[0-9a-f]{{8}}|^{PARAMS}$'
+)
 _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._+-]{0,99}')
 
 
@@ -116,7 +120,7 @@ def _check_order(order: Order) -> None:
 
 def _own_paths(paths: TreeLayout) -> tuple[str, ...]:
     """Return the files and folders of one system, results first."""
-    own = (str(Path(paths.results).parent), paths.description, paths.folder, paths.contact)
+    own = (paths.results, paths.description, paths.folder, paths.contact)
     return tuple(path for path in own if path)
 
 
@@ -168,6 +172,28 @@ def _merge(source: Path, target: Path) -> None:
             path.rename(place)
         elif path.is_dir():
             _merge(path, place)
+
+
+def _refuse_foreign(home: Path, new: Path, paths: TreeLayout) -> None:
+    """Raise UserError for a file that package did not write in the folders that it replaces, or for
+    a changed file in the folder of the program, which is kept."""
+    for folder in (paths.results, paths.folder):
+        known = {p.name for p in (new / folder).iterdir()}
+        for path in sorted((home / folder).rglob('*')):
+            if path.name not in known and not _WRITTEN.search(path.name):
+                raise UserError(f'--replace: {path} is not of package; move it out of the tree')
+
+
+def _refuse_changed(home: Path, new: Path, code: str) -> None:
+    """Raise UserError if a file of the program in a tree, which is kept, is absent or changed."""
+    for path in sorted((new / code).rglob('*')) if (home / code).is_dir() else ():
+        kept = home / path.relative_to(new)
+        is_equal = kept.is_file() and kept.read_bytes() == path.read_bytes()
+        if path.is_file() and not is_equal:
+            raise UserError(
+                f'--out: {kept}: absent or changed since an earlier package; remove {home / code}, '
+                'which is then written again'
+            )
 
 
 def _swap(home: Path, new: Path, paths: TreeLayout, old: Path) -> None:
@@ -234,7 +260,9 @@ def make_package(runs: Sequence[Run], judgement: Judgement, order: Order) -> Pac
             for p in new.rglob('*')
             if p.is_dir() and not (path := order.home / p.relative_to(new)).is_dir()
         )
+        _refuse_changed(order.home, new, paths.code)
         if order.is_replacing:
+            _refuse_foreign(order.home, new, paths)
             _swap(order.home, new, paths, Path(place, 'old'))
             _remove_unused(order.home, layout_of(order.round), code_name(commit))
         else:

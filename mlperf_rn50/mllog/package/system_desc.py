@@ -168,7 +168,9 @@ def missing_fields(content: JsonObject, round_name: str) -> list[str]:
     """Return the fields without a value that a round requires."""
 
     def is_needed(part: JsonObject, name: str) -> bool:
-        if part.get(name, '') not in ('', {}, []):
+        value = part.get(name)
+        values = value if isinstance(value, list) else [value]
+        if any(_value(name, v) not in ('', {}, [], 'False') for v in values):
             return False
         if '0' in (str(part.get(key)) for key in ('accelerators_per_node', 'num_accelerators')):
             return not name.startswith('accelerator')

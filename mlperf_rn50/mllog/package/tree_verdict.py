@@ -4,6 +4,7 @@ Sources in faults: SR is MLCommons' submission rules, TP its training policies.
 """
 
 import glob
+import os
 import subprocess
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -53,7 +54,7 @@ def judge_package(home: Path, round_name: str, sets: Mapping[str, JudgedRuns]) -
     """Return the verdict on the systems of a tree, whose runs were judged by the rules of the
     round."""
     layout, ruleset = layout_of(round_name), ROUNDS[round_name]
-    faults = [*_tree_faults(home, layout, sets), *_set_faults(home, sets)]
+    faults = [*_link_faults(home), *_tree_faults(home, layout, sets), *_set_faults(home, sets)]
     remarks, results, missing = list[Remark](), list[CheckResult](), list[str]()
     for system, (runs, judgement) in sets.items():
         bypass = RCP_BYPASS in read_params(home, ruleset, system)[0]
@@ -107,6 +108,16 @@ def refusals_of(judgement: Judgement, runs: Sequence[Run], bypass: bool = False)
     return [f'{text}; {_WAYS_OUT}' if text == judgement.convergence else text for text in found]
 
 
+def _link_faults(home: Path) -> Iterator[Fault]:
+    """Yield a fault for each link out of a tree: an archive would contain the link only."""
+    top = os.path.realpath(home)
+    for place, folders, files in os.walk(home):
+        for path in (os.path.join(place, name) for name in sorted([*folders, *files])):
+            if os.path.islink(path) and not Path(os.path.realpath(path)).is_relative_to(top):
+                text = 'is a link out of the tree; replace it with the files'
+                yield Fault(os.path.relpath(path, home), '', text, 'SR Directory structure')
+
+
 def _run_faults(runs: Sequence[Run], round_name: str) -> Iterator[Fault]:
     """Yield faults about caches that were not cleared, images that were not evaluated, and closed
     runs that are not evaluated every four epochs.
@@ -117,7 +128,8 @@ def _run_faults(runs: Sequence[Run], round_name: str) -> Iterator[Fault]:
     def fault(affected: Sequence[Run], key: str, text: str, rule: str) -> Fault:
         return Fault(name_logs(runs, affected), key, text, rule)
 
-    if uncleared := [r for r in runs if _is_uncleared(r)]:
+    readable = [r for r in runs if r.status != 'unreadable']
+    if uncleared := [r for r in readable if _is_uncleared(r)]:
         text = 'got false, expected true; clear the caches before each run (--clear-caches)'
         yield fault(uncleared, keys.CACHE_CLEAR, text, 'TP Data State at Start of Run')
     imagenet = [r for r in runs if r.is_imagenet]
@@ -162,7 +174,8 @@ def _tree_faults(home: Path, layout: TreeLayout, sets: Mapping[str, JudgedRuns])
         return [Fault(code, '', text, _SOURCE_RULE)]
     faults = list[Fault]()
     for system, (runs, _) in sets.items():
-        if strange := strange_places(named_places(r.path for r in runs), files):
+        readable = [r.path for r in runs if r.status != 'unreadable']
+        if strange := strange_places(named_places(readable), files):
             names = [f'{Path(file).name}:{line}' for file, line in strange]
             text = (
                 f'{len(strange)} lines of source that the logs name are no calls in {code} '
