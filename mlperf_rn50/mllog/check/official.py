@@ -22,7 +22,7 @@ MAX_LINE = 8192  # characters; the longest published log line has 1256
 _MARK = ':::ML'
 NEEDED = "needs mlperf-logging: pip install '.[check]' in the checkout"
 # Keys whose values the official checker puts into file names, and the permitted values. In the open
-# division, which has other optimizers, it uses no opt_name; a word is permitted.
+# division, which has other optimizers, it does not use opt_name; any plain name is permitted.
 _ENQUEUED = {
     'submission_benchmark': ('resnet',),
     'submission_division': DIVISIONS,
