@@ -120,7 +120,7 @@ class CommConfig:
     """Gradient exchange, and time limits for ranks.
 
     Args:
-        compression: none, or fp16 (exchange gradients in 16 bits).
+        compression: none, or fp16 (exchange float32 gradients in 16 bits).
         num_buckets: parts in which gradients are exchanged, at least one per dtype, each as soon as
             it is computed.
         stall_limit_s: end a run if a rank gives no sign of life for this long in training, or for a

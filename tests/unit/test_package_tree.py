@@ -195,7 +195,7 @@ def test_replacement_keeps_other_benchmarks_and_refuses_files_of_the_user(tmp_pa
     for folder in ('results/box/resnet/power', f'{NEW}/box'):
         own = home / folder / 'notes.txt'
         write_files(own.parent, {own.name: 'mine'})
-        with pytest.raises(UserError, match='is not of package; move it out of the tree'):
+        with pytest.raises(UserError, match='is no file of package; move it out of the tree'):
             make(tmp_path, runs, is_replacing=True)
         assert own.read_text() == 'mine\n'
         own.unlink()

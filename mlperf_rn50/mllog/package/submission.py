@@ -175,13 +175,12 @@ def _merge(source: Path, target: Path) -> None:
 
 
 def _refuse_foreign(home: Path, new: Path, paths: TreeLayout) -> None:
-    """Raise UserError for a file that package did not write in the folders that it replaces, or for
-    a changed file in the folder of the program, which is kept."""
+    """Raise UserError for a file that package did not write in the folders that it replaces."""
     for folder in (paths.results, paths.folder):
         known = {p.name for p in (new / folder).iterdir()}
         for path in sorted((home / folder).rglob('*')):
             if path.name not in known and not _WRITTEN.search(path.name):
-                raise UserError(f'--replace: {path} is not of package; move it out of the tree')
+                raise UserError(f'--replace: {path} is no file of package; move it out of the tree')
 
 
 def _refuse_changed(home: Path, new: Path, code: str) -> None:
