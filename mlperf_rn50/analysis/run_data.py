@@ -44,7 +44,7 @@ def load_run(folder: RunFolder) -> RunData:
     log = None
     records = tuple(islice(read_all_records(folder.metrics), _MAX_RECORDS))
     with suppress(UserError):
-        log = read_run(folder.result)
+        log = read_run(folder.result, is_own=True)
     return RunData(folder, log, records, load_run_config(folder, records))
 
 

@@ -73,10 +73,16 @@ class BenchSession:
 
 
 def with_local_batch(config: Config, size: int) -> Config:
-    """Return a configuration for any number of ranks, with `size` images on each."""
+    """Return a configuration for any number of ranks, with `size` images on each in a step of one
+    pass."""
     return replace(
         config,
-        train=replace(config.train, local_batch_size=size, global_batch_size=None),
+        train=replace(
+            config.train,
+            local_batch_size=size,
+            global_batch_size=None,
+            gradient_accumulation_steps=1,
+        ),
         run=replace(config.run, num_nodes=None, ranks_per_node=None),
     )
 

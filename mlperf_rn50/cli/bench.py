@@ -32,6 +32,16 @@ if TYPE_CHECKING:
     from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
 
+_KINDS_OF = {
+    '--models': ('train',),
+    '--precisions': ('train', 'ops'),
+    '--ranks': ('train',),
+    '--threads': ('data',),
+    '--node-images-per-s': ('data',),
+}
+_WITH_ONE_SIZE = ('allreduce', 'ops')
+
+
 def add_options(parser: Any) -> None:
     add_config_option(parser)
     add = option_adder(parser)
@@ -76,11 +86,21 @@ def run(argv: Sequence[str]) -> int:
         number = options[name.replace('-', '_')]
         if number < least:
             raise ConfigError(f'--{name}: got {number}, expected {least} or more')
+    for name, kinds in _KINDS_OF.items():
+        if options.kind not in kinds and options[name[2:].replace('-', '_')] is not None:
+            raise ConfigError(
+                f'{name}: got bench {options.kind}, expected bench {" or ".join(kinds)}; remove it'
+            )
+    if options.kind in _WITH_ONE_SIZE and ',' in (options.batch_sizes or ''):
+        raise ConfigError(
+            f'--batch-sizes: got {options.batch_sizes}, expected one number for bench '
+            f'{options.kind}; run it once for each'
+        )
     if not options.config:  # train.local_batch_size has no default
         argv = [*argv, '--train.local_batch_size=32']
     config = resolve_config(Path(options.config) if options.config else None, argv, parser)
     option, precisions = 'train.precision', config.train.precision
-    if options.kind in ('train', 'ops') and options.precisions:
+    if options.precisions:
         option, precisions = '--precisions', options.precisions
     for precision in precisions.split(','):
         check_precision(option, precision.strip(), find_processor())
@@ -145,8 +165,8 @@ def _measure(session: BenchSession, options: Namespace, counts: list[int]) -> li
         return steps.bench_steps(session, cases)
     if options.kind == 'allreduce':
         case = steps.Case(
-            model=models[0],
-            precision=precisions[0],
+            model=config.model.name,
+            precision=config.train.precision,
             source='synthetic',
             local_batch_size=sizes[0],
             num_ranks=num_ranks,

@@ -148,7 +148,7 @@ def _logged_top1(weights: SavedWeights) -> float | None:
     log = RunFolder(folder.parent, folder_index(folder)).result
     top1 = description.top1
     if folder.name.startswith('weights') and log.is_file():
-        for evaluation in read_run(log).evaluations:
+        for evaluation in read_run(log, is_own=True).evaluations:
             if evaluation.epoch == description.epoch:
                 top1 = evaluation.accuracy
     return top1

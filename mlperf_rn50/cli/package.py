@@ -118,17 +118,28 @@ def _logs_of(path: Path, round_name: str) -> list[Path]:
 
 def _check(tree: Path, round_name: str) -> tuple[Package, float | None]:
     """Check a finished tree. Return also the score of a single system."""
+    from mlperf_rn50.mllog.check.faults import Fault
     from mlperf_rn50.mllog.package.submission import Package
-    from mlperf_rn50.mllog.package.tree_verdict import judge_package
+    from mlperf_rn50.mllog.package.tree_verdict import JudgedRuns, judge_package
 
     expected = 'the tree of an organisation, such as submission/us'
     check_exists(tree, expected)
     if not (tree / 'results').is_dir():
         raise UserError(f'--check: {tree} contains no results folder; expected {expected}')
     run_sets = _load([tree / 'results'], round_name)
-    sets = {s.name: (s.runs, s.judgement) for s in run_sets}
+    sets, strays = dict[str, JudgedRuns](), list[Fault]()
+    for s in run_sets:
+        if s.folder == tree / 'results' / s.name / 'resnet':
+            sets[s.name] = s.runs, s.judgement
+        else:
+            text = 'got logs, expected them only in results/SYSTEM/resnet; move or remove them'
+            strays.append(
+                Fault(str(s.folder.relative_to(tree)), '', text, 'SR Directory structure')
+            )
     minutes = run_sets[0].score_minutes if len(run_sets) == 1 else None
-    return Package(round_name, tree, verdict=judge_package(tree, round_name, sets)), minutes
+    verdict = judge_package(tree, round_name, sets)
+    verdict = replace(verdict, faults=[*strays, *verdict.faults])
+    return Package(round_name, tree, verdict=verdict), minutes
 
 
 def _pack(result: Package) -> Package:

@@ -11,6 +11,7 @@ reported, and the sweep continues. All other options are passed to the launcher,
 
 from __future__ import annotations
 
+import math
 import platform
 import re
 from argparse import Namespace
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 _LAYOUT_OPTIONS = (
     '--train.local_batch_size',
     '--train.global_batch_size',
+    '--train.gradient_accumulation_steps',
     '--schedule.base_lr',
     '--schedule.warmup_epochs',
 )
@@ -159,7 +161,6 @@ def check_hosts(o: Namespace, layouts: Sequence[SweepLayout]) -> None:
 def plan_sweep(o: Namespace, config: Config) -> list[SweepLayout]:
     """Return the batch size and learning rate of each layout; those of the configuration are for
     the first one."""
-    train = config.train
     table = None
     if o.lr_table:
         try:
@@ -167,10 +168,10 @@ def plan_sweep(o: Namespace, config: Config) -> list[SweepLayout]:
         except (OSError, ValueError) as e:
             reason = getattr(e, 'strerror', None) or e
             raise ConfigError(f'--lr-table: {o.lr_table}: {reason}') from e
+    splits = parse_layouts(o.layouts)
     return plan_layouts(
-        parse_layouts(o.layouts),
-        batch_size=train.local_batch_size or train.global_batch_size or 0,
-        is_local=train.local_batch_size is not None,
+        splits,
+        batch_size=config.global_batch_size(math.prod(splits[0])) or 0,
         is_weak=o.is_weak,
         base_lr=config.schedule.base_lr,
         warmup_epochs=config.schedule.warmup_epochs,

@@ -80,10 +80,12 @@ def run(argv: Sequence[str]) -> int:
     code = print_answer(answer, options)
     if options.out:
         from mlperf_rn50.analysis.show.page import dump_answer
+        from mlperf_rn50.analysis.why.time_answer import bottleneck_sentence
         from mlperf_rn50.analysis.why.time_figure import plot_of
 
+        timed = [r for r in runs if bottleneck_sentence(r)]
         dump_answer(
-            replace(answer, title=options.runs[0], figures=lambda: [plot_of(runs[0])]),
+            replace(answer, title=options.runs[0], figures=lambda: map(plot_of, timed)),
             Path(options.out),
             'why',
             command='why',

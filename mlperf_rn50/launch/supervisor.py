@@ -118,7 +118,7 @@ class Supervisor:
         is_new = bool(self._attempts) and self._attempts[0].run != run.index
         lost = '; before it, the fault ended a run that had no checkpoint' if is_new else ''
         with suppress(UserError):
-            if goodput := read_goodput(read_run(run.result)):
+            if goodput := read_goodput(read_run(run.result, is_own=True)):
                 self.say(f'drill {self.options.drill}: goodput {goodput.text}{lost}')
 
     def _present_run(self) -> RunFolder | None:

@@ -63,7 +63,6 @@ def parse_lr_table(text: str) -> dict[int, tuple[float, float]]:
 def plan_layouts(
     splits: Sequence[tuple[int, int]],
     batch_size: int,
-    is_local: bool,
     is_weak: bool,
     base_lr: float,
     warmup_epochs: float,
@@ -77,7 +76,7 @@ def plan_layouts(
 
     Args:
         splits: pairs of nodes and ranks per node; at least one.
-        is_local: whether batch_size is per rank.
+        batch_size: images per step of the first layout.
         lr_table: (base_lr, warmup_epochs) by global batch size, instead of the scaled values; None
             for these.
 
@@ -86,23 +85,22 @@ def plan_layouts(
             it.
     """
     first = splits[0][0] * splits[0][1]
-    reference = batch_size * first if is_local else batch_size
     result = []
     for num_nodes, ranks_per_node in splits:
         world_size = num_nodes * ranks_per_node
-        if is_weak and reference % first:
+        if is_weak and batch_size % first:
             raise ConfigError(
-                f'train.global_batch_size: got {reference}, expected a multiple of the {first} '
+                f'train.global_batch_size: got {batch_size}, expected a multiple of the {first} '
                 'ranks of the first layout'
             )
-        global_batch_size = reference // first * world_size if is_weak else reference
+        global_batch_size = batch_size // first * world_size if is_weak else batch_size
         if global_batch_size % world_size:
             raise ConfigError(
                 f'train.global_batch_size: got {global_batch_size}, expected a multiple of '
                 f'{num_nodes}x{ranks_per_node} = {world_size} ranks, or --weak'
             )
         if lr_table is None:
-            lr = base_lr * global_batch_size / reference
+            lr = base_lr * global_batch_size / batch_size
             warmup = warmup_epochs
         elif global_batch_size in lr_table:
             lr, warmup = lr_table[global_batch_size]

@@ -128,6 +128,15 @@ def put_aside_later(folder: Path, epoch: int) -> None:
                     part.rename(part.with_name(f'abandoned_{part.name}'))
 
 
+def best_num_top1(folder: Path) -> int | None:
+    """Return how many images the best network of a weights folder classified correctly; None if
+    there is no such network."""
+    path = folder / f'{BEST}.npz'
+    with suppress(DataError):
+        return _describe(path).num_top1 if path.exists() else None
+    return None
+
+
 def find_weights(path: Path, which: str = BEST) -> Path:
     """Return the .npz for an .npz, a weights folder or a run folder (its newest run). Raise
     UserError if missing."""

@@ -312,8 +312,7 @@ def evaluate_epoch(run: TrainingRun, epoch: int, first_epoch: int) -> events.Eva
     check_agreement(run.comm, trainer.digests(), epoch)
     check_finite(trainer.find_non_finite(), epoch)
     if run.comm.rank == 0:
-        is_better = result.top1 > progress.best_top1
-        run.best_weights.update(progress.step, result, is_better, trainer.copy_network)
+        run.best_weights.update(progress.step, result, trainer.copy_network)
     progress.best_top1 = max(progress.best_top1, result.top1)
     times = run.times.report(epoch, evaluated.time_s, eval_s=time.monotonic() - start)
     run.emit(events.RanksTimed(times))

@@ -147,7 +147,6 @@ class Optimizer:
         self.buckets = [Bucket([self.tensors[i] for i in cut]) for cut in cuts]
         self.group_size = group_size(self.tensors[0].weight.context.device_type, config.name)
         self.last_lr: float | None = None
-        self.is_batch_new = False
         self._applied: list[tuple[Bucket, NDArray, float]] = []
 
     def state(self) -> dict[str, NDArray]:
@@ -191,16 +190,16 @@ class Optimizer:
                 None.
         """
         correction, applied = self.correction(lr), lr * fraction
-        momentum = self._config.momentum * correction
         before = self._flat.state.copy() if self._flat else None
         self._applied.clear()
         for bucket in self.buckets:
             if self._config.name == 'lars':
+                momentum = self._config.momentum * correction
                 self._update_with_rates(bucket, applied, momentum, rescale)
             elif self._config.nesterov or self.group_size == 1:
-                self._update_each(bucket, applied, momentum, rescale)
+                self._update_each(bucket, applied, rescale)
             else:
-                self._update_with_one_rate(bucket, applied, momentum, rescale)
+                self._update_with_one_rate(bucket, applied, rescale)
         if self._flat and before is not None and is_finite is not None:
             # Correct the velocity even if the step is skipped, because only the device knows that
             # it is.
@@ -208,15 +207,11 @@ class Optimizer:
                 before[0] *= correction
             self._flat.keep_if(is_finite, before)
         self.last_lr = lr
-        self.is_batch_new = False
         return applied
 
     def correction(self, lr: float) -> float:
-        """Return the velocity's factor for a changed learning rate; with SGD, 1 unless the batch
-        size changed too."""
-        if self.last_lr and (self._config.name == 'lars' or self.is_batch_new):
-            return lr / self.last_lr
-        return 1.0
+        """Return the velocity's factor for a changed learning rate; 1 with SGD."""
+        return lr / self.last_lr if self.last_lr and self._config.name == 'lars' else 1.0
 
     def all_finite(self) -> NDArray:
         """Return an array of shape (1,): 1 if all gradients are finite, otherwise 0."""
@@ -241,31 +236,24 @@ class Optimizer:
             if b.num_adapted
         ]
 
-    def _update_each(self, bucket: Bucket, lr: float, momentum: float, rescale: float) -> None:
+    def _update_each(self, bucket: Bucket, lr: float, rescale: float) -> None:
         """Update by SGD tensor by tensor, as Nesterov momentum requires: MXNet has no multi-tensor
         operator for it."""
         if self._config.nesterov:
-            usual = self._config.momentum
-            # the correction is for the stored velocity, not for the look-ahead step
-            if momentum != usual:
-                for tensor in bucket.tensors:
-                    tensor.velocity[:] = tensor.velocity * (momentum / usual)
-            update = partial(getattr(nd, f'{bucket.prefix}nag_mom_update'), momentum=usual)
+            update = getattr(nd, f'{bucket.prefix}nag_mom_update')
         else:
-            operator = getattr(nd, f'{bucket.prefix}sgd_mom_update')
-            update = partial(operator, momentum=momentum, lazy_update=False)
+            update = partial(getattr(nd, f'{bucket.prefix}sgd_mom_update'), lazy_update=False)
         for tensor in bucket.tensors:
             update(
                 *tensor.arrays,
                 out=tensor.weight,
+                momentum=self._config.momentum,
                 lr=lr * tensor.lr_factor,
                 wd=tensor.decay,
                 rescale_grad=rescale,
             )
 
-    def _update_with_one_rate(
-        self, bucket: Bucket, lr: float, momentum: float, rescale: float
-    ) -> None:
+    def _update_with_one_rate(self, bucket: Bucket, lr: float, rescale: float) -> None:
         """Update by SGD, in groups of tensors."""
         update = getattr(nd, f'multi_{bucket.prefix}sgd_mom_update')
         for group in bucket.groups(self.group_size):
@@ -276,7 +264,7 @@ class Optimizer:
                 lrs=[lr * t.lr_factor for t in tensors],
                 wds=[t.decay for t in tensors],
                 num_weights=len(tensors),
-                momentum=momentum,
+                momentum=self._config.momentum,
                 rescale_grad=rescale,
             )
 
@@ -314,6 +302,14 @@ class Optimizer:
                 momentum=momentum,
                 rescale_grad=rescale,
             )
+
+
+def scale_velocities(arrays: dict[str, np.ndarray], factor: float) -> None:
+    """Multiply the velocities among the arrays of a checkpoint, as SGD requires for another
+    learning rate."""
+    for name in arrays:
+        if name.startswith('optimizer/velocity/'):
+            arrays[name] = arrays[name] * np.float32(factor)
 
 
 def _sums_of_squares(arrays: Sequence[NDArray]) -> NDArray:

@@ -32,6 +32,7 @@ from mlperf_rn50.train.checkpoint.resumable import check_unfinished, is_checkpoi
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.comm.rank_checks import boot_clock
 from mlperf_rn50.train.loop import BuiltRun, OpenRun, RunClock, TrainingRun
+from mlperf_rn50.train.optimizer import scale_velocities
 from mlperf_rn50.train.plan import Plan, make_elastic_plan, make_plan, resumed_step
 from mlperf_rn50.train.trainer import Trainer
 
@@ -130,17 +131,23 @@ def _check(resumption: LoadedCheckpoint, plan: Plan, is_elastic: bool, digest: s
 
 
 def restore(run: OpenRun, trainer: Trainer, loaded: LoadedCheckpoint) -> None:
-    """Give all ranks the state of a trainer that rank 0 has read, and free its arrays."""
+    """Give all ranks the state of a trainer that rank 0 has read, and free its arrays.
+
+    The learning rate changes with the global batch size. LARS corrects its velocities for this; for
+    SGD they are corrected here, before a checkpoint can have them with the new size.
+    """
+    batch_factor = run.progress.global_batch_size / loaded.progress.global_batch_size
 
     def check() -> None:
         checkpoint.check_arrays(loaded.path, loaded.trainer.arrays, trainer.array_shapes())
+        if batch_factor != 1 and run.plan.config.optimizer.name == 'sgd':
+            scale_velocities(loaded.trainer.arrays, batch_factor)
         checkpoint.put_aside([p for p, _ in loaded.damaged])
         checkpoint.rewind(loaded.path.parent, loaded.path, run.progress, loaded.trainer)
         put_aside_later(run.folder.weights, run.progress.step // run.plan.steps_per_epoch)
 
     run.comm.on_rank_0(check)
-    is_batch_new = loaded.progress.global_batch_size != run.progress.global_batch_size
-    trainer.load_state(loaded.trainer, is_batch_new)
+    trainer.load_state(loaded.trainer)
     loaded.trainer.arrays.clear()
 
 
@@ -169,7 +176,7 @@ def find_resumes(
     The time since run_start comes from the clock of the boot, which cannot be set. On another host,
     or after another boot, it comes from the wall clocks.
     """
-    log = read_run(folder.result)
+    log = read_run(folder.result, is_own=True)
     if log.start_s is None:
         raise CheckpointError(
             f'{folder.result}: got no run_start, expected the log of the run to resume'

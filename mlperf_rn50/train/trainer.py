@@ -370,15 +370,13 @@ class Trainer:
             num_finite_steps=self.loss_scale.num_finite_steps,
         )
 
-    def load_state(self, state: TrainerState, is_batch_new: bool = False) -> None:
-        """Continue on all ranks from rank 0's state. is_batch_new: the global batch size differs
-        from that state's."""
+    def load_state(self, state: TrainerState) -> None:
+        """Continue on all ranks from rank 0's state."""
         self.settle()
         if self.comm.rank == 0:
             self._set(state.arrays)
         self.broadcast()
         self.optimizer.last_lr = state.last_lr or None
-        self.optimizer.is_batch_new = is_batch_new
         if self.plan.config.train.loss_scale_policy == 'dynamic':
             self.loss_scale = LossScale(state.loss_scale, state.num_finite_steps)
 

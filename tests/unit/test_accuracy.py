@@ -9,15 +9,22 @@ import yaml
 from helpers import table
 from sample_log import write_run
 
+from mlperf_rn50.analysis.recipe.differences import find_deviations
 from mlperf_rn50.analysis.run_data import RunData, load_run
-from mlperf_rn50.analysis.why.accuracy import Cause, explain_accuracy, judge_course, weigh
+from mlperf_rn50.analysis.why.accuracy import (
+    Cause,
+    explain_accuracy,
+    judge_course,
+    judge_recipe,
+    weigh,
+)
 from mlperf_rn50.config import Config, render_yaml, to_tree
 from mlperf_rn50.config_file import override
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.mllog.logged_run import Evaluation, Run
 from mlperf_rn50.runfolder.names import RunFolder
-from mlperf_rn50.runfolder.records import LossScaleRecord, TrainRecord
-from mlperf_rn50.train.options import ScheduleConfig, TrainConfig
+from mlperf_rn50.runfolder.records import CourseRecord, LossScaleRecord, TrainRecord
+from mlperf_rn50.train.options import OptimizerConfig, ScheduleConfig, TrainConfig
 
 DIGITS = Config(
     data=DataConfig(dataset='digits', num_train=1437, num_val=360, num_classes=10),
@@ -66,6 +73,21 @@ def test_run_ended_by_a_fault_is_not_blamed_on_its_planned_epochs(status, names)
     run = replace(run, log=replace(run.log, status=status))
     causes = judge_course(run, run.config, 64, 1)
     assert {c.name for c in causes if c.strength > 1} == names
+
+
+def test_run_that_was_ended_because_it_was_behind_is_not_blamed_on_its_planned_epochs():
+    run = course(changed('run.stop_when_behind=true'), num_reported=20)
+    run = replace(run, records=[*run.records, CourseRecord(4, behind=True)])
+    causes = judge_course(run, run.config, 64, 1)
+    assert not [c for c in causes if c.strength > 1]
+
+
+def test_batch_without_similar_published_batches_is_no_cause():
+    """No published set has 16 images per step."""
+    config = replace(
+        Config(), train=TrainConfig(global_batch_size=16), optimizer=OptimizerConfig('sgd')
+    )
+    assert find_deviations(config, 1) and not [*judge_recipe(config, 1, [])]
 
 
 def accused(config=DIGITS, batch=64, num_ranks=1, **keys):
@@ -225,6 +247,7 @@ data.min_area=0.9 | augmentation (data.min_area: 0.9, expected 0.05
 optimizer.momentum=0.98 | learning rate (optimizer.momentum: 0.98, expected 0.9
 train.label_smoothing=0.05 | label smoothing (train.label_smoothing: 0.05, expected 0
 train.max_epochs=null train.global_batch_size=null train.local_batch_size=64 |
+train.loss_scale=2048 schedule.step_epochs=[3,6] |
 """),
 )
 def test_configuration_is_compared_with_the_reference_runs(compared, text, expected):

@@ -332,6 +332,16 @@ def test_lines_match_the_official_parser(tmp_path):
     assert numbers == (1, 2, 2, 4)
 
 
+def test_huge_line_is_read_in_parts_and_keeps_its_number(tmp_path):
+    with open(tmp_path / 'log', 'wb') as file:
+        file.write(b':::MLLOG 1\n:::MLLOG 2')
+        file.truncate(1 << 23)
+        file.seek(0, 2)
+        file.write(b'\n:::MLLOG 3\n')
+    found = [(number, len(line)) for number, line in marked_lines(tmp_path / 'log')]
+    assert found == [(1, 11), (2, 1 << 21), (3, 11)]
+
+
 @pytest.mark.parametrize(
     'line, reason',
     [

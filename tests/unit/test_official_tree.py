@@ -38,6 +38,13 @@ def test_options_count_as_the_official_readers_read_them(
     assert all(e.file == name and error in e.text for e in errors)
 
 
+@pytest.mark.parametrize('content', [b'\xff\xfer\x00', b'x' * 70_000], ids=['UTF-16', 'large'])
+def test_options_that_cannot_be_read_are_an_error(tmp_path, content):
+    (tmp_path / ROOT).write_bytes(content)
+    found, [error] = read_params(tmp_path, '4.0.0', 'box')
+    assert not found and error.file == ROOT
+
+
 def test_names_that_git_dislikes_and_crashes_of_tools_are_errors(tmp_path):
     """The checker opens the description, which is absent."""
     home = tmp_path / 'us'

@@ -57,13 +57,12 @@ def take_step(optimizer, step, lr, fraction=1.0, can_skip=True, bad=None):
 
 
 def run(
-    config, dtype='float32', rates=RATES, *, group_size=0, num_buckets=3, can_skip=False, new_at=-1
+    config, dtype='float32', rates=RATES, *, group_size=0, num_buckets=3, can_skip=False
 ) -> Optimizer:
-    """Return an optimizer after some steps; new_at: the first step of a new batch size."""
+    """Return an optimizer after some steps."""
     optimizer = Optimizer(make_params(dtype), config, num_buckets, can_skip)
     optimizer.group_size = group_size or optimizer.group_size
     for step, (lr, fraction) in enumerate(rates):
-        optimizer.is_batch_new = step == new_at
         take_step(optimizer, step, lr, fraction, can_skip)
     return optimizer
 
@@ -72,12 +71,12 @@ def arrays_of(params) -> dict[str, np.ndarray]:
     return {n: p.data().asnumpy().astype(float) for n, p in params.items()}
 
 
-def reference(config, start, all_grads, rates, new_at=-1):
+def reference(config, start, all_grads, rates):
     """Update tensor by tensor in float64; all_grads, rates: of each step."""
     weights = dict(start)
     velocity, last = dict.fromkeys(weights, 0.0), None
     for step, (lr, fraction) in enumerate(rates):
-        is_corrected = last and (config.name == 'lars' or step == new_at)
+        is_corrected = last and config.name == 'lars'
         momentum, last = config.momentum * (lr / last if is_corrected else 1), lr
         for n, g in all_grads[step].items():
             w, is_weight = weights[n], n.endswith('_weight')
@@ -96,13 +95,12 @@ def reference(config, start, all_grads, rates, new_at=-1):
 
 
 @pytest.mark.parametrize(
-    'dtype, rates, new_at',
+    'dtype, rates',
     [
-        ('float32', RATES, -1),
-        ('float32', RATES, 2),
-        ('float16', [(1e-4, 1.0)] * 20, -1),  # too small for float16 weights
+        ('float32', RATES),
+        ('float16', [(1e-4, 1.0)] * 20),  # too small for float16 weights
     ],
-    ids=['float32', 'new batch', 'float16'],
+    ids=['float32', 'float16'],
 )
 @pytest.mark.parametrize(
     'config',
@@ -116,10 +114,10 @@ def reference(config, start, all_grads, rates, new_at=-1):
     ],
     ids=str,
 )
-def test_steps_match_numpy(config, dtype, rates, new_at):
+def test_steps_match_numpy(config, dtype, rates):
     all_grads = [grads_of(step) for step in range(len(rates))]
-    expected = reference(config, arrays_of(make_params(dtype)), all_grads, rates, new_at)
-    for t in run(config, dtype, rates, new_at=new_at).tensors:
+    expected = reference(config, arrays_of(make_params(dtype)), all_grads, rates)
+    for t in run(config, dtype, rates).tensors:
         exact = t.exact.asnumpy()
         np.testing.assert_allclose(exact, expected[t.name], rtol=1e-3, atol=2e-5, err_msg=t.name)
         np.testing.assert_array_equal(t.weight.asnumpy(), exact.astype(t.weight.dtype))
@@ -233,12 +231,10 @@ def test_overflowed_step_changes_no_bit(config, group_size, num_buckets):
 
 
 @pytest.mark.parametrize('config', [SGD, LARS, NESTEROV], ids=['sgd', 'lars', 'nesterov'])
-@pytest.mark.parametrize('is_batch_new', [False, True])
-def test_momentum_after_overflowed_steps_follows_the_last_applied_rate(config, is_batch_new):
+def test_momentum_after_overflowed_steps_follows_the_last_applied_rate(config):
     states = []
-    for overflowed in ((), (0.4, 0.4) if is_batch_new else (0.2, 0.3)):
+    for overflowed in ((), (0.2, 0.3)):
         optimizer = run(config, 'float16', [(0.1, 1.0)], can_skip=True)
-        optimizer.is_batch_new = is_batch_new
         for lr in overflowed:
             take_step(optimizer, 1, lr, bad=('fc1_bias', np.nan))
         take_step(optimizer, 1, 0.4)

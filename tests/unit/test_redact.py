@@ -67,7 +67,14 @@ def test_host_name_is_hidden_as_a_word_only(runs):
     assert site.publish('on dgx-1.other.org, dgx-11 and xdgx-1') == 'on node1, dgx-11 and xdgx-1'
 
 
-@pytest.mark.parametrize('env', [{}, {'host': 3, 'nodes': 'x', 'variables': []}, {'nodes': [1]}])
+@pytest.mark.parametrize(
+    'env',
+    [
+        {},
+        {'host': 3, 'nodes': 'x', 'variables': []},
+        {'nodes': [1], 'packages': [1], 'libraries': 'x'},
+    ],
+)
 def test_malformed_env_json_is_published_empty(runs, env):
     assert not any(public_env(env, find_site(runs)).values())
 

@@ -11,15 +11,25 @@ from mlperf_rn50.launch.sweep_layouts import parse_layouts, parse_lr_table, plan
 SPLITS = [(1, 4), (2, 4), (8, 4)]
 
 
-def planned(batch_size=256, splits=SPLITS, table=None, is_local=False, is_weak=True):
-    layouts = plan_layouts(splits, batch_size, is_local, is_weak, 0.1, 5, table)
+def planned(batch_size=256, splits=SPLITS, table=None, is_weak=True):
+    layouts = plan_layouts(splits, batch_size, is_weak, 0.1, 5, table)
     return [(x.name, x.global_batch_size, x.base_lr, x.warmup_epochs) for x in layouts]
 
 
 def test_strong_scaling_keeps_the_global_batch_and_weak_scaling_the_local_one():
     weak = [('1x4', 256, 0.1, 5), ('2x4', 512, 0.2, 5), ('8x4', 2048, 0.8, 5)]
     assert planned(is_weak=False) == [(name, *weak[0][1:]) for name, *_ in weak]
-    assert planned() == planned(64, is_local=True) == weak
+    assert planned() == weak
+
+
+def test_batch_per_pass_is_multiplied_by_the_passes_of_the_first_layout(tmp_path):
+    (tmp_path / 'c.yaml').write_text(
+        'train: {local_batch_size: 8, gradient_accumulation_steps: 4}\n'
+        'data: {dataset: digits, dir: none, num_train: 1437, num_val: 360, num_classes: 10}'
+    )
+    words = ['--study', 'none', '--layouts', '1x2 1x4', '--weak', '--dry-run']
+    done = call('sweep', '--config', tmp_path / 'c.yaml', *words)
+    assert re.findall(r'global batch +(\d+)', done.stdout) == ['64', '128']
 
 
 def test_platform_has_the_nodes_of_each_layout():

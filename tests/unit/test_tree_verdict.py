@@ -10,8 +10,9 @@ from made_systems import commit_program
 from sample_log import LARS, closed, write_five
 
 from mlperf_rn50.analysis.sets.load import Rules, load_run_sets
+from mlperf_rn50.mllog.check.code_lines import named_places
 from mlperf_rn50.mllog.check.faults import Fault
-from mlperf_rn50.mllog.check.official_tree import TreeVerdict
+from mlperf_rn50.mllog.check.official_tree import TreeVerdict, judge_tree
 from mlperf_rn50.mllog.package.system_desc import fields_of
 from mlperf_rn50.mllog.package.tree_layouts import layout_of, rule_files
 from mlperf_rn50.mllog.package.tree_verdict import judge_package
@@ -103,6 +104,7 @@ def test_evaluations_may_be_more_frequent_in_v07(tmp_path, judged):
             'changed files',
         ),
         ('results/empty/resnet/x', '', 'results/empty/resnet', 'no log of ResNet'),
+        ('results/box/resnet/result_x.txt', '', 'resnet/result_x.txt', 'not named as a log'),
     ],
 )
 def test_other_code_and_unusable_files_are_faults(tmp_path, judged, name, text, fault, rule):
@@ -113,6 +115,36 @@ def test_other_code_and_unusable_files_are_faults(tmp_path, judged, name, text, 
         write_files(tmp_path, {name: text})
     [found] = judged(tmp_path)
     assert found.file.endswith(fault) and rule in found.text
+
+
+def test_log_that_was_not_judged_is_not_given_to_the_official_tools(tmp_path, monkeypatch):
+    """Its division could make the checker run code."""
+    make_tree(tmp_path)
+    names = ['result_x.txt', 'old/result_0.txt']
+    write_files(tmp_path / 'results/box/resnet', dict.fromkeys(names, ''))
+    given = []
+
+    def run(tool, tree, *words):
+        given.extend(p.name for p in tree.rglob('result_*'))
+        return '', []
+
+    monkeypatch.setattr('mlperf_rn50.mllog.check.official_tree._run', run)
+    judge_tree(tmp_path, '1.0.0', ['box'])
+    assert {*given} == {f'result_{k}.txt' for k in range(5)} and len(given) == 10
+
+
+def test_logs_in_another_folder_of_a_tree_are_a_fault(tmp_path, without_tools):
+    make_tree(tmp_path)
+    (tmp_path / 'results/other').mkdir()
+    (tmp_path / 'results/box/resnet').rename(tmp_path / 'results/other/box')
+    make_tree(tmp_path)
+    done = call('package', '--check', tmp_path, '--round', 'v4.0')
+    assert done.returncode == 1 and 'results/other/box: got logs' in done.stdout
+
+
+def test_place_in_a_program_that_is_no_number_is_ignored(tmp_path):
+    write_lines(tmp_path / 'log', [mllog('place', 1, file='/w/train.py', lineno=[1])])
+    assert named_places([tmp_path / 'log']) == set()
 
 
 def test_kinds_of_fault_are_listed_once_for_all_systems(tmp_path, judged):

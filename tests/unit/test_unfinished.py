@@ -79,3 +79,5 @@ def test_run_before_its_first_evaluation_is_explained(tmp_path, monkeypatch):
     (tmp_path / 'result_0.txt').touch()
     done = call('why', tmp_path)
     assert (done.returncode, done.stdout) == (0, 'Running: 0.5 of 80.\n')
+    done = call('why', tmp_path, '--out', tmp_path / 'page')
+    assert done.returncode == 0 and 'Running: 0.5' in (tmp_path / 'page/why.html').read_text()

@@ -15,7 +15,7 @@ from rich.console import Console
 from mlperf_rn50.analysis.watch.follower import Follower
 from mlperf_rn50.analysis.watch.live_page import render_page
 from mlperf_rn50.analysis.watch.run_facts import facts_of, status_text
-from mlperf_rn50.analysis.watch.run_state import Checkpoints, LiveRun
+from mlperf_rn50.analysis.watch.run_state import Checkpoints, LiveRun, UsedEnergy
 from mlperf_rn50.analysis.watch.screen import draw_curves, render
 from mlperf_rn50.text import duration
 
@@ -79,6 +79,15 @@ energy | not measured: no telemetry of the run
     assert levels == {'status': 'good', 'rank skew': 'warn'}
 
 
+def test_energy_to_the_end_grows_with_the_time_left_and_not_with_a_pause(run):
+    """1 kWh in an hour on the clock, after 11 h with a pause, and one more hour left."""
+    hour = 3600.0
+    used = UsedEnergy(hour, cpu_kwh=1.0, gpu_kwh=None, reason='')
+    facts = facts_of(replace(run, time_s=11 * hour, left_s=hour, energy=used), None)
+    texts = {name.text: text.text for name, text in facts.rows}
+    assert texts['energy'] == '1 kWh in 60 min (CPU 1, GPU not measured), 2 kWh at epoch 10'
+
+
 @pytest.mark.parametrize(
     'changes, step, text',
     table("""
@@ -112,6 +121,8 @@ def test_curve_shows_band_target_and_every_evaluation(run):
     assert sum(line.count('●') for line in lines) == 3 and '╌' in ''.join(lines)
     assert [k for k, line in enumerate(lines) if '░' in line] == [3, 4]  # 45 to 55 % of 80
     assert axis.startswith('epoch 0') and axis.endswith('10')
+    for width in range(1, 12):  # a window that is almost closed
+        assert '●' in str(draw_curves([run], width, 12))
 
 
 def test_each_of_several_runs_has_a_row_and_a_marker(run, tmp_path):

@@ -20,7 +20,13 @@ from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.elapsed import Resume
 from mlperf_rn50.runfolder.jsonl import encode
 from mlperf_rn50.runfolder.names import RunFolder, run_at
-from mlperf_rn50.runfolder.records import NetworkRecord, RanksRecord, RankSteps
+from mlperf_rn50.runfolder.records import (
+    EndRecord,
+    NetworkRecord,
+    RanksRecord,
+    RankSteps,
+    ResumedRecord,
+)
 from mlperf_rn50.train.options import TrainConfig
 
 STEPS = 100
@@ -257,6 +263,23 @@ def test_epochs_that_a_resume_repeats_count_once():
     assert times_of(again) == times_of(run)
 
 
+def test_epochs_that_a_resume_discarded_do_not_count_before_they_are_repeated():
+    run = made_run(epochs=5, changed={4: two('data=400'), 5: two('data=400')})
+    resumed = ResumedRecord(step=STEPS * 3, epoch=3.0)
+    assert times_of(replace(run, records=[*run.records, resumed])) == times_of(made_run())
+
+
+@pytest.mark.parametrize('has_resume', [False, True])
+def test_steps_after_the_last_evaluation_are_no_rest(has_resume):
+    """A stop 1,000 s after the evaluation; 2 s of them were a checkpoint, which is known."""
+    run = made_run()
+    end = EndRecord('interrupted', time_to_train_s=1030.0, checkpoint_s=2.0)
+    resumed = [ResumedRecord(step=STEPS * 4, epoch=4.0)] if has_resume else []
+    times = times_of(replace(run, records=[*run.records, end, *resumed]))
+    assert times.parts['rest'] == pytest.approx(0.0, abs=1e-6)
+    assert times.parts['checkpoints'] == (0.0 if has_resume else 2.0)
+
+
 @pytest.mark.parametrize(
     'checkpoint_s',
     [20.0, 25.0, 35.0],
@@ -321,6 +344,7 @@ def test_answer_begins_with_cause_share_and_gain():
         ),
         ({'changed': {k: two(f'compute={90 + 10 * k}') for k in (1, 2, 3)}}, 'no phase changed'),
         ({'ranks': two('data=1.5')}, 'no phase changed'),  # a tiny change
+        ({'ranks': two('compute=190'), 'epochs': 1}, '(+100 %); no phase can be named'),
     ],
 )
 def test_comparison_names_a_phase_that_changed_by_more_than_the_noise(keys, found):

@@ -147,9 +147,9 @@ def _energy(run: LiveRun) -> str:
         'not measured' if kwh is None else significant(kwh) for kwh in (used.cpu_kwh, used.gpu_kwh)
     )
     text = f'{significant(used.kwh)} kWh in {duration(used.seconds)} (CPU {cpu}, GPU {gpu})'
-    if run.left_s is None or not run.time_s or not used.seconds:
+    if run.left_s is None or not used.seconds:
         return text
-    at_end = used.kwh * (run.time_s + run.left_s) / used.seconds
+    at_end = used.kwh * (1 + run.left_s / used.seconds)
     return f'{text}, {significant(at_end)} kWh at epoch {run.max_epochs}'
 
 

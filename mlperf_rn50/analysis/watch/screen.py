@@ -54,7 +54,7 @@ def _top(runs: Sequence[LiveRun]) -> float:
 def draw_curves(runs: Sequence[LiveRun], width: int, rows: int, is_ascii: bool = False) -> Text:
     """Draw Top-1 against epochs, with legend and axes; width and rows are the size in
     characters."""
-    columns, height, top = width - _AXIS_COLUMNS, rows - 2, _top(runs)
+    columns, height, top = max(2, width - _AXIS_COLUMNS), rows - 2, _top(runs)
     epochs = [e.epoch for r in runs for e in r.evaluations]
     last = max([1, *epochs, *(r.max_epochs or 0 for r in runs)])
     marks, fill, line = (_ASCII_MARKS, ':', '-') if is_ascii else (_MARKS, '░', '╌')

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from mlperf_rn50.analysis.recipe.differences import find_deviations
 from mlperf_rn50.analysis.run_data import RunData, load_run
 from mlperf_rn50.analysis.why.time_answer import make_explanation
+from mlperf_rn50.analysis.why.unfinished import was_behind
 from mlperf_rn50.answer import Answer, columns
 from mlperf_rn50.config import Config, render_value
 from mlperf_rn50.files import load_ini
@@ -113,7 +114,7 @@ def _judge_schedule(
             text = f'it trained {num_epochs} of the {s.decay_epochs:g} epochs of its schedule'
             found = found._replace(sentence=text)
         yield found
-    elif rates and run.log and run.log.status == 'aborted':
+    elif rates and run.log and run.log.status == 'aborted' and not was_behind(run, config):
         yield weigh('epochs', 'part of the planned epochs', rates[-1][0] / num_epochs, least=0.9)
 
 
@@ -180,14 +181,16 @@ def judge_recipe(config: Config, num_ranks: int, others: list[Config]) -> Iterat
     """Yield differences from the published recipes on ImageNet, and from the configurations of
     better runs."""
     for line in find_deviations(config, num_ranks):
+        if ' have ' not in line:
+            continue  # no published recipe has a similar batch
         key, _, text = line.partition(': got ')
         measured, _, published = text.partition('; ')
         yield Cause(_KEYS.get(key, 'batch'), 3.0, key, measured, published.rpartition(' have ')[2])
     for key, name in _KEYS.items():
         value_of = attrgetter(key)
         got = value_of(config)
-        values = [v for v in map(value_of, others) if v is not None]
-        if got in (None, *values) or not values:
+        values = [v for c in others if _has_effect(key, c) and (v := value_of(c)) is not None]
+        if got in (None, *values) or not values or not _has_effect(key, config):
             continue  # null: other keys determine it
         is_momentum = key.endswith('momentum')
         # Numbers may differ by a quarter, also the weight of a new value in an average.
@@ -196,6 +199,19 @@ def judge_recipe(config: Config, num_ranks: int, others: list[Config]) -> Iterat
         near = ' within a factor of 1.25,' if isinstance(got, float) else ''
         text = f'{expected}{near} as in reference runs'
         yield Cause(name, ratio / 1.25, key, render_value(got), text)
+
+
+def _has_effect(key: str, config: Config) -> bool:
+    """Return whether the training depends on a key. A dynamic loss scale soon leaves its start."""
+    match key:
+        case 'train.loss_scale':
+            train = config.train
+            return train.precision == 'float16' and train.loss_scale_policy == 'static'
+        case 'schedule.step_epochs':
+            return config.schedule.decay == 'step'
+        case 'data.min_area':
+            return config.data.crop == 'random_resized'
+    return True
 
 
 def _factor(a: Any, b: Any) -> float:

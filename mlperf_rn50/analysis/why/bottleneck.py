@@ -19,9 +19,11 @@ from mlperf_rn50.mllog.elapsed import Resume, gaps_of, union_s
 from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.runfolder.records import (
     EndRecord,
+    MetricsRecord,
     NetworkRecord,
     RanksRecord,
     RankSteps,
+    ResumedRecord,
 )
 from mlperf_rn50.text import grouped
 
@@ -205,10 +207,28 @@ def _unmeasured(
     return [(a, b) for a, b in found if a < b]
 
 
+def _preserved(records: Sequence[MetricsRecord]) -> tuple[list[Interval], float]:
+    """Return the intervals of a run and the time of checkpoints after the last one, without those
+    that a resume discarded."""
+    by_epoch: dict[int, RanksRecord] = {}
+    checkpoint_s = 0.0
+    for record in records:
+        if isinstance(record, RanksRecord):
+            by_epoch.pop(record.epoch, None)  # the last record is the last of the dictionary
+            by_epoch[record.epoch] = record
+        elif isinstance(record, EndRecord):
+            checkpoint_s = record.checkpoint_s
+        elif isinstance(record, ResumedRecord):
+            checkpoint_s = 0.0
+            if (epoch := record.epoch) is not None:
+                by_epoch = {e: r for e, r in by_epoch.items() if e <= epoch + 1e-6}
+    return [_interval_of(r) for r in by_epoch.values() if r.ranks], checkpoint_s
+
+
 def times_of(run: RunData) -> Times:
-    """Return the times of a run, without a first interval that was slow only at its start."""
-    by_epoch = {r.epoch: r for r in run.all(RanksRecord)}  # a resume repeats epochs
-    intervals = [_interval_of(r) for r in by_epoch.values() if r.ranks]
+    """Return the times of a run, without a first interval that was slow only at its start, and
+    without steps after the last evaluation, whose times are not known."""
+    intervals, last_checkpoint_s = _preserved(run.records)
     if not intervals:
         is_running = run.log and run.log.status == 'running'
         action = 'wait for the first one' if is_running else 'train with this version'
@@ -223,14 +243,14 @@ def times_of(run: RunData) -> Times:
     parts = {name: sum(i.parts[name] for i in intervals) for name in intervals[0].parts}
     if run.log and not parts['evaluation']:  # early versions did not record it
         parts['evaluation'] = _logged_eval_s(run.log, start_s)
-    end = run.last(EndRecord) or EndRecord('')
-    parts['checkpoints'] += end.checkpoint_s  # after the last evaluation
+    parts['checkpoints'] += last_checkpoint_s
     # Lost training and times without training are no part.
     resumes = run.log.resumes if run.log else ()
     gaps = gaps_of(resumes)
     gaps += _unmeasured(resumes, [r.time_s for r in run.all(RanksRecord)])
-    end_s = max(intervals[-1].record.time_s, end.time_to_train_s or 0.0)
-    measured_s = end_s - start_s - union_s((max(a, start_s), b) for a, b in gaps if b > start_s)
+    end_s = intervals[-1].record.time_s + last_checkpoint_s
+    without = [(max(a, start_s), min(b, end_s)) for a, b in gaps if b > start_s and a < end_s]
+    measured_s = end_s - start_s - union_s(without)
     parts['rest'] = max(measured_s - sum(parts.values()), 1e-9)
     return Times(
         parts,

@@ -193,10 +193,13 @@ def compare_times(first: Times, second: Times) -> Answer:
         for ms, noise, text in sorted(changes, reverse=True)
         if ms > max(noise, _LEAST_CHANGE * step_before)
     ]
+    none = 'no phase changed by more than its noise'
+    if min(len(times.intervals) for times in (first, second)) < 2:
+        none = 'no phase can be named, because a run has a single evaluation and thus no noise'
     return make_explanation(
         f'A step takes {significant(step_now)} instead of {significant(step_before)} ms '
         f'({percent(step_now / (step_before or 1) - 1, "+.0f")}); '
-        f'{", ".join(found[:3]) or "no phase changed by more than its noise"}.',
+        f'{", ".join(found[:3]) or none}.',
         columns('ms per step | first | second | change | noise'),
         rows,
     )

@@ -29,12 +29,17 @@ def unfinished_sentence(run: RunData) -> str:
         if not isinstance(end, EndRecord):
             return f'Failed {done}{_resume(run, log)}.'
         return f'Failed {done}; train.log has the reason.' if end.status == 'failed' else ''
-    standing = run.last(CourseRecord)
-    if config.run.stop_when_behind and standing and standing.behind and evaluated < planned:
+    if was_behind(run, config) and evaluated < planned:
         return f'Ended {done}, because it was behind its reference runs.'
     return (
         f'Trained {planned} of the {schedule} epochs of its schedule.' if planned < schedule else ''
     )
+
+
+def was_behind(run: RunData, config: Config) -> bool:
+    """Return whether a run stops, or has stopped, because it is behind its reference runs."""
+    standing = run.last(CourseRecord)
+    return bool(config.run.stop_when_behind and standing and standing.behind)
 
 
 def _first_evaluation(log: Run, config: Config, last: TrainRecord | None) -> str:

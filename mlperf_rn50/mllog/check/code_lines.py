@@ -28,13 +28,13 @@ def named_places(logs: Iterable[Path]) -> set[Place]:
         for _, event in read_events(log)
         if isinstance(event, LogEvent)
     ]
-    places = {(str(m['file']), m['lineno']) for m in metadata if {'file', 'lineno'} <= m.keys()}
+    places = {
+        (str(m.get('file')), m['lineno']) for m in metadata if isinstance(m.get('lineno'), int)
+    }
     return {
         (file, line)
         for file, line in places
-        if PurePosixPath(file).suffix[1:].isalnum()
-        and not any(name in file for name in _LIBRARIES)
-        and isinstance(line, int)
+        if PurePosixPath(file).suffix[1:].isalnum() and not any(name in file for name in _LIBRARIES)
     }
 
 

@@ -19,6 +19,7 @@ from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.rulesets import DIVISIONS, ROUND_OF, V05
 
 MAX_LINE = 8192  # characters; the longest published log line has 1256
+_MAX_PART = 1 << 21  # characters of a line that are read at once
 _MARK = ':::ML'
 NEEDED = "needs mlperf-logging: pip install '.[check]' in the checkout"
 # Keys whose values the official checker puts into file names, and the permitted values. In the open
@@ -44,11 +45,14 @@ def import_official(module: str) -> Any:
 
 
 def marked_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line number, text) of each log line, split as in the official parser; UserError for an
-    unreadable file."""
+    """Yield (line number, text) of each log line, split as in the official parser, in parts of at
+    most _MAX_PART characters; UserError for an unreadable file."""
+    number, is_new = 0, True
     try:
         with open(path, encoding='latin-1', newline='\n', opener=regular_file) as f:
-            for number, text in enumerate(f, start=1):
+            while text := f.readline(_MAX_PART):
+                number += is_new
+                is_new = text.endswith('\n')
                 yield from ((number, line) for line in text.split('\r') if _MARK in line)
     except OSError as e:
         raise UserError(f'{path}: cannot read the log: {e.strerror}') from e

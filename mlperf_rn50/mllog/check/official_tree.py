@@ -16,12 +16,14 @@ import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
 
 from mlperf_rn50.files import read_text
 from mlperf_rn50.mllog.check.faults import Fault
 from mlperf_rn50.mllog.check.official import NEEDED, NotInstalled
 from mlperf_rn50.mllog.rulesets import ROUND_OF, V05
+from mlperf_rn50.runfolder.names import run_number
 from mlperf_rn50.text import some
 
 PARAMS = 'package_checker_params'  # a file that contains options of package_checker, one a line
@@ -66,7 +68,12 @@ def read_params(home: Path, ruleset: str, system: str) -> tuple[set[str], list[F
         path = folder / PARAMS
         if not path.is_file() or path.is_symlink():
             continue
-        lines = read_text(path, _MAX_PARAMS, 'replace').split('\n')
+        name = str(path.relative_to(home))
+        try:
+            lines = read_text(path, _MAX_PARAMS, 'replace').split('\n')
+        except ValueError as e:
+            faults.append(Fault(name, '', f'{e}, expected options of package_checker', PARAMS))
+            continue
         read, where = lines[-1:], 'in a last line without a newline'
         if folder == home and ruleset < _PARAMS_SINCE:
             read, where = [], 'below results, because the official script reads no other file'
@@ -74,7 +81,6 @@ def read_params(home: Path, ruleset: str, system: str) -> tuple[set[str], list[F
             read, where = lines[:-1], 'in lines that end with a newline'
         found = set(read) & set(_OPTIONS)
         expected = f'{" or ".join(_OPTIONS)} {where}; others have no effect or stop the script'
-        name = str(path.relative_to(home))
         options |= found
         faults += [
             Fault(name, '', f'got {line!r:.80}, expected {expected}', PARAMS)
@@ -113,16 +119,23 @@ def _tool_fault(tool: str, text: str, file: str = '') -> Fault:
     return Fault(file or 'the tree', '', text, tool)
 
 
+def is_stray_log(path: Path) -> bool:
+    """Return whether the official tools would take a file of a tree for a log that this program
+    did not judge."""
+    is_judged = path.parent.name == 'resnet' and run_number(path.name) is not None
+    return path.match('result_*.txt') and not is_judged
+
+
 def _copy(home: Path, place: Path, systems: Collection[str]) -> Path:
     """Copy the files that the tools read: regular files outside linked folders, except an old
-    scaling.json."""
+    scaling.json and logs that were not judged, which could control the tools."""
+
+    def is_ignored(path: Path) -> bool:
+        is_usable = path.is_file() or path.is_dir() and not path.is_symlink()
+        return path.name == 'scaling.json' or is_stray_log(path) or not is_usable
 
     def ignore(folder: str, names: list[str]) -> list[str]:
-        return [
-            p.name
-            for p in map(Path(folder).joinpath, names)
-            if p.name == 'scaling.json' or not (p.is_file() or p.is_dir() and not p.is_symlink())
-        ]
+        return [name for name in names if is_ignored(Path(folder, name))]
 
     of_systems = [Path('results', s, name) for s in systems for name in ('resnet', PARAMS)]
     for path in (Path('systems'), *of_systems):
@@ -231,7 +244,8 @@ def summarize_tree(tree: Path, ruleset: str, place: Path) -> tuple[dict[str, flo
     """
     path = place / 'summary.csv'
     _, crash = _run('result_summarizer', tree, 'training', ruleset, '--csv', path)
-    rows = csv.DictReader(path.read_text().splitlines()) if path.is_file() else []
+    # newline: a field may contain characters that end a line elsewhere
+    rows = csv.DictReader(StringIO(path.read_text(), newline='')) if path.is_file() else []
     scores = {
         Path(row['details_url']).stem: float(row['resnet']) for row in rows if row.get('resnet')
     }

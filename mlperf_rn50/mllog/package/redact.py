@@ -19,7 +19,7 @@ from mlperf_rn50.mllog.read.description import (
 )
 from mlperf_rn50.runfolder.names import run_of
 
-_KEPT = 'python packages libraries git_commit num_nodes ranks_per_node'.split()
+_KEPT = 'python git_commit num_nodes ranks_per_node'.split()
 _HOST = 'hostname os os_name cpu processor cpu_cores memory_bytes gpus hardware'.split()
 _VARIABLES = frozenset(
     """
@@ -108,6 +108,8 @@ def public_env(env: JsonObject, site: Site) -> JsonObject:
     variables = object_at(env, 'variables')
     return {
         **{key: env[key] for key in _KEPT if key in env},
+        'packages': object_at(env, 'packages'),
+        'libraries': object_at(env, 'libraries'),
         'host': site.publish(host),
         'nodes': site.publish(objects_at(env, 'nodes')),
         'variables': site.publish({k: v for k, v in variables.items() if k in _VARIABLES}),

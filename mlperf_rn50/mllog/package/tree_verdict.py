@@ -23,6 +23,7 @@ from mlperf_rn50.mllog.check.official_tree import (
     CheckResult,
     Remark,
     TreeVerdict,
+    is_stray_log,
     judge_tree,
     read_params,
 )
@@ -193,6 +194,10 @@ def _set_faults(home: Path, sets: Mapping[str, JudgedRuns]) -> Iterator[Fault]:
             place = str(folder.relative_to(home))
             text = 'contains no log of ResNet; add the five logs, or remove the folder'
             yield Fault(place, '', text, 'TP Benchmark Results')
+    for path in sorted(home.glob('results/*/resnet/result_*.txt')):
+        if is_stray_log(path):
+            text = 'is not named as a log, expected result_<k>.txt; rename or remove it'
+            yield Fault(str(path.relative_to(home)), '', text, 'TP Benchmark Results')
 
 
 def _file_faults(home: Path, layout: TreeLayout, system: str) -> Iterator[Fault]:

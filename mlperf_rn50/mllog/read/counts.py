@@ -92,7 +92,7 @@ class CountReader:
         """
         nodes, total, cleared = self._described.nodes, self._described.accelerators, self._cleared
         in_order = [nodes, cleared], [total, lines]
-        if not (nodes and total and lines and total.number):
+        if not (nodes and total and lines and total.number >= nodes.number):
             return in_order
         per_node = total.number // nodes.number
         whole = cleared.number * per_node if cleared else 0

@@ -20,6 +20,7 @@ from mlperf_rn50.mllog.findings import Findings
 from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.read.raw_log import RawLog
 from mlperf_rn50.mllog.read.resolve import RunResolver
+from mlperf_rn50.text import printable
 
 _FORMS = {  # by the first bytes of a file
     rb'\xff\xfe|\xfe\xff': 'UTF-16; convert it to UTF-8',  # as written by some shells
@@ -134,7 +135,7 @@ def _check_benchmark(path: Path, event: LogEvent) -> None:
     if benchmark != keys.RESNET:
         raise OtherBenchmark(
             f'{path}: got a log of the benchmark {benchmark!r:.80}, expected resnet',
-            str(benchmark)[:80],
+            printable(str(benchmark)[:80]),
         )
 
 
@@ -158,9 +159,9 @@ def _check_logs(path: Path, logs: dict[LineFormat, RawLog], torn: _TornLines) ->
         )
 
 
-def read_run(path: Path, now_s: float | None = None) -> Run:
+def read_run(path: Path, now_s: float | None = None, is_own: bool = False) -> Run:
     """Return the run in a log at now_s since 1970 (None: now). Raise UserError unless the log is of
-    one ResNet run."""
+    one run, of ResNet or, with is_own, of any network that this program trains."""
     _check_form(path)
     logs: dict[LineFormat, RawLog] = {}
     torn, last_line = _TornLines(), 0
@@ -168,7 +169,8 @@ def read_run(path: Path, now_s: float | None = None) -> Run:
         if isinstance(event, ValueError):
             torn.add(last_line, event)
             continue
-        _check_benchmark(path, event)
+        if not is_own:
+            _check_benchmark(path, event)
         if event.line_format not in logs:
             logs[event.line_format] = RawLog(event.line_format)
         try:

@@ -6,7 +6,13 @@ from dataclasses import asdict, dataclass
 
 from mxnet.ndarray import NDArray
 
-from mlperf_rn50.model.weights import BEST, LAST, describe_weights, save_weights
+from mlperf_rn50.model.weights import (
+    BEST,
+    LAST,
+    best_num_top1,
+    describe_weights,
+    save_weights,
+)
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.system.processor import leave_openmp_to_engine
 from mlperf_rn50.train.evaluate import Accuracy
@@ -31,20 +37,20 @@ class BestWeights:
         self._folder, self._plan = folder.weights, plan
         self._classes, self._data_sha256 = classes, data_sha256
         self._best: Network | None = None
+        self._num_top1: int | None = None  # correct images of the best network, once it is known
         self._written: Network | None = None
         self._last_accuracy: tuple[int, Accuracy] | None = None
 
-    def update(
-        self, step: int, accuracy: Accuracy, is_better: bool, copy: Callable[[], dict[str, NDArray]]
-    ) -> None:
-        """Record the accuracy after a step; keep a copy of the network if is_better or none is kept
-        yet."""
+    def update(self, step: int, accuracy: Accuracy, copy: Callable[[], dict[str, NDArray]]) -> None:
+        """Record the accuracy after a step; keep a copy of the network if it is better than the one
+        in memory or, after a resume, in the folder."""
         self._last_accuracy = step, accuracy
         # A run that went back may have a better accuracy on record than that of its kept network.
-        if self._best and self._best.accuracy:
-            is_better = accuracy.num_top1 > self._best.accuracy.num_top1
-        if is_better or not (self._best or (self._folder / f'{BEST}.npz').exists()):
+        if self._num_top1 is None:
+            self._num_top1 = best_num_top1(self._folder)
+        if self._num_top1 is None or accuracy.num_top1 > self._num_top1:
             self._best = Network(step, accuracy, copy())
+            self._num_top1 = accuracy.num_top1
 
     def write_best(self) -> None:
         """Write the best network so far unless it is already written; raise UserError on
