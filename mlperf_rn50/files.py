@@ -343,9 +343,13 @@ def sync(file: BinaryIO) -> None:
 
 
 def sync_folder(path: Path) -> None:
+    """Sync the entries of a folder to disk, unless its file system cannot sync folders."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
+    except OSError as e:
+        if e.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
     finally:
         os.close(fd)
 
@@ -356,6 +360,5 @@ def make_folder(path: Path) -> None:
     if not path.is_dir():
         make_folder(path.parent)
         path.mkdir(exist_ok=True)
-        # a parent without read permission, or a file system that cannot sync folders
-        with suppress(OSError):
+        with suppress(OSError):  # a parent without read permission
             sync_folder(path.parent)

@@ -10,4 +10,4 @@ IFS=, read -r -a hosts <<<"$slots"
 num_nodes=${#hosts[@]} ranks_per_node=${slots##*:}
 export SLURM_CPU_BIND=none # launch/bind.sh binds the ranks
 exec srun --mpi=pmix --nodes "$num_nodes" --ntasks $((num_nodes * ranks_per_node)) --ntasks-per-node "$ranks_per_node" \
-    --kill-on-bad-exit=1 --export=ALL "$@"
+    --kill-on-bad-exit=1 --quit-on-interrupt --export=ALL "$@"

@@ -114,7 +114,10 @@ def start_launcher(name: str, argv: Sequence[str], signals: SignalQueue | None =
         placement, config = place_ranks(engine, options, load_train_config)
         check_machine(engine, options, placement, config)
         options = replace(
-            options, nodes=len(placement.hosts), ranks_per_node=placement.ranks_per_node
+            options,
+            nodes=len(placement.hosts),
+            ranks_per_node=placement.ranks_per_node,
+            ranks_per_device=options.ranks_per_device or config.run.ranks_per_device,
         )
     if options.only_prints:
         return train.run(options.as_train)
@@ -156,7 +159,8 @@ def supervise(launcher: Launcher, placement: Placement, config: Config) -> int:
     options, signals, device = launcher.options, launcher.signals, config.train.device
     run_dir, in_slurm = placement.run_dir, launcher.engine.in_slurm
     token = new_token()
-    batch_job = os.environ.get('SLURM_JOB_ID', token)
+    # only a job of launch/slurm.sbatch is requeued
+    batch_job = os.environ.get('SLURM_JOB_ID', token) if in_slurm else token
     if options.doctor and mpi_settings(os.environ, CHECKOUT / '.venv'):
         launcher.try_mpi(placement, f'{token}-{SIDE_JOB}', device)
     with folder_lock(run_dir):
@@ -171,7 +175,7 @@ def supervise(launcher: Launcher, placement: Placement, config: Config) -> int:
             )
         if options.is_requeued:  # the job resumes its run
             options = replace(options, resume=options.resume or True)
-        code = Supervisor(
+        supervisor = Supervisor(
             start=partial(launcher.start, config),
             silent=lambda names: silent_hosts(names if options.hosts else (), signals),
             returned=ReturnTests().returned,
@@ -182,18 +186,21 @@ def supervise(launcher: Launcher, placement: Placement, config: Config) -> int:
             batch_job=batch_job,
             token=token,
             first_run=first_run,
-        ).run_all()
+        )
+        try:
+            code = supervisor.run_all()
+        finally:
+            if (options.ranks_per_device or 1) > 1:
+                # without earlier stop requests; it leaves the handlers of the signals as they are
+                with closing(SignalQueue(())) as own:
+                    replace(launcher, signals=own).start_ranks(
+                        replace(supervisor.placement, ranks_per_node=1),
+                        f'{token}-{SIDE_JOB}',
+                        [str(CHECKOUT / 'launch/mps.sh'), 'stop'],
+                        device,
+                        limit_s=GRACE_S,
+                    )
         has_begun = read_progress(run_dir, options.run) != before
-    if options.ranks_per_device > 1:
-        # new, without earlier stop requests
-        with closing(SignalQueue(LAUNCHER_SIGNALS)) as own:
-            replace(launcher, signals=own).start_ranks(
-                replace(placement, ranks_per_node=1),
-                f'{token}-{SIDE_JOB}',
-                [str(CHECKOUT / 'launch/mps.sh'), 'stop'],
-                device,
-                limit_s=GRACE_S,
-            )
     return launcher.requeue(code, run_dir, has_begun) if in_slurm else code
 
 

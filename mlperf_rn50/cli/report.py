@@ -129,4 +129,5 @@ def run(argv: Sequence[str]) -> int:
 
         folder = Path.cwd() if len(studies) <= MAX_STUDIES else None
         print(render_html(make_page(studies, limit, options.title), folder=folder, **texts))
-    return EXIT_FAILED if any(s.reasons for s in run_sets) else EXIT_OK
+    submitted = [s for run_set in run_sets for s in (run_set, *run_set.later)]
+    return EXIT_FAILED if any(s.reasons for s in submitted) else EXIT_OK

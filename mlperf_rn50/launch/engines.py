@@ -19,6 +19,7 @@ from mlperf_rn50.parser import DRILL_FORM, Drill, Parser, option_adder, parse_dr
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.system.gpu_env import DEVICE_VARIABLE
 from mlperf_rn50.system.launcher_env import COMMAND, print_stderr
+from mlperf_rn50.system.mpi_session import tmp_dir
 from mlperf_rn50.text import printable
 
 CHECKOUT = Path(__file__).parents[2]
@@ -40,7 +41,7 @@ class Options:
     run_dir: str | None
     nodes: int | None
     ranks_per_node: int | None
-    ranks_per_device: int
+    ranks_per_device: int | None
     seeds: int
     restarts: int
     elastic: bool
@@ -70,6 +71,7 @@ class Options:
             '--run.dir': self.run_dir,
             '--run.num_nodes': self.nodes,
             '--run.ranks_per_node': self.ranks_per_node,
+            '--run.ranks_per_device': self.ranks_per_device,
         }
         return [*(f'{name}={value}' for name, value in values.items() if value), *self.train]
 
@@ -103,9 +105,9 @@ def launch_parser(name: str, description: str, has_hosts: bool, image_option: st
     )
     add(
         '--ranks-per-device K',
-        'let K ranks share a GPU through NVIDIA MPS or, without GPUs, a set of cores (default 1)',
+        'let K ranks share a GPU through NVIDIA MPS or, without GPUs, a set of cores (default: '
+        'run.ranks_per_device of the configuration)',
         type=COUNT,
-        default=1,
     )
     add(
         '--seeds N',
@@ -212,6 +214,8 @@ def _program_in_apptainer(options: Options, folder: str) -> list[str]:
     if shutil.which('nvidia-smi'):
         command.append('--nv')
     binds = ['--bind', folder, '--bind', str(CHECKOUT)]
+    if not tmp_dir().is_relative_to('/tmp'):  # which Apptainer itself binds
+        binds += ['--bind', str(tmp_dir())]
     return [*command, *binds, '--pwd', folder, image, *_IN_IMAGE]
 
 
@@ -339,22 +343,21 @@ def run_scontrol(*words: str) -> tuple[bool, str]:
 def environment(options: Options, env: Mapping[str, str], job: str, device: str) -> dict[str, str]:
     """Return the environment of the engine, which forwards the variables listed by
     launch/engines/variables.sh."""
+    per_device = options.ranks_per_device or 1
     # fewer page faults on batches and gradients
     result = {
         'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1',
         **env,
-        'MLPERF_RN50_RANKS_PER_DEVICE': str(options.ranks_per_device),
+        'MLPERF_RN50_RANKS_PER_DEVICE': str(per_device),
         'MLPERF_RN50_JOB': job,
         DEVICE_VARIABLE: device,
         COMMAND: options.command,
     }
-    if options.ranks_per_device > 1:
+    if per_device > 1:
         # Twice an even share, so that other ranks can use what a waiting rank leaves idle. Source:
         # NVIDIA's guide to the Multi-Process Service, execution resource provisioning (100 % / 0.5
         # n).
-        result.setdefault(
-            'CUDA_MPS_ACTIVE_THREAD_PERCENTAGE', str(min(100, 200 // options.ranks_per_device))
-        )
+        result.setdefault('CUDA_MPS_ACTIVE_THREAD_PERCENTAGE', str(min(100, 200 // per_device)))
     return result
 
 

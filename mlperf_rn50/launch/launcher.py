@@ -80,7 +80,8 @@ GUARD = str(CHECKOUT / 'launch/guard.sh')
 _MAX_ARGUMENT_BYTES = (128 << 10) - 1
 _MPI_ERRORS = (EXIT_FAILED, *range(128 + signal.NSIG, 256))  # exit codes of mpirun's own errors
 # folder of launch/engines/openmpi.sh or bind.sh
-_LEFTOVER = re.compile(r'mlperf_rn50-(\d+-[0-9a-f]{8}-\w+)')
+_LEFTOVER = re.compile(r'mlperf_rn50-(\d+-[0-9a-f]{8}[-\w]*)')
+_LEFTOVER_S = 3600.0  # least age: containers with the host's /dev/shm do not see its processes
 _OF_RANKS = tuple(f'{name}='.encode() for name in RANK_VARIABLES)  # of ranks and their children
 
 
@@ -282,11 +283,15 @@ def processes_of(job: str, with_ranks: bool = True) -> list[int]:
 
 
 def remove_leftovers(folders: Iterable[Path]) -> None:
-    """Remove the empty job folders of killed launchers, unless a process of the job still runs."""
+    """Remove the old empty job folders of killed launchers, unless a process of the job still
+    runs."""
     for path in [path for folder in folders for path in folder.glob('mlperf_rn50-*')]:
         match = _LEFTOVER.fullmatch(path.name)
         with suppress(OSError):  # not empty, or already removed
-            if match and path.lstat().st_uid == os.geteuid() and not processes_of(match[1]):
+            status = path.lstat()
+            is_old = time.time() - status.st_mtime > _LEFTOVER_S
+            is_own = status.st_uid == os.geteuid()
+            if match and is_own and is_old and not processes_of(match[1]):
                 path.rmdir()
 
 

@@ -126,7 +126,7 @@ def check_machine(engine: Engine, options: Options, placement: Placement, config
     num_cpus = ceil(min(num_cores, find_limits().quota_cpus or num_cores))
     if num_here > _MAX_RANKS_PER_CPU * num_cpus:
         found = f'{plural(num_cpus, "CPU")}, expected at most {_MAX_RANKS_PER_CPU} ranks per CPU'
-    needed = ceil(num_here / options.ranks_per_device)
+    needed = ceil(num_here / (options.ranks_per_device or config.run.ranks_per_device))
     # for one, the doctor knows why a GPU is not found
     if config.train.device == 'gpu' and needed > 1:
         num_gpus = max(len(all_bus_ids(SYS)), len(find_visible_gpus()))

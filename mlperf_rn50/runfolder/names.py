@@ -87,10 +87,10 @@ def run_number(name: str) -> int | None:
 
 
 def run_of(log: Path) -> RunFolder:
-    """Return the run that wrote a log, result_<k>.txt or result_<k>_v0.6.txt; run 0 for a log with
-    another name."""
+    """Return the run that wrote a log, result_<k>.txt or result_<k>_v0.6.txt; for a log with
+    another name a run without files, because those in its folder may be of another log."""
     m = re.fullmatch(_RESULT + r'(?:_v0\.6)?', log.stem)
-    return RunFolder(log.parent, int(m[1]) if m else 0)
+    return RunFolder(log.parent, int(m[1]) if m else -1)
 
 
 def folder_index(folder: Path) -> int:

@@ -80,10 +80,12 @@ class SignalQueue(StopRequests):
     def _count(self, number: int) -> None:
         if number not in STOP_SIGNALS:
             return
-        if self._notice and not self.is_requested:
-            with suppress(RuntimeError):  # this handler has interrupted another message
-                print_stderr(self._notice)
+        is_first = not self.is_requested
         self.add(number, time.monotonic())
+        if self._notice and is_first:
+            # this handler has interrupted another message, or the terminal is gone
+            with suppress(RuntimeError, OSError):
+                print_stderr(self._notice)
 
     def next(self, timeout_s: float | None = None) -> int | None:
         """Wait up to timeout_s for a signal, by default until close(); return its number, or

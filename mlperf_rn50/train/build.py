@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import mean
 
 import mxnet as mx
+import numpy as np
 
 from mlperf_rn50.config import Config, for_evaluation, image_shape, with_size
 from mlperf_rn50.data.batches import Batch, eval_batches, synthetic_batches, train_batches
@@ -87,7 +88,9 @@ def build(run: OpenRun) -> BuiltRun:
     _report_settings(run)
     run.emit(events.NetworkMeasured(_measure(run, trainer, flops)))
     mx.nd.waitall()
-    mx.random.seed(progress.seed)  # gives dropout the same masks with and without a warm-up
+    # the same masks of dropout with and without a warm-up, others on each rank and after a resume
+    origin = np.random.SeedSequence([progress.seed, progress.step, comm.rank])
+    mx.random.seed(int(origin.generate_state(1)[0] >> 1))
     if comm.rank == 0 and (event := reference_event(run.comparison, config, comm.world_size)):
         run.emit(event)
 

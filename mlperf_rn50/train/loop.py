@@ -201,6 +201,8 @@ def run_epochs(run: TrainingRun) -> events.Ended:
             save_checkpoint(run)
         if num_stops and epoch + 1 < plan.max_epochs:
             return end(run, 'interrupted')
+    if not plan.is_eval_epoch(plan.max_epochs - 1):
+        run.trainer.average_statistics()  # for the last network, which was not evaluated
     return end(run, 'aborted')
 
 
@@ -212,6 +214,9 @@ def train_epoch(run: TrainingRun, epoch: int, is_block_start: bool) -> bool:
     last = (epoch + 1) * plan.steps_per_epoch
 
     # the start of the epoch
+    size_of = plan.config.data.size_of
+    if epoch and size_of(epoch) != size_of(epoch - 1):
+        run.heartbeat.forget('training')
     run.emit(
         events.EpochStarted(
             epoch,

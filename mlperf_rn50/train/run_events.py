@@ -114,8 +114,8 @@ class EpochStarted(Event, frozen=True):
 
 
 class StepDone(Recorded, frozen=True):
-    """End of a step; learning_rate: the one applied. record: of the steps since the one before,
-    None for a step whose record is not due."""
+    """End of a step; learning_rate: the one applied. record: of the steps of its epoch since the
+    one before, so that a resumed run has the same, or None for a step whose record is not due."""
 
     record: records.TrainRecord | None
     step: int

@@ -139,7 +139,7 @@ def test_slurm_with_pyxis_runs_every_rank_in_the_image(stand_in, tmp_path):
     [line] = called(tmp_path)
     assert line.startswith(
         'srun --mpi=pmix --nodes 2 --ntasks 4 --ntasks-per-node 2 --kill-on-bad-exit=1 '
-        '--export=ALL '
+        '--quit-on-interrupt --export=ALL '
         f'--container-image registry#rn50:cu117 --container-mounts {ROOT}:{ROOT} '
         f'--container-workdir {ROOT} /opt/mlperf_rn50/launch/bind.sh '
         '/opt/mlperf_rn50/.venv/bin/mlperf-rn50 train --config'
@@ -149,7 +149,10 @@ def test_slurm_with_pyxis_runs_every_rank_in_the_image(stand_in, tmp_path):
 # --- several ranks per GPU
 
 
-def test_ranks_per_device_starts_mps_and_splits_the_threads(stand_in, tmp_path, monkeypatch):
+@pytest.mark.parametrize('option', ['--ranks-per-device', '--run.ranks_per_device'])
+def test_ranks_per_device_starts_mps_and_splits_the_threads(
+    stand_in, tmp_path, monkeypatch, option
+):
     monkeypatch.setenv('CUDA_MPS_PIPE_DIRECTORY', str(tmp_path / 'mps'))
     stand_in('nvidia-smi', '')
     stand_in(
@@ -169,10 +172,10 @@ echo "$word" >>"$LOG"
     done = call(
         *argv(
             'launch local --config {} --run-dir {} --train.device gpu '
-            '--model.fused_bn_relu false --ranks-per-node 2 --ranks-per-device 2 '
-            '--no-doctor',
+            '--model.fused_bn_relu false --ranks-per-node 2 {} 2 --no-doctor',
             DIGITS,
             tmp_path / 'run',
+            option,
         ),
     )
     assert done.returncode == 2, done.stderr

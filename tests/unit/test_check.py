@@ -99,6 +99,17 @@ def test_violations_by_ruleset(tmp_path, name, accuracy, ruleset, division, mess
     check_texts(violations(v06 if ruleset == '0.6.0' else path, ruleset, division), message)
 
 
+@pytest.mark.parametrize('make, is_refused', [(closed, True), (lambda config: config, False)])
+def test_target_below_that_of_v05_and_v06_is_a_violation_unless_open(tmp_path, make, is_refused):
+    """Their official rules do not check it."""
+    path, v06 = tmp_path / 'result_0.txt', tmp_path / 'result_0_v0.6.txt'
+    config = make(replace(LARS, train=replace(LARS.train, target_accuracy=0.6)))
+    write_run(path, config, accuracies=(0.1, 0.61), v06=v06)
+    for log, ruleset, target in ((path, judge.V05, 0.749), (v06, '0.6.0', 0.759)):
+        message = f'the best accuracy is 0.61000, expected at least {target}'
+        check_texts(violations(log, ruleset), message if is_refused else None)
+
+
 def test_events_in_another_order_violate_the_rules(good):
     pairs = ('run_start', 'train_loop'), ('run_stop', 'run_final')
     swapped = {old: new for pair in pairs for old, new in (pair, pair[::-1])}

@@ -62,6 +62,14 @@ def test_dry_run_of_a_sweep_shows_each_layout_without_a_report(tmp_path, monkeyp
     assert re.findall(r'^ranks +(\d+)$', done.stdout, re.MULTILINE) == ['1', '4']
 
 
+@pytest.mark.parametrize('folder, is_bound', [('/scratch', True), ('/tmp/mine', False)])
+def test_apptainer_binds_a_temporary_folder_outside_tmp(tmp_path, monkeypatch, folder, is_bound):
+    monkeypatch.setenv('TMPDIR', folder)
+    (tmp_path / 'x.sif').touch()
+    options = launch_options('--image', tmp_path / 'x.sif', script='apptainer')
+    assert (folder in ENGINES['apptainer'].program(options)) == is_bound
+
+
 def test_environment_of_ranks_and_of_redirected_output():
     before = {'GLIBC_TUNABLES': 'user', 'A': 'b', 'MLPERF_RN50_DEVICE': 'gpu'}
     assert environment(launch_options('--ranks-per-device', 4), before, '7-ab', 'cpu') == {

@@ -4,6 +4,7 @@ import errno
 import os
 import resource
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -217,3 +218,12 @@ def test_byte_order_marks_are_skipped_and_utf16_is_named(tmp_path):
     path.write_text('{}', encoding='utf-16')
     with pytest.raises(ValueError, match='UTF-16'):
         load_object(path)
+
+
+@pytest.mark.parametrize('number, is_ignored', [(errno.EINVAL, True), (errno.EIO, False)])
+def test_file_system_that_cannot_sync_folders_is_no_fault(
+    tmp_path, monkeypatch, number, is_ignored
+):
+    monkeypatch.setattr(os, 'fsync', Mock(side_effect=OSError(number, '')))
+    with nullcontext() if is_ignored else pytest.raises(OSError):
+        files.sync_folder(tmp_path)

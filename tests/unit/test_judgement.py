@@ -115,6 +115,28 @@ def test_score_without_mlperf_logging_is_marked_as_unchecked(tmp_path, monkeypat
     assert call('check', folder).returncode == 2
 
 
+def test_round_whose_format_most_logs_lack_is_not_passed(tmp_path):
+    folder = shutil.copytree(DIGITS, tmp_path / 'five')
+    rounds = []
+    for num_without in (0, 1, 2):
+        for k in range(num_without):
+            edit(folder / f'result_{k}.txt', lambda lines: [x for x in lines if ':::MLPv' not in x])
+        [found] = json.loads(call('check', folder, '--format', 'json').stdout)['sets']
+        rounds.append(found['passed_rounds'])
+    assert rounds[0] == rounds[1] and rounds[0][0] == 'v0.5'  # as any fault, one log may have it
+    assert rounds[2] == rounds[0][1:]
+
+
+def test_set_that_is_refused_in_a_later_round_is_refused_by_check_and_report(tmp_path):
+    """v1.1 requires lines about the weights."""
+    for name in ('v0.7', 'v1.1'):
+        folder = tmp_path / name / 'us/results/box/resnet'
+        write_set(folder, is_complete=True, epoch_s=lambda k: 10.123 + k)
+        checked, report = call('check', tmp_path), call('report', tmp_path, '--findings')
+        assert checked.returncode == report.returncode == (name == 'v1.1')
+    assert 'submitted again in v1.1 and refused by its rules: 5 logs: weights' in report.stdout
+
+
 def test_logs_of_other_benchmarks_are_skipped_and_counted(tmp_path):
     box = tmp_path / 'v0.7/us/results/box'
     write_set(box / 'resnet', is_complete=True, epoch_s=lambda k: 10.123 + k)

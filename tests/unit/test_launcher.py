@@ -272,11 +272,12 @@ def test_slow_start_is_reported(capfd, monkeypatch, tmp_path):
 
 def test_empty_folders_of_a_killed_launcher_are_removed(tmp_path):
     job = f'{os.getpid()}-{os.urandom(4).hex()}-1'
-    gone, full, mps, running = (
-        tmp_path / f'mlperf_rn50-{n}' for n in ('9-01234567-1', '9-01234568-1d', 'mps-0', job)
-    )
-    for folder in (gone, full / 'files', mps, running):
+    names = ('9-01234567-1', '9-0123456am', '9-01234568-1d', '9-01234569-1', 'mps-0', job)
+    gone, of_ranks, full, new, mps, running = (tmp_path / f'mlperf_rn50-{n}' for n in names)
+    for folder in (gone, of_ranks, full / 'files', new, mps, running):
         folder.mkdir(parents=True)
+    for folder in (gone, of_ranks, full, mps, running):
+        os.utime(folder, (0, 0))
     with subprocess.Popen(
         ['sh', '-c', 'echo up; cat'],
         stdin=subprocess.PIPE,
@@ -286,7 +287,7 @@ def test_empty_folders_of_a_killed_launcher_are_removed(tmp_path):
         # before exec, a process lacks the new environment
         assert process.stdout.readline() == b'up\n'
         remove_leftovers([tmp_path, tmp_path / 'nothing'])
-    assert sorted(tmp_path.iterdir()) == sorted([full, mps, running])
+    assert sorted(tmp_path.iterdir()) == sorted([full, new, mps, running])
 
 
 @pytest.mark.parametrize(

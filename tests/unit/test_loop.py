@@ -17,6 +17,7 @@ from mlperf_rn50.train import loop
 from mlperf_rn50.train import run_events as events
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.loop import RankPlace, report_reads, train_to_end
+from mlperf_rn50.train.plan import Plan
 from mlperf_rn50.train.schedule import LossScale
 
 pytestmark = pytest.mark.usefixtures('thin_resnets')
@@ -101,6 +102,15 @@ def test_stop_after_the_last_step_keeps_the_result_because_no_step_is_left_to_re
     with tiny_run(tmp_path, CONFIG, ask) as (run, recorder):
         assert train_to_end(run).status == 'aborted'
     assert saved_by(run, recorder) == [10]
+
+
+def test_last_network_that_is_not_evaluated_has_the_statistics_of_all_ranks(tmp_path, monkeypatch):
+    monkeypatch.setattr(Plan, 'is_eval_epoch', lambda self, epoch: False)
+    with tiny_run(tmp_path, CONFIG) as (run, recorder):
+        average = Mock(wraps=run.trainer.average_statistics)
+        monkeypatch.setattr(run.trainer, 'average_statistics', average)
+        train_to_end(run)
+    assert not saved_by(run, recorder) and average.call_count == 1
 
 
 @pytest.mark.parametrize('last_batch, images, filled', [('weight', 76, 0.5), ('wrap', 80, 1)])

@@ -3,7 +3,7 @@
 import pytest
 from helpers import json_table
 
-from mlperf_rn50.runfolder.names import new_run
+from mlperf_rn50.runfolder.names import new_run, run_of
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,9 @@ def test_number_of_a_new_run_depends_on_files_that_it_would_replace(tmp_path, na
     (run / name).parent.mkdir(parents=True, exist_ok=True)
     (run / name).touch()
     assert new_run(run).index == number
+
+
+def test_files_of_a_run_belong_only_to_its_log(tmp_path):
+    logs = ('result_0.txt', 'result_3_v0.6.txt', 'copy.txt')
+    names = [run_of(tmp_path / name).metrics.name for name in logs]
+    assert names[:2] == ['metrics.jsonl', 'metrics_3.jsonl'] and names[2] not in names[:2]

@@ -222,6 +222,13 @@ def test_ranks_precede_an_inventory(read, nodes, ranks, layout):
     assert [run.num_nodes, run.num_accelerators] == layout
 
 
+def test_inventory_with_more_nodes_than_accelerators_is_read(read):
+    """Five of its seven nodes serve parameters."""
+    nodes = [{**NODES, 'num_nodes': n, 'num_accelerators': a} for n, a in ((2, 1), (5, 0))]
+    run = read(lines_of(v06, nodes=1, ranks=3, entry={**ENTRY, 'nodes': nodes}))
+    assert run.num_nodes == 7
+
+
 @pytest.mark.parametrize('stated, grade', [(False, 'warning'), (True, 'note')])
 def test_unreadable_description_that_may_change_counts_is_a_warning(read, tmp_path, stated, grade):
     write_files(tmp_path, {'us/systems/box.json': '{'})
@@ -353,6 +360,13 @@ def unended(tmp_path):
         return path
 
     return unended
+
+
+def test_run_that_is_still_starting_breaks_no_rule(read):
+    lines = run_lines()
+    starting = lines[: next(k for k, line in enumerate(lines) if 'run_start' in line)]
+    run = read(starting, now_s=START_S)
+    assert (run.status, run.errors) == ('running', ())
 
 
 def test_only_a_running_run_has_an_age(unended, read):

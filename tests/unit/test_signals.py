@@ -1,5 +1,6 @@
 """Stop signals: the first stop request ends a run gracefully, the second one immediately."""
 
+import errno
 import os
 import queue
 import re
@@ -7,10 +8,11 @@ import shutil
 import signal
 import sys
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from subprocess import TimeoutExpired
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -157,6 +159,22 @@ def test_stages_of_signals_even_of_those_ignored_before(send_at, before, sent):
         send_at(signal.Signals[f'SIG{name}'], float(now_s))
         found = stage_of(signals.next(0), signals.is_forced)
         assert (found.name if found else 'none') == stage
+
+
+def test_request_counts_although_the_terminal_is_gone(send_at, monkeypatch):
+    monkeypatch.setattr(stop_signals, 'print_stderr', Mock(side_effect=OSError(errno.EIO, 'gone')))
+    signals = stop_signals.SignalQueue(LAUNCHER_SIGNALS, 'stopping')
+    send_at(HUP, 0)
+    assert signals.is_requested
+
+
+def test_queue_for_a_part_of_the_program_leaves_the_handlers(send_at):
+    signals = stop_signals.SignalQueue(LAUNCHER_SIGNALS)
+    with closing(stop_signals.SignalQueue(())) as part:
+        send_at(USR1, 0)
+        assert part.next(0) == USR1 and not part.is_requested
+    send_at(TERM, 0)
+    assert signals.is_requested and signals.next(0) == TERM
 
 
 def test_signals_of_one_number_are_discarded(send_at):

@@ -175,6 +175,16 @@ def test_wait_for_a_slower_rank_has_the_configured_limit():
         assert heartbeat.limit_s(300) == 300
 
 
+def test_limit_is_learned_anew_for_steps_of_another_size():
+    heartbeat = Heartbeat()
+    heartbeat.beat('training')
+    for _ in range(30):
+        heartbeat.beat()
+    limits = [heartbeat.limit_s(300)]
+    heartbeat.forget('training')
+    assert [*limits, heartbeat.limit_s(300)] == [20, 300]
+
+
 def test_learned_limit_is_named_in_the_reason():
     health = Health(3, 'training', limit_s=20.0, beat_at=0.0, is_learned=True, stacks='x')
     _, reason = assess(health, 40.0)

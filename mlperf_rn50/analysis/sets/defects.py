@@ -131,6 +131,11 @@ def set_findings(run_set: RunSet) -> list[Finding]:
     if judged.is_unchecked:
         doubt.append(make_finding('rules_unchecked'))
     again = [make_finding('submitted_again', None, s.round, s.folder) for s in run_set.later]
+    again += [
+        make_finding('refused_again', None, s.round, s.reasons[0])
+        for s in run_set.later
+        if s.reasons
+    ]
     duplicates = [
         make_finding('duplicate', None, d.text, file=d.run.path) for d in run_set.duplicates
     ]

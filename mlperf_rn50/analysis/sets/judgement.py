@@ -20,7 +20,7 @@ from mlperf_rn50.mllog.check.official import NotInstalled, find_danger
 from mlperf_rn50.mllog.findings import Finding, make_finding
 from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.read.resolve import normalized
-from mlperf_rn50.mllog.rulesets import ROUNDS, RULESETS
+from mlperf_rn50.mllog.rulesets import ROUND_OF, ROUNDS, RULESETS
 from mlperf_rn50.text import grouped, some
 
 # Facts that all runs of a set must share, and those that only converged and running ones must
@@ -128,10 +128,15 @@ def folded(texts_by_log: Mapping[Path, Iterable[str]]) -> list[str]:
 
 
 def violations_of(logs: Iterable[CheckedLog], ruleset: str) -> dict[Path, tuple[str, ...]]:
-    """Return how logs break a ruleset, except those of running runs and of logs without a run."""
-    finished = [log for log in logs if log.run and log.run.status != 'running']
+    """Return how logs break a ruleset, except those of running runs and of logs without a run.
+
+    A log with lines only of other formats breaks it, because nothing in it can follow its rules.
+    """
+    finished = [log for log in logs if log.run and log.run.status != 'running' and log.rulesets]
+    foreign = (f'no line in the format of {ROUND_OF[ruleset]}',)
     results = {
-        log.path: log.result(ruleset).violations for log in finished if ruleset in log.rulesets
+        log.path: log.result(ruleset).violations if ruleset in log.rulesets else foreign
+        for log in finished
     }
     return {path: violations for path, violations in results.items() if violations}
 

@@ -9,9 +9,9 @@ from typing import Any
 from mlperf_rn50.mllog import events, keys
 from mlperf_rn50.mllog.check.official import check_official, find_long_lines
 from mlperf_rn50.mllog.events import LogEvent
-from mlperf_rn50.mllog.logged_run import Run
+from mlperf_rn50.mllog.logged_run import TARGET, V05_TARGET, Run
 from mlperf_rn50.mllog.read import reader
-from mlperf_rn50.mllog.rulesets import DIVISIONS, RULESETS, V05
+from mlperf_rn50.mllog.rulesets import DIVISIONS, ROUND_OF, RULESETS, V05
 from mlperf_rn50.runfolder.jsonl import number
 
 _BY_FORMAT = {'MLPv0.5.0': RULESETS[:1], 'MLL': RULESETS[1:2], 'MLLOG': RULESETS[2:]}
@@ -23,6 +23,7 @@ _LEVEL2 = (
     'model_hp_initial_max_pool model_hp_begin_block model_hp_end_block model_hp_block_type '
     'model_hp_projection_shortcut model_hp_shorcut_add model_hp_resnet_topology'
 ).split()
+_UNCHECKED_TARGETS = {V05: V05_TARGET, '0.6.0': TARGET}
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,24 @@ class CheckedLog:
             else:
                 found = check_official(self.path, ruleset, self.division)
             division = self.logged_division if self.logged_division in DIVISIONS else 'open'
-            violations = self.damage + found + self.run.errors
+            violations = self.damage + found + self._below_target(ruleset) + self.run.errors
             self.results[ruleset] = RulesetResult(ruleset, self.division or division, violations)
         return self.results[ruleset]
+
+    def _below_target(self, ruleset: str) -> tuple[str, ...]:
+        """Return the violation of a run on ImageNet that declares a target below that of v0.5 or
+        v0.6, whose official rules do not check it."""
+        run, target = self.run, _UNCHECKED_TARGETS.get(ruleset)
+        is_open = (self.division or self.logged_division) == keys.OPEN
+        if not run or not target or is_open or run.other_dataset or run.status != 'converged':
+            return ()
+        best = run.best_accuracy
+        if best is None or best >= target:
+            return ()
+        return (
+            f'the best accuracy is {best:.5f}, expected at least {target}, the target of '
+            f'{ROUND_OF[ruleset]}',
+        )
 
     @property
     def verdicts(self) -> tuple[RulesetResult, ...]:

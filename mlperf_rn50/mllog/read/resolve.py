@@ -151,11 +151,11 @@ class RunResolver:
     def _status(self, target: float | None, time_s: float | None, is_sound: bool) -> RunStatus:
         """Return the status of the run; the evaluations must confirm a success."""
         log = self.log
+        if keys.RUN_STOP not in log.single and self._is_written():
+            return 'running'
         if keys.RUN_START not in log.single:
             log.flag('no_run_start', None)
         if keys.RUN_STOP not in log.single:
-            if self._is_written():
-                return 'running'
             log.flag('no_run_stop', self.last_line)
             return 'failed'
         stop = log.single[keys.RUN_STOP]

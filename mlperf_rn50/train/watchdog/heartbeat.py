@@ -113,6 +113,10 @@ class Heartbeat:
             self._shared.step = step
         self._shared.beats += 1
 
+    def forget(self, phase: str) -> None:
+        """Forget the pauses of a phase, whose steps will take another time from now on."""
+        self._shared.pauses[list(PHASES).index(phase)] = Pauses()
+
     def track_reading(self, batches: Iterator[T]) -> Iterator[T]:
         """Yield the batches; the rank counts as reading data while it waits for one."""
         while True:
