@@ -52,7 +52,6 @@ class TrainSegment(NamedTuple):
     num_epochs: int
     start_s: float
     stop_s: float
-    images_per_s: float | None
     line: int
 
 

@@ -115,18 +115,10 @@ def _add_titles(part: str, tips: dict[str, Sequence[str]]) -> str:
     return f'{gid}{quote}{rest[0]}{titles[0]}{rest[1:]}'
 
 
-def _without(svg: str, gid: str) -> str:
-    start, depth = svg.index(f'<g id="{gid}">'), 0
-    for mark in re.finditer(r'<g\b|</g>', svg[start:]):
-        depth += 1 if mark[0] == '<g' else -1
-        if not depth:
-            return svg[:start] + svg[start + mark.end() :]
-    return svg
-
-
 def render_svg(plot: Plot) -> str:
     """Return the SVG for a page, without heading, caption and background."""
-    svg = _without(_without(plot.svg, 'title'), 'paper')
+    # neither group contains another one
+    svg = re.sub(r'<g id="(?:title|paper)">.*?</g>', '', plot.svg, flags=re.DOTALL)
     top = plot.above_in * 72
     svg = svg.replace(
         '<g id="figure_1">', f'<g id="figure_1" transform="translate(0 {-top:g})">', 1

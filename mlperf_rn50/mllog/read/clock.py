@@ -12,7 +12,6 @@ from mlperf_rn50.mllog.events import LogEvent
 from mlperf_rn50.mllog.findings import Finding, make_finding
 from mlperf_rn50.mllog.logged_run import Evaluation, TrainSegment
 from mlperf_rn50.mllog.read.raw_log import RUN_FINAL, ByEpoch, RawLog
-from mlperf_rn50.runfolder.jsonl import number
 
 STEP_S = 1.0  # tolerated difference between the wall clock and the monotonic clock over a run
 # tolerated time between the last evaluation and run_stop, however short the epochs are
@@ -35,7 +34,7 @@ def renumber(log: RawLog) -> bool:
         epoch <= _last_begun(log, log.eval_starts.get(epoch, event))
         for epoch, event in log.accuracies.items()
     )
-    from_0 = [log.epochs, log.blocks, log.stats]
+    from_0 = [log.epochs, log.blocks]
     # MosaicML counts starts from 0, but stops from 1
     stops = log.epoch_stops.items()
     if not any(k in log.epochs and stop.line < log.epochs[k].line for k, stop in stops):
@@ -100,14 +99,12 @@ def train_segments(log: RawLog, end_s: float | None) -> tuple[TrainSegment, ...]
         if stop_s is None and following < len(borders):
             stop_s = borders[following]
         if stop_s is not None and stop_s >= max(start_s, 0.0) and start_s >= -SKEW_S:
-            stats = log.stats[epoch].value if epoch in log.stats else {}
             segments.append(
                 TrainSegment(
                     epoch,
                     num_epochs=start.value,
                     start_s=max(start_s, 0.0),
                     stop_s=stop_s,
-                    images_per_s=number(stats.get('throughput', stats.get('imgs_sec')), 0, 1e12),
                     line=start.line,
                 )
             )

@@ -11,7 +11,6 @@ from mlperf_rn50.mllog.events import LineFormat, LogEvent
 from mlperf_rn50.mllog.findings import Finding, Findings, make_finding
 from mlperf_rn50.mllog.logged_run import FactSource
 from mlperf_rn50.mllog.read.values import (
-    MAX_EPOCH,
     V05_KEYS,
     changes,
     epoch_number,
@@ -100,7 +99,6 @@ class RawLog:
         self.eval_starts: ByEpoch = {}
         self.eval_stops: ByEpoch = {}
         self.accuracies: ByEpoch = {}
-        self.stats: ByEpoch = {}
         self.rates: list[LogEvent] = []  # learning rates as logged
         self.findings = Findings()
         self.flag = self.findings.flag
@@ -246,9 +244,9 @@ class RawLog:
             self._drop_after(event.time_s - resumed_s + resume.checkpoint_s + _ROUNDING_S)
 
     def _drop_after(self, time_s: float) -> None:
-        """Drop epochs, evaluations and statistics that were logged after a time since 1970."""
+        """Drop epochs, evaluations and learning rates that were logged after a time since 1970."""
         marks = self.epoch_stops, self.eval_starts, self.eval_stops
-        for kept in (self.epochs, self.blocks, *marks, self.accuracies, self.stats):
+        for kept in (self.epochs, self.blocks, *marks, self.accuracies):
             for epoch in [k for k, event in kept.items() if event.time_s > time_s]:
                 del kept[epoch]
         for first in self.block_repeats.keys() - self.blocks:
@@ -318,13 +316,10 @@ class RawLog:
         elif (
             key == events.TRACKED_STATS
             and isinstance(event.value, dict)
-            and len(self.stats) < _MAX_KEPT
+            and 'learning_rate' in event.value
+            and len(self.rates) < _MAX_KEPT
         ):
-            # some rounds call the epoch a step
-            step = integer(event.metadata.get('step'), 1, MAX_EPOCH)
-            self.stats.setdefault(epoch or step or self._epoch_now, event)
-            if 'learning_rate' in event.value and len(self.rates) < _MAX_KEPT:
-                self.rates.append(replace(event, value=event.value['learning_rate']))
+            self.rates.append(replace(event, value=event.value['learning_rate']))
 
     def _epoch(self, event: LogEvent) -> int | None:
         """Return the epoch of an event, or None; in v0.5, an event without a number is of the

@@ -26,11 +26,8 @@ class NodeTelemetry:
     """Samples of a node during a run; NaN for missing values."""
 
     host: str
-    path: Path
     times_s: tuple[float, ...]  # since run_start
     rates: dict[str, tuple[float, ...]]  # bytes per second by KINDS, without the loopback interface
-    cpu_percent: tuple[float, ...]  # of all cores
-    page_cache_bytes: tuple[float, ...]
 
 
 def _rate(record: TelemetryRecord, kinds: tuple[str, ...]) -> float:
@@ -58,23 +55,14 @@ def read_node(path: Path, most: int = _MAX_SAMPLES) -> NodeTelemetry | None:
             run_s = record.clock_s if record.elapsed_s is None else record.elapsed_s
             offset_s = None if run_s is None else run_s - record.time_s
         elif record.event is None and offset_s is not None:
-            values = [_rate(record, kinds) for kinds in KINDS.values()]
-            for value in (record.cpu_percent, record.page_cache_bytes):
-                values.append(math.nan if value is None else value)
-            samples.append((record.time_s + offset_s, *values))
+            rates = (_rate(record, kinds) for kinds in KINDS.values())
+            samples.append((record.time_s + offset_s, *rates))
             if len(samples) > most:
                 del samples[1::2]
     if not samples:
         return None
-    times_s, *rates, cpu_percent, page_cache_bytes = zip(*samples)
-    return NodeTelemetry(
-        host=host_of(path),
-        path=path,
-        times_s=times_s,
-        rates=dict(zip(KINDS, rates)),
-        cpu_percent=cpu_percent,
-        page_cache_bytes=page_cache_bytes,
-    )
+    times_s, *by_kind = zip(*samples)
+    return NodeTelemetry(host_of(path), times_s, dict(zip(KINDS, by_kind)))
 
 
 def files_of(run: Run, files: TelemetryFiles = None) -> Sequence[Path]:

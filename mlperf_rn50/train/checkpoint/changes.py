@@ -10,10 +10,6 @@ from mlperf_rn50.errors import CheckpointError, ConfigError, nearest
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import ResumedRecord, read_records
 
-# The default of fused_bn_relu changed from false to null when fused_bn_add_relu was added, which
-# old checkpoints lack.
-_FORMER_DEFAULT = ('model.fused_bn_relu', False, None)
-_ADDED_WITH_IT = 'fused_bn_add_relu'
 # The default of pad_to_4_channels changed from false to null, which gives the same results up to
 # rounding.
 _EQUAL = ('data.pad_to_4_channels', False, None)
@@ -35,14 +31,11 @@ def find_changes(before: Mapping[str, Mapping[str, Any]], config: Config) -> lis
     """Return the changes since an earlier configuration; a key that it lacks counts as having its
     default."""
     now, default = to_tree(config), to_tree(Config())
-    ignored = [_EQUAL]
-    if _ADDED_WITH_IT not in before.get('model', {}):
-        ignored.append(_FORMER_DEFAULT)
     changes = []
     for section, keys in before.items():
         for name, value in {**default.get(section, {}), **keys}.items():
             key, new = f'{section}.{name}', now.get(section, {}).get(name)
-            if value != new and key != 'run.seed' and (key, value, new) not in ignored:
+            if value != new and key != 'run.seed' and (key, value, new) != _EQUAL:
                 changes.append(Change(key, value, new))
     return changes
 
