@@ -45,22 +45,20 @@ def summarise(studies: Sequence[Study]) -> list[list[Cell]]:
     scaling = _scaling(studies, names)
     texts = [
         *scaling,
-        *_platform(studies),
         *_fastest(timed, names, goal),
         *_prices(studies, timed, names, goal),
-        _counts(names),
+        _counts(names, _platform(studies)),
     ]
     texts[1 if timed else 0 : 0] = [*_refused(names), *_resumed(names)]
     return [[c if isinstance(c, Cell) else Cell(c) for c in text if c] for text in texts]
 
 
-def _platform(studies: Sequence[Study]) -> Iterator[tuple]:
-    """Yield the one platform of all systems of a study, whatever their number of nodes. It may be a
-    machine that simulates them."""
-    for study in studies[:1] if len(studies) == 1 else ():
-        for finding in (f for found in study.findings.values() for f in found):
-            if finding.kind == 'platform_equal':
-                yield (f'{finding.text[0].upper()}{finding.text[1:]}.',)
+def _platform(studies: Sequence[Study]) -> str:
+    """Return the one platform of all systems of a study, whatever their number of nodes, or ''. It
+    may be a machine that simulates them."""
+    findings = [f for study in studies for found in study.findings.values() for f in found]
+    is_shared = len(studies) == 1 and any(f.kind == 'platform_equal' for f in findings)
+    return str(studies[0].run_sets[0].platform) if is_shared else ''
 
 
 def _near(a: float | None, b: float | None, *run_sets: RunSet) -> str:
@@ -290,14 +288,15 @@ def _resumed(names: _Names) -> Iterator[tuple]:
         )
 
 
-def _counts(names: _Names) -> tuple:
-    """Return how many runs converged."""
+def _counts(names: _Names, platform: str) -> tuple:
+    """Return how many runs converged, and on which platform all of them ran, if it is one."""
     states = [r.status for s in names for r in s.counted]
     num_running = states.count('running')
     running = f'; {num_running} still running' if num_running else ''
+    place = f', all on {platform}' if platform else ''
     return (
         f'{states.count("converged"):,} of {plural(len(states), "run")} of '
-        f'{plural(len(names), "system")} converged{running}.',
+        f'{plural(len(names), "system")} converged{running}{place}.',
     )
 
 
