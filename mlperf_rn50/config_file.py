@@ -150,7 +150,8 @@ def _join_paths(argv: Sequence[str]) -> list[str]:
             paths = [value, *after] if equals else after
             if paths and not paths[0].startswith('['):
                 rest = argv[index + 1 + len(after) :]
-                return [*argv[:index], f'{name}={json.dumps(paths)}', *_join_paths(rest)]
+                listed = json.dumps(paths, ensure_ascii=False)
+                return [*argv[:index], f'{name}={listed}', *_join_paths(rest)]
     return list(argv)
 
 

@@ -139,7 +139,7 @@ def probe(run: RunData) -> tuple[list[Cause], str]:
 
     # Images of both splits, with their logits.
     data, seed = config.data, config.run.seed or 0
-    most = min(MOST_IMAGES, int(_MOST_PIXELS / data.image_size**2))
+    most = max(1, min(MOST_IMAGES, int(_MOST_PIXELS / data.image_size**2)))
     train, validation = (
         _images(net, eval_batches(config, Shard(n, 0, -(-n // most), _SIZE), None, split)())
         for split, n in (('train', data.num_train), ('validation', data.num_val))

@@ -14,13 +14,20 @@ configuration.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from mlperf_rn50.bounds import MAX_THREADS
 from mlperf_rn50.cli.output import add_format_option, print_answer
-from mlperf_rn50.cli.parsers import add_config_option, add_wide_option, config_parser, positive
+from mlperf_rn50.cli.parsers import (
+    add_config_option,
+    add_wide_option,
+    config_parser,
+    positive,
+    with_batch,
+)
 from mlperf_rn50.errors import EXIT_OK, ConfigError, option_error
 from mlperf_rn50.parser import option_adder
 
@@ -35,8 +42,10 @@ if TYPE_CHECKING:
 _KINDS_OF = {
     '--models': ('train',),
     '--precisions': ('train', 'ops'),
+    '--inputs': ('train',),
     '--ranks': ('train',),
     '--threads': ('data',),
+    '--caches': ('data',),
     '--node-images-per-s': ('data',),
 }
 _WITH_ONE_SIZE = ('allreduce', 'ops')
@@ -47,20 +56,19 @@ def add_options(parser: Any) -> None:
     add = option_adder(parser)
     # Optional for the parser, which also reads YAML files; run() requires it.
     add('kind', 'benchmark to run', nargs='?', choices=['train', 'data', 'allreduce', 'ops'])
-    for form, default, text in (
-        ('--models A,B', None, 'train: networks (default: model.name)'),
-        ('--precisions A,B', None, 'train, ops: precisions (default: train.precision)'),
-        ('--inputs A,B', 'synthetic', 'train: input images: synthetic, real or both'),
+    for form, text in (
+        ('--models A,B', 'train: networks (default: model.name)'),
+        ('--precisions A,B', 'train, ops: precisions (default: train.precision)'),
+        ('--inputs A,B', 'train: input images: synthetic (default), real or both'),
         (
             '--batch-sizes N,M',
-            None,
             'images per rank and step (default: train.local_batch_size, or 32 without --config)',
         ),
-        ('--ranks N,M', None, 'train: numbers of ranks (default: all started ranks)'),
-        ('--threads N,M', None, 'data: numbers of DALI threads (default: data.num_threads)'),
-        ('--caches A,B', 'cold,warm', 'data: page cache: cold, warm or both'),
+        ('--ranks N,M', 'train: numbers of ranks (default: all started ranks)'),
+        ('--threads N,M', 'data: numbers of DALI threads (default: data.num_threads)'),
+        ('--caches A,B', 'data: page cache: cold, warm or both (default)'),
     ):
-        add(form, text, type=str, default=default)
+        add(form, text, type=str)
     add(
         '--node-images-per-s X',
         'data: training speed of a node, to compute the required storage bandwidth (default: '
@@ -77,6 +85,8 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.cli.ranks import in_rank
     from mlperf_rn50.config_file import parse_config_options, resolve_config
     from mlperf_rn50.system.processor import check_precision, find_processor
+    from mlperf_rn50.train.options import CommConfig
+    from mlperf_rn50.train.watchdog.heartbeat import PHASES
 
     parser = config_parser('bench', add_options)
     options = parse_config_options(parser, argv)
@@ -96,15 +106,22 @@ def run(argv: Sequence[str]) -> int:
             f'--batch-sizes: got {options.batch_sizes}, expected one number for bench '
             f'{options.kind}; run it once for each'
         )
-    if not options.config:  # train.local_batch_size has no default
-        argv = [*argv, '--train.local_batch_size=32']
+    argv = with_batch(argv, options.config, 32)
     config = resolve_config(Path(options.config) if options.config else None, argv, parser)
     option, precisions = 'train.precision', config.train.precision
     if options.precisions:
         option, precisions = '--precisions', options.precisions
     for precision in precisions.split(','):
         check_precision(option, precision.strip(), find_processor())
-    return in_rank(lambda heartbeat: _bench(config, options, heartbeat), config)
+    # Ranks wait for other cases, and steps of several networks take different times, so that only
+    # limits that the user sets apply.
+    usual = {
+        key: 0.0
+        for key in PHASES.values()
+        if getattr(config.comm, key) == getattr(CommConfig(), key)
+    }
+    watched = replace(config, comm=replace(config.comm, **usual))  # type: ignore[arg-type]
+    return in_rank(lambda heartbeat: _bench(config, options, heartbeat), watched)
 
 
 def _bench(config: Config, options: Namespace, heartbeat: Heartbeat) -> int:
@@ -148,7 +165,7 @@ def _bench(config: Config, options: Namespace, heartbeat: Heartbeat) -> int:
 def _measure(session: BenchSession, options: Namespace, counts: list[int]) -> list[ResultTable]:
     from mlperf_rn50.bench import input_speed, operators, steps
     from mlperf_rn50.bench.measure import parse_list, parse_numbers
-    from mlperf_rn50.config import KEYS
+    from mlperf_rn50.config import KEYS, check_values
     from mlperf_rn50.system.processor import leave_openmp_to_engine
 
     config, num_ranks = session.config, session.comm.world_size
@@ -160,7 +177,7 @@ def _measure(session: BenchSession, options: Namespace, counts: list[int]) -> li
     models = options.models or config.model.name
     models = parse_list('--models', models, get_args(KEYS['model.name'].type))
     if options.kind == 'train':
-        sources = parse_list('--inputs', options.inputs, ['synthetic', 'real'])
+        sources = parse_list('--inputs', options.inputs or 'synthetic', ['synthetic', 'real'])
         cases = steps.make_cases(models, precisions, sources, batch_sizes=sizes, rank_counts=counts)
         return steps.bench_steps(session, cases)
     if options.kind == 'allreduce':
@@ -181,8 +198,11 @@ def _measure(session: BenchSession, options: Namespace, counts: list[int]) -> li
         threads = parse_numbers(
             '--threads', options.threads or str(config.data.num_threads), MAX_THREADS
         )
-        caches = parse_list('--caches', options.caches, input_speed.CACHES)
+        caches = parse_list('--caches', options.caches or 'cold,warm', input_speed.CACHES)
         return input_speed.bench_input(session, threads, sizes, caches, options.node_images_per_s)
+    for precision in precisions:
+        train = replace(config.train, precision=precision)  # type: ignore[arg-type]
+        check_values(replace(config, train=train))
     if not config.model.is_resnet:
         raise ConfigError(f'model.name: got {config.model.name}, expected a ResNet for bench ops')
     return operators.bench_operators(session, precisions, sizes[0])

@@ -58,9 +58,11 @@ def run(argv: Sequence[str]) -> int:
     import mxnet  # noqa: F401 (a missing package is reported before missing weights)
 
     from mlperf_rn50.data.images import encode_file, network_input
+    from mlperf_rn50.train.evaluate import with_mirror
 
     weights = load_saved(options.path, options.which)
-    config, net = weights.portable_network()
+    config, network = weights.portable_network()
+    net = with_mirror(network, config)
     rows = []
     images: list[dict[str, Any]] = []
     for name in (file for given in options.images for file in _files_of(given)):

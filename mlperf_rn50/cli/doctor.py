@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlperf_rn50.answer import STATUS_LEVELS, Answer, Cell, Table
 from mlperf_rn50.cli.output import add_format_option, print_answer
-from mlperf_rn50.cli.parsers import add_run_options, config_parser
+from mlperf_rn50.cli.parsers import add_run_options, config_parser, with_batch
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, RunFailed
 from mlperf_rn50.parser import add_option
 from mlperf_rn50.text import plural
@@ -42,9 +42,7 @@ def run(argv: Sequence[str]) -> int:
 
     parser = config_parser('doctor', add_options)
     options = parse_config_options(parser, argv)
-    # local_batch_size has no default; any value works without training
-    if not (options.config or options.resume):
-        argv = ['--train.local_batch_size=1', *argv]
+    argv = with_batch(argv, options.config or options.resume, 1)  # any works without training
     config, resumed = load_config(options, argv, parser)
     num_kept = len(list_checkpoints(resumed[0].checkpoints)) if resumed else 0
     return in_rank(lambda heartbeat: _examine(config, num_kept, options, heartbeat), config)

@@ -13,14 +13,14 @@ from __future__ import annotations
 import os
 from argparse import ArgumentParser
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlperf_rn50.cli.parsers import command_parser, config_parser
-from mlperf_rn50.errors import EXIT_OK, ConfigError, option_error
+from mlperf_rn50.errors import EXIT_OK, ConfigError, UserError, option_error
 from mlperf_rn50.launch import kubernetes
 from mlperf_rn50.launch.engines import CHECKOUT, ENGINES, Options, parse_arguments, ranks_parser
 from mlperf_rn50.launch.helpers import LAUNCHER_SIGNALS
@@ -191,8 +191,9 @@ def supervise(launcher: Launcher, placement: Placement, config: Config) -> int:
             code = supervisor.run_all()
         finally:
             if (options.ranks_per_device or 1) > 1:
-                # without earlier stop requests; it leaves the handlers of the signals as they are
-                with closing(SignalQueue(())) as own:
+                # Without earlier stop requests; it leaves the handlers of the signals as they are.
+                # Its errors would replace that of the run.
+                with suppress(UserError), closing(SignalQueue(())) as own:
                     replace(launcher, signals=own).start_ranks(
                         replace(supervisor.placement, ranks_per_node=1),
                         f'{token}-{SIDE_JOB}',

@@ -120,6 +120,15 @@ def given_arguments(parser: Parser, options: Namespace, *allowed: str) -> list[s
     ]
 
 
+def with_batch(argv: Sequence[str], config: object, size: int) -> Sequence[str]:
+    """Return arguments with a local batch size, which has no default, unless a configuration or an
+    option has one."""
+    names = '--train.local_batch_size', '--train.global_batch_size'
+    if config or any(word.startswith(names) for word in argv):
+        return argv
+    return [f'--train.local_batch_size={size}', *argv]
+
+
 def filled(text: str) -> str:
     """Return an option's text. Refuse an empty one, such as that of an unset variable in a
     script."""

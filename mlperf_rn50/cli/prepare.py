@@ -24,6 +24,14 @@ from mlperf_rn50.bounds import MAX_SIDE
 from mlperf_rn50.cli.parsers import command_parser, count, given_arguments, positive
 from mlperf_rn50.parser import Parser, option_adder
 
+_DATASETS_OF = {
+    '--source': ('imagenet', 'folder', 'im2rec', 'cifar10'),
+    '--ground-truth': ('imagenet',),
+    '--allow-partial': ('imagenet',),
+    '--validation': ('folder',),
+    '--name': ('folder', 'im2rec'),
+}
+
 
 def make_parser() -> Parser:
     parser = command_parser('prepare', __doc__)
@@ -86,11 +94,13 @@ def run(argv: Sequence[str]) -> int:
         parser.error(
             f'got no {" and no ".join(missing)}, expected a data set and --out, or --verify DIR'
         )
-    if options.validation is not None and options.dataset != 'folder':
-        parser.error(
-            f'--validation: got {options.validation:g} with {options.dataset}, expected it with '
-            'folder only'
-        )
+    for name, datasets in _DATASETS_OF.items():
+        value = getattr(options, name[2:].replace('-', '_'))
+        if value and options.dataset not in (None, *datasets):
+            parser.error(
+                f'{name}: got {value} with {options.dataset}, expected it with '
+                f'{", ".join(datasets)} only'
+            )
     if options.dataset == 'im2rec' and (options.resize_shorter or options.skip_corrupt):
         parser.error(
             'im2rec: got --resize-shorter or --skip-corrupt, expected neither, because records '

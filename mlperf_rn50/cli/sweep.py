@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 _LAYOUT_OPTIONS = (
     '--train.local_batch_size',
     '--train.global_batch_size',
-    '--train.gradient_accumulation_steps',
     '--schedule.base_lr',
     '--schedule.warmup_epochs',
 )

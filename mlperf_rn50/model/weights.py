@@ -128,12 +128,12 @@ def put_aside_later(folder: Path, epoch: int) -> None:
                     part.rename(part.with_name(f'abandoned_{part.name}'))
 
 
-def best_num_top1(folder: Path) -> int | None:
-    """Return how many images the best network of a weights folder classified correctly; None if
-    there is no such network."""
+def best_top1(folder: Path) -> float | None:
+    """Return Top-1 of the best network of a weights folder, as a fraction; None if there is no such
+    network."""
     path = folder / f'{BEST}.npz'
     with suppress(DataError):
-        return _describe(path).num_top1 if path.exists() else None
+        return _describe(path).top1 if path.exists() else None
     return None
 
 

@@ -132,8 +132,12 @@ class ConfusionMatrix:
         np.add.at(self.counts, (labels, taken), 1)
 
     def sum(self, comm: Comm) -> None:
-        """Sum the counts over all ranks."""
-        self.counts[:] = np.reshape(comm.sum(self.counts.ravel().tolist()), self.counts.shape)
+        """Sum the counts over all ranks, which exchange only those above 0."""
+        places = np.flatnonzero(self.counts)
+        own = [places.tolist(), self.counts.flat[places].tolist()]
+        self.counts[:] = 0
+        for others, numbers in comm.gather_object(own):
+            self.counts.flat[others] += numbers
 
     def largest(self, number: int, classes: Sequence[str]) -> list[Confusion]:
         """Return at most `number` confusions, most frequent first; equally frequent ones are in

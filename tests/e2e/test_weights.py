@@ -271,6 +271,22 @@ def test_classification_agrees_with_the_evaluation(kept, pictures):
         np.testing.assert_allclose(likeliest, shares[numbers], rtol=1e-4, atol=1e-7)
 
 
+def test_classification_of_mirrored_evaluations_is_mirrored(kept, pictures):
+    def probabilities(*words):
+        done = call('classify', kept, pictures[0], '--format=json', *words)
+        [image] = json.loads(done.stdout)['images']
+        return {c['number']: c['probability'] for c in image['classes']}
+
+    plain = probabilities()
+    description = find_weights(kept).with_suffix('.json')
+    text = description.read_text()
+    try:
+        description.write_text(re.sub(r'"eval_flip": false', '"eval_flip": true', text))
+        assert probabilities() != plain
+    finally:
+        description.write_text(text)
+
+
 def test_unreadable_pictures_are_reported_and_others_classified(kept, pictures, tmp_path):
     (tmp_path / 'text.png').write_text('not an image')
     (tmp_path / 'cut.png').write_bytes(pictures[0].read_bytes()[:60])

@@ -3,6 +3,7 @@ success."""
 
 import io
 import logging
+import re
 import string
 import sys
 
@@ -181,4 +182,5 @@ def test_coverage_guided_fuzzer_finds_no_failure(tmp_path, num_runs):
         ]
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    assert f'Done {num_runs} runs' in done.stderr
+    # it may add a run of an empty input
+    assert int(re.search(r'Done (\d+) runs', done.stderr)[1]) >= num_runs

@@ -506,7 +506,7 @@ def test_hosts_that_have_just_answered_are_not_asked_again(fault, num_looks):
 
 
 def test_goodput_follows_the_run_of_the_drill_only(monkeypatch):
-    monkeypatch.setattr(supervisor, 'read_run', lambda path: path)
+    monkeypatch.setattr(supervisor, 'read_run', lambda path, is_own: path)
     monkeypatch.setattr(supervisor, 'read_goodput', lambda run: SimpleNamespace(text=run.name))
     _, world = fake_run([GAINS], restarts=1, seeds=2, drill=Drill('kill', rank=1, step=5))
     assert [m for m in world.messages if 'goodput' in m] == [
@@ -520,7 +520,7 @@ def test_drill_whose_step_is_not_reached_says_so():
 
 
 def test_drill_before_the_first_checkpoint_says_that_a_run_is_lost(monkeypatch):
-    monkeypatch.setattr(supervisor, 'read_run', lambda path: path)
+    monkeypatch.setattr(supervisor, 'read_run', lambda path, is_own: path)
     monkeypatch.setattr(supervisor, 'read_goodput', lambda run: SimpleNamespace(text=run.name))
     _, world = fake_run([STUCK], restarts=1, drill=Drill('kill', rank=1, step=5))
     [text] = [m for m in world.messages if 'goodput' in m]

@@ -19,6 +19,7 @@ from mlperf_rn50.bench.steps import (
     predict_s,
     scaling_rows,
 )
+from mlperf_rn50.cli import bench, ranks
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import ConfigError
@@ -133,3 +134,20 @@ A note."""
     )
     assert answer.data['format'] == 'mlperf-rn50 bench train 1'
     assert answer.data['tables'] == [{'title': 'Steps', 'note': 'A note.', 'rows': rows}]
+
+
+@pytest.mark.parametrize(
+    'words, batch, limit_s',
+    [
+        ('', 32, 0.0),
+        ('--train.local_batch_size 8 --comm.stall_limit_s 60', 8, 60.0),
+        ('--train.global_batch_size=64', None, 0.0),
+    ],
+)
+def test_batch_and_limits_are_those_of_the_options(monkeypatch, words, batch, limit_s):
+    """Without limits, no rank ends that waits for a case of others."""
+    given = Mock(return_value=0)
+    monkeypatch.setattr(ranks, 'in_rank', given)
+    bench.run(['train', *words.split()])
+    config = given.call_args.args[1]
+    assert (config.train.local_batch_size, config.comm.stall_limit_s) == (batch, limit_s)

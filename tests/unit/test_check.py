@@ -343,14 +343,19 @@ def test_lines_match_the_official_parser(tmp_path):
     assert numbers == (1, 2, 2, 4)
 
 
-def test_huge_line_is_read_in_parts_and_keeps_its_number(tmp_path):
+@pytest.mark.parametrize('num_before', [0, *range((1 << 21) - 12, (1 << 21) + 2), 5 << 20])
+def test_mark_in_a_huge_line_is_found_and_the_line_keeps_its_number(tmp_path, num_before):
+    """Also where the line is cut to save memory. A carriage return begins another log line."""
     with open(tmp_path / 'log', 'wb') as file:
-        file.write(b':::MLLOG 1\n:::MLLOG 2')
-        file.truncate(1 << 23)
+        file.write(b':::MLLOG 1\n' + bytes(num_before) + b':::MLLOG 2')
+        file.truncate(num_before + (1 << 22))
         file.seek(0, 2)
-        file.write(b'\n:::MLLOG 3\n')
-    found = [(number, len(line)) for number, line in marked_lines(tmp_path / 'log')]
-    assert found == [(1, 11), (2, 1 << 21), (3, 11)]
+        file.write(b'\n' + b'x' * num_before + b'\r:::MLLOG 3\n:::MLLOG 4')
+    found = [*marked_lines(tmp_path / 'log')]
+    assert {number for number, line in found if len(line) > MAX_LINE} == {2}
+    assert [line.strip() for _, line in found if len(line) < MAX_LINE] == [
+        f':::MLLOG {k}' for k in (1, 3, 4)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -322,6 +322,10 @@ bench train --ranks 2 => --ranks: got 2, expected at most 1
 bench train --steps 0 => --steps: got 0, expected 1 or more
 bench allreduce => ranks: got 1, expected 2 or more
 bench ops --batch-sizes 8,32 => --batch-sizes: got 8,32, expected one number for bench ops
+bench data --inputs real => --inputs: got bench data, expected bench train
+bench ops --precisions float16 => train.precision: got float16 with train.device=cpu
+prepare imagenet --source / --out x --name y => --name: got y with imagenet
+prepare digits --source / --out x => --source: got / with digits
 bench data --models vgg16 => --models: got bench data, expected bench train
 bench data --data.synthetic true => data.synthetic: got true, expected false
 bench data --threads 1025 => --threads: got 1025, expected whole numbers from 1 to 1,024

@@ -315,6 +315,15 @@ def test_images_are_read_again_only_if_a_file_has_changed(words, source, tmp_pat
     assert prepare(*words) == 0 and len(names) == 8
 
 
+def test_change_in_a_class_whose_name_ends_like_a_folder_of_parts_is_found(words, source):
+    for split in ('train', 'val'):
+        (source / split / 'a').rename(source / split / 'a.parts')
+    assert prepare(*words) == 0
+    shutil.copy(source / 'train/b/0.bmp', source / 'train/a.parts/more.bmp')
+    with pytest.raises(DataError, match=r'got \[7, 2\] images'):
+        prepare(*words)
+
+
 def test_manifest_of_an_earlier_version_is_compared_by_numbers(words, source, out):
     assert prepare(*words) == 0
     manifest = {k: v for k, v in load_manifest(out).items() if not k.startswith('source_')}

@@ -133,6 +133,14 @@ def test_log_that_was_not_judged_is_not_given_to_the_official_tools(tmp_path, mo
     assert {*given} == {f'result_{k}.txt' for k in range(5)} and len(given) == 10
 
 
+def test_log_of_no_training_that_could_control_the_official_tools_is_a_fault(tmp_path, judged):
+    make_tree(tmp_path)
+    lines = [mllog('loadgen_version', 0, '1'), mllog('submission_division', 0, '../../evil')]
+    write_lines(tmp_path / 'results/box/resnet/result_5.txt', lines)
+    [found] = judged(tmp_path, tools=[Fault('x', '', 'the tools ran', 'package_checker')])
+    assert found.text.startswith("result_5.txt: submission_division: got '../../evil'")
+
+
 def test_logs_in_another_folder_of_a_tree_are_a_fault(tmp_path, without_tools):
     make_tree(tmp_path)
     (tmp_path / 'results/other').mkdir()

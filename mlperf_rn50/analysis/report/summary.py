@@ -57,8 +57,9 @@ def _platform(studies: Sequence[Study]) -> str:
     """Return the one platform of all systems of a study, whatever their number of nodes, or ''. It
     may be a machine that simulates them."""
     findings = [f for study in studies for found in study.findings.values() for f in found]
-    is_shared = len(studies) == 1 and any(f.kind == 'platform_equal' for f in findings)
-    return str(studies[0].run_sets[0].platform) if is_shared else ''
+    if len(studies) > 1 or all(f.kind != 'platform_equal' for f in findings):
+        return ''
+    return next(s.platform for s in studies[0].run_sets if s.platform)
 
 
 def _near(a: float | None, b: float | None, *run_sets: RunSet) -> str:

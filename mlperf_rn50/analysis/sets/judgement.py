@@ -165,7 +165,9 @@ def _choose_ruleset(run_set: RunSet, logs: Sequence[CheckedLog]) -> tuple[str | 
         return named, ''
     if len(known) < 2:
         return next(iter(known), None), ''
-    oldest = next(passed_rulesets(logs), None)
+    common = [r for r in known if all(r in log.rulesets for log in logs if log.rulesets)]
+    passed = (r for r in passed_rulesets(logs) if r in common)
+    oldest = next(passed, None) or next(passed_rulesets(logs), None)
     if oldest:
         return oldest, 'the oldest that the logs pass'
     return known[-1], 'the newest, because the logs pass none'

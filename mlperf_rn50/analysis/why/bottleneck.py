@@ -230,8 +230,9 @@ def times_of(run: RunData) -> Times:
     without steps after the last evaluation, whose times are not known."""
     intervals, last_checkpoint_s = _preserved(run.records)
     if not intervals:
-        is_running = run.log and run.log.status == 'running'
-        action = 'wait for the first one' if is_running else 'train with this version'
+        action = 'resume it' if run.all(RanksRecord) else 'train with this version'
+        if run.log and run.log.status == 'running':
+            action = 'wait for the first one'
         raise UserError(
             f'{run.folder.metrics}: got no times of ranks, expected those of an evaluation; '
             f'{action}'

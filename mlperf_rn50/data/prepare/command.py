@@ -73,6 +73,8 @@ def prepare(options: Namespace) -> int:
             _prepare_new(options, name, num_workers)
         if is_own and name != IMAGENET:
             _print(f'next: {_write_train_yaml(out, name)}')
+    except BrokenPipeError:  # of the output
+        raise
     except OSError as e:
         if e.errno is None:  # not of a file: a library that MXNet lacks
             raise
@@ -154,7 +156,7 @@ def _find_state(options: Namespace) -> str:
         files = [
             os.path.join(parent, name)
             for parent, _, names in walk(root, lambda _: None)
-            if PARTS not in parent.removeprefix(str(root))
+            if PARTS not in Path(parent).relative_to(root).parts
             for name in names
             if name not in OUTPUTS
         ]

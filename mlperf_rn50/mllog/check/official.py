@@ -45,15 +45,23 @@ def import_official(module: str) -> Any:
 
 
 def marked_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line number, text) of each log line, split as in the official parser, in parts of at
-    most _MAX_PART characters; UserError for an unreadable file."""
-    number, is_new = 0, True
+    """Yield (line number, text) of each log line, split as in the official parser; UserError for an
+    unreadable file.
+
+    A line that is far longer than MAX_LINE is yielded in parts, each longer than MAX_LINE.
+    """
+    number, is_new, rest = 0, True, ''
     try:
         with open(path, encoding='latin-1', newline='\n', opener=regular_file) as f:
-            while text := f.readline(_MAX_PART):
+            while part := f.readline(_MAX_PART):
                 number += is_new
-                is_new = text.endswith('\n')
-                yield from ((number, line) for line in text.split('\r') if _MARK in line)
+                is_new = part.endswith('\n')
+                *lines, rest = f'{rest}{part}'.split('\r')
+                if is_new or len(rest) > _MAX_PART:
+                    lines.append(rest)
+                    rest = '' if is_new else rest[-MAX_LINE - 1 :]
+                yield from ((number, line) for line in lines if _MARK in line)
+            yield from ((number, line) for line in [rest] if _MARK in line)
     except OSError as e:
         raise UserError(f'{path}: cannot read the log: {e.strerror}') from e
 

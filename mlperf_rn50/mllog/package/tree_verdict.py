@@ -81,11 +81,9 @@ def judge_package(home: Path, round_name: str, sets: Mapping[str, JudgedRuns]) -
         remarks += [(grade, f'{system}: {text}') for grade, text in about_runs]
         results.append(('logs', f'{system}: {_summary(runs, judgement)}'))
     official = TreeVerdict(results=[('official tools', 'not run: a log could control them')])
-    if not any(
-        r.status == 'unreadable' or find_danger(r.path, ruleset)
-        for runs, _ in sets.values()
-        for r in runs
-    ):
+    dangers = [*_dangers(home, ruleset, sets)]
+    faults += dangers
+    if not dangers and all(r.status != 'unreadable' for runs, _ in sets.values() for r in runs):
         official = judge_tree(home, ruleset, list(sets))
     faults += _tool_faults(official.faults, sets)
     return replace(
@@ -95,6 +93,17 @@ def judge_package(home: Path, round_name: str, sets: Mapping[str, JudgedRuns]) -
         remarks=remarks,
         missing=missing,
     )
+
+
+def _dangers(home: Path, ruleset: str, systems: Iterable[str]) -> Iterator[Fault]:
+    """Yield a fault for each file that the official tools would take for a log and that could
+    control them, also if it is no log of training."""
+    for system in systems:
+        place = f'results/{system}/resnet'
+        for path in sorted((home / place).glob('result_*.txt')):
+            danger = path.is_file() and not is_stray_log(path) and find_danger(path, ruleset)
+            if danger:
+                yield Fault(place, '', f'{path.name}: {danger}', f'rules of {ROUND_OF[ruleset]}')
 
 
 def refusals_of(judgement: Judgement, runs: Sequence[Run], bypass: bool = False) -> list[str]:

@@ -9,7 +9,7 @@ from mxnet.ndarray import NDArray
 from mlperf_rn50.model.weights import (
     BEST,
     LAST,
-    best_num_top1,
+    best_top1,
     describe_weights,
     save_weights,
 )
@@ -37,7 +37,7 @@ class BestWeights:
         self._folder, self._plan = folder.weights, plan
         self._classes, self._data_sha256 = classes, data_sha256
         self._best: Network | None = None
-        self._num_top1: int | None = None  # correct images of the best network, once it is known
+        self._best_top1: float | None = None  # once it is known
         self._written: Network | None = None
         self._last_accuracy: tuple[int, Accuracy] | None = None
 
@@ -46,11 +46,11 @@ class BestWeights:
         in memory or, after a resume, in the folder."""
         self._last_accuracy = step, accuracy
         # A run that went back may have a better accuracy on record than that of its kept network.
-        if self._num_top1 is None:
-            self._num_top1 = best_num_top1(self._folder)
-        if self._num_top1 is None or accuracy.num_top1 > self._num_top1:
+        if self._best_top1 is None:
+            self._best_top1 = best_top1(self._folder)
+        if self._best_top1 is None or accuracy.top1 > self._best_top1:
             self._best = Network(step, accuracy, copy())
-            self._num_top1 = accuracy.num_top1
+            self._best_top1 = accuracy.top1
 
     def write_best(self) -> None:
         """Write the best network so far unless it is already written; raise UserError on
