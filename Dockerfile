@@ -34,6 +34,8 @@ RUN --mount=type=cache,target=/root/.cache \
 COPY README.md ./
 COPY launch launch
 COPY mlperf_rn50 mlperf_rn50
+# Also for other users if the checkout has a strict umask.
+RUN chmod -R a+rX launch mlperf_rn50 setup.cfg pyproject.toml LICENSE README.md
 # Check without a GPU that all libraries resolve and that MXNet, Horovod and DALI import.
 RUN MLPERF_RN50_VARIANT="$VARIANT" launch/setup.sh --check && rm -rf mlperf_rn50/__pycache__
 

@@ -44,6 +44,10 @@ if command -v nvidia-smi >/dev/null; then
     esac
     options+=(--ulimit memlock=-1)
 fi
+# Without root, podman gives other ids to the container, which could then not write to the folders.
+if [[ $(basename "$engine") = podman && $EUID != 0 ]]; then
+    options+=(--userns keep-id)
+fi
 # env.json records the digest, and not the name, which may contain a host.
 digest=$("$engine" image inspect --format '{{.Id}}' "$image" 2>/dev/null) || digest=''
 options+=(--env "MLPERF_RN50_IMAGE=$digest")

@@ -7,9 +7,9 @@ CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 . launch/engines/program.sh
 export PATH="$PWD/.venv/bin:$PATH"
 [ -w . ] || export RUFF_NO_CACHE=true MYPY_CACHE_DIR=/dev/null # their caches are in the checkout
-ruff check mlperf_rn50 tests benchmarks docs
-ruff format --check --quiet mlperf_rn50 tests benchmarks docs || {
-    echo 'launch/lint.sh: not formatted; run: ruff format mlperf_rn50 tests benchmarks docs' >&2
+ruff check mlperf_rn50 launch tests benchmarks docs
+ruff format --check --quiet mlperf_rn50 launch tests benchmarks docs || {
+    echo 'launch/lint.sh: not formatted; run: ruff format mlperf_rn50 launch tests benchmarks docs' >&2
     exit 1
 }
 mypy mlperf_rn50

@@ -47,6 +47,7 @@ make_venv() {
     else
         python=$(find_python)
     fi
+    rm -f "$state/key" "$state/made" # first, so that a .venv of which a part is left never counts as complete
     rm -rf .venv
     if [ -z "$python" ]; then
         uv venv --quiet --seed --python 3.11 .venv || fail 'uv cannot make a virtual environment with Python 3.11'

@@ -15,13 +15,13 @@
 . "$(dirname -- "${BASH_SOURCE[0]}")/engines/help.sh"
 set -euo pipefail
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
-. launch/engines/program.sh
 scope=quick
 case ${1:-} in
     --all | --ngc | --gpu) scope=${1#--}; shift ;;
 esac
 [ "$scope" != ngc ] || exec tests/ngc.sh "$@"
 [ "$scope" != gpu ] || exec tests/gpu/run.sh "$@"
+. launch/engines/program.sh
 launch/setup.sh
 launch/lint.sh
 export PATH="$PWD/.venv/bin:$PATH"

@@ -39,7 +39,7 @@ base=$home/$(declare -f find_python build_horovod make_base | sha256sum | cut -c
 copy_checkout() {
     mkdir -p "$home/checkout"
     find "$home/checkout" -mindepth 1 -maxdepth 1 ! -name '.venv*' -exec rm -rf {} +
-    git ls-files --cached --others --exclude-standard -z | xargs -0 ls -d 2>/dev/null | tar -cf - -T - |
+    git ls-files --cached --others --exclude-standard -z | { xargs -0 ls -d 2>/dev/null || true; } | tar -cf - -T - |
         tar -xf - -C "$home/checkout"
 }
 

@@ -68,6 +68,7 @@ class BenchSession:
         for _ in range(self.num_warmup + self.num):
             start = time.perf_counter()
             action()
+            self.heartbeat.beat()
             seconds.append(time.perf_counter() - start)
         return spread_of(seconds[self.num_warmup :])
 

@@ -8,9 +8,10 @@ PERFORMANCE.md. S bytes in t s on n ranks: algorithm bandwidth S / t, bus S / t 
 
 import gc
 import itertools
+import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
@@ -42,10 +43,12 @@ from mlperf_rn50.train.comm.sharing import sharing_of
 from mlperf_rn50.train.loop import STEPS_AHEAD
 from mlperf_rn50.train.plan import Plan, make_plan
 from mlperf_rn50.train.trainer import PendingStep, Trainer
+from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
 SIZES = tuple(4**k * 4096 for k in range(9))  # 4 KiB to 256 MiB
 PARTS = ('data', 'forward', 'backward', 'all_reduce', 'update')
 _NUM_SPLIT_STEPS = 5  # maximum number of steps measured in parts
+_BEAT_S = 5.0  # between signs of life of a rank that waits for a case of others
 _STEP_COLUMNS = """
     model             model       s
     precision         precision   s
@@ -151,7 +154,8 @@ def time_steps(
         while len(pulses) > (STEPS_AHEAD if step < num_steps - 1 else 0):
             wait_for(pulses.popleft().sums)
             stamps.append(perf_counter())
-            session.heartbeat.beat('training', len(stamps))
+            # in the phase of the start, whose limit is not learned from earlier cases
+            session.heartbeat.beat(step=len(stamps))
         if step == session.num_warmup - 1:  # start the clock with an idle device
             nd.waitall()
             pulses.clear()
@@ -198,10 +202,10 @@ def measure_case(session: BenchSession, case: Case) -> Row:
     trainer.broadcast()
     batches = train_batches(config, plan.train_shard(comm.rank), 0, 0, device_id)
     seconds = spread_of(time_steps(trainer, batches, plan, session))
-    splits = [
-        split_step(trainer, batches, plan, step)
-        for step in range(min(session.num, _NUM_SPLIT_STEPS))
-    ]
+    splits = []
+    for step in range(min(session.num, _NUM_SPLIT_STEPS)):
+        splits.append(split_step(trainer, batches, plan, step))
+        session.heartbeat.beat()
     memory = max(comm.gather_object(round(peak_memory_bytes(device_id) / 2**20)))
     peak = measure_peak(config.train.precision, session.context)
     flops = 3 * count_flops(trainer.net, image_shape(config)) * plan.local_batch_size
@@ -229,6 +233,24 @@ def measure_case(session: BenchSession, case: Case) -> Row:
     }
 
 
+@contextmanager
+def waiting(heartbeat: Heartbeat) -> Iterator[None]:
+    """Give signs of life while this rank waits for the case of other ranks, which are watched."""
+    is_over = threading.Event()
+
+    def beat() -> None:
+        while not is_over.wait(_BEAT_S):
+            heartbeat.beat()
+
+    thread = threading.Thread(target=beat, name='waiting', daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
 def bench_steps(session: BenchSession, cases: list[Case]) -> list[ResultTable]:
     """Measure the cases in turn, while ranks outside a case wait. Return tables only on rank 0."""
     comm = session.comm
@@ -246,7 +268,8 @@ def bench_steps(session: BenchSession, cases: list[Case]) -> list[ResultTable]:
         if part:
             rows.append(measure_case(replace(session, config=config, comm=part), case))
             gc.collect()
-        comm.barrier()
+        with waiting(session.heartbeat) if not part else nullcontext():
+            comm.barrier()
     if comm.rank:
         return []
     steps = ResultTable(

@@ -14,7 +14,6 @@ configuration.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -85,8 +84,6 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.cli.ranks import in_rank
     from mlperf_rn50.config_file import parse_config_options, resolve_config
     from mlperf_rn50.system.processor import check_precision, find_processor
-    from mlperf_rn50.train.options import CommConfig
-    from mlperf_rn50.train.watchdog.heartbeat import PHASES
 
     parser = config_parser('bench', add_options)
     options = parse_config_options(parser, argv)
@@ -108,20 +105,17 @@ def run(argv: Sequence[str]) -> int:
         )
     argv = with_batch(argv, options.config, 32)
     config = resolve_config(Path(options.config) if options.config else None, argv, parser)
+    if not options.config and config.train.global_batch_size:
+        raise ConfigError(
+            f'train.global_batch_size: got {config.train.global_batch_size}, expected '
+            '--batch-sizes, the images per rank'
+        )
     option, precisions = 'train.precision', config.train.precision
     if options.precisions:
         option, precisions = '--precisions', options.precisions
     for precision in precisions.split(','):
         check_precision(option, precision.strip(), find_processor())
-    # Ranks wait for other cases, and steps of several networks take different times, so that only
-    # limits that the user sets apply.
-    usual = {
-        key: 0.0
-        for key in PHASES.values()
-        if getattr(config.comm, key) == getattr(CommConfig(), key)
-    }
-    watched = replace(config, comm=replace(config.comm, **usual))  # type: ignore[arg-type]
-    return in_rank(lambda heartbeat: _bench(config, options, heartbeat), watched)
+    return in_rank(lambda heartbeat: _bench(config, options, heartbeat), config)
 
 
 def _bench(config: Config, options: Namespace, heartbeat: Heartbeat) -> int:
@@ -165,7 +159,7 @@ def _bench(config: Config, options: Namespace, heartbeat: Heartbeat) -> int:
 def _measure(session: BenchSession, options: Namespace, counts: list[int]) -> list[ResultTable]:
     from mlperf_rn50.bench import input_speed, operators, steps
     from mlperf_rn50.bench.measure import parse_list, parse_numbers
-    from mlperf_rn50.config import KEYS, check_values
+    from mlperf_rn50.config import KEYS
     from mlperf_rn50.system.processor import leave_openmp_to_engine
 
     config, num_ranks = session.config, session.comm.world_size
@@ -200,9 +194,8 @@ def _measure(session: BenchSession, options: Namespace, counts: list[int]) -> li
         )
         caches = parse_list('--caches', options.caches or 'cold,warm', input_speed.CACHES)
         return input_speed.bench_input(session, threads, sizes, caches, options.node_images_per_s)
-    for precision in precisions:
-        train = replace(config.train, precision=precision)  # type: ignore[arg-type]
-        check_values(replace(config, train=train))
+    if 'float16' in precisions and config.train.device == 'cpu':
+        raise ConfigError('--precisions: got float16 on a CPU, expected float32 or bfloat16')
     if not config.model.is_resnet:
         raise ConfigError(f'model.name: got {config.model.name}, expected a ResNet for bench ops')
     return operators.bench_operators(session, precisions, sizes[0])

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from argparse import ArgumentParser
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -151,7 +151,7 @@ def supervise(launcher: Launcher, placement: Placement, config: Config) -> int:
     """Make the runs of a launcher; return its exit code."""
     from mlperf_rn50.launch.attempts import first_run_of, read_progress
     from mlperf_rn50.launch.hosts import ReturnTests, silent_hosts
-    from mlperf_rn50.launch.launcher import GRACE_S, SIDE_JOB, new_token
+    from mlperf_rn50.launch.launcher import SIDE_JOB, new_token
     from mlperf_rn50.launch.supervisor import Supervisor
     from mlperf_rn50.runfolder.locks import folder_lock
     from mlperf_rn50.system.mpi_session import mpi_settings
@@ -191,18 +191,28 @@ def supervise(launcher: Launcher, placement: Placement, config: Config) -> int:
             code = supervisor.run_all()
         finally:
             if (options.ranks_per_device or 1) > 1:
-                # Without earlier stop requests; it leaves the handlers of the signals as they are.
-                # Its errors would replace that of the run.
-                with suppress(UserError), closing(SignalQueue(())) as own:
-                    replace(launcher, signals=own).start_ranks(
-                        replace(supervisor.placement, ranks_per_node=1),
-                        f'{token}-{SIDE_JOB}',
-                        [str(CHECKOUT / 'launch/mps.sh'), 'stop'],
-                        device,
-                        limit_s=GRACE_S,
-                    )
+                stop_mps(launcher, supervisor.placement, f'{token}-{SIDE_JOB}', device)
         has_begun = read_progress(run_dir, options.run) != before
     return launcher.requeue(code, run_dir, has_begun) if in_slurm else code
+
+
+def stop_mps(launcher: Launcher, placement: Placement, job: str, device: str) -> None:
+    """Stop NVIDIA's Multi-Process Service on all hosts; report a failure, which must not replace an
+    error of the run."""
+    from mlperf_rn50.launch.launcher import GRACE_S
+
+    # without earlier stop requests; it leaves the handlers of the signals as they are
+    with closing(SignalQueue(())) as own:
+        try:
+            replace(launcher, signals=own).start_ranks(
+                replace(placement, ranks_per_node=1),
+                job,
+                [str(CHECKOUT / 'launch/mps.sh'), 'stop'],
+                device,
+                limit_s=GRACE_S,
+            )
+        except UserError as e:
+            launcher.say(f'MPS was not stopped: {e}')
 
 
 def run_ranks(argv: Sequence[str]) -> int:

@@ -129,11 +129,12 @@ def _check(tree: Path, round_name: str) -> tuple[Package, float | None]:
     run_sets = _load([tree / 'results'], round_name)
     sets, strays = dict[str, JudgedRuns](), list[Fault]()
     for s in run_sets:
-        is_read = any(r.status != 'unreadable' for r in s.runs)
-        if s.folder == tree / 'results' / s.name / 'resnet' or not is_read:
+        if s.folder == tree / 'results' / s.name / 'resnet':
             sets[s.name] = s.runs, s.judgement
         else:
             text = 'got logs, expected them only in results/SYSTEM/resnet; move or remove them'
+            if s.refusal and all(r.status == 'unreadable' for r in s.runs):
+                text = s.refusal
             strays.append(
                 Fault(str(s.folder.relative_to(tree)), '', text, 'SR Directory structure')
             )

@@ -71,6 +71,7 @@ class Options:
             '--run.dir': self.run_dir,
             '--run.num_nodes': self.nodes,
             '--run.ranks_per_node': self.ranks_per_node,
+            '--run.ranks_per_device': self.ranks_per_device,
         }
         return [*(f'{name}={value}' for name, value in values.items() if value), *self.train]
 
@@ -213,7 +214,7 @@ def _program_in_apptainer(options: Options, folder: str) -> list[str]:
     if shutil.which('nvidia-smi'):
         command.append('--nv')
     binds = ['--bind', folder, '--bind', str(CHECKOUT)]
-    temporary = os.path.realpath(tmp_dir())
+    temporary = os.path.abspath(tmp_dir())
     if not Path(temporary).is_relative_to('/tmp'):  # which Apptainer itself binds
         binds += ['--bind', temporary]
     return [*command, *binds, '--pwd', folder, image, *_IN_IMAGE]

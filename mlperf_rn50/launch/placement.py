@@ -3,7 +3,7 @@
 import os
 import resource
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 
@@ -63,7 +63,9 @@ def place_ranks(
         config = load(['--config', str(run.config), *o.train])
         run_dir = run.dir
     else:
-        config = load(o.as_train)
+        slots = {host.slots for host in o.hosts}
+        stated = slots.pop() if len(slots) == 1 else None
+        config = load(replace(o, ranks_per_node=o.ranks_per_node or stated).as_train)
         run_dir = Path(config.run.dir)
 
     names = nodes_of_slurm_job(os.environ) if engine.in_slurm else [h.name for h in o.hosts]

@@ -137,7 +137,7 @@ class ConfusionMatrix:
         own = [places.tolist(), self.counts.flat[places].tolist()]
         self.counts[:] = 0
         for others, numbers in comm.gather_object(own):
-            self.counts.flat[others] += numbers
+            self.counts.flat[others] += np.array(numbers, np.int64)
 
     def largest(self, number: int, classes: Sequence[str]) -> list[Confusion]:
         """Return at most `number` confusions, most frequent first; equally frequent ones are in

@@ -35,6 +35,7 @@ fi
     export MLPERF_RN50_VARIANT=${MLPERF_RN50_VARIANT:-$(gpu_variant)}
     export MLPERF_RN50_EXTRAS=${MLPERF_RN50_EXTRAS-demo,export,pytest} # without linters and other packages for development
 }
-launch/setup.sh || exit 1
+launch/setup.sh || exit 1 # it may need the container's PYTHONPATH
+. launch/engines/program.sh
 export PATH="$PWD/.venv/bin:$PATH"
 exec python tests/gpu/run_parts.py "$@"

@@ -1,14 +1,16 @@
 """Benchmarks: arithmetic and printed tables."""
 
 import re
+import time
 from unittest.mock import Mock
 
 import mxnet as mx
 import pytest
-from helpers import json_table
+from helpers import json_table, wait_for
 from pytest import approx
 
 from mlperf_rn50.analysis.show.plain import render_text
+from mlperf_rn50.bench import steps
 from mlperf_rn50.bench.measure import ResultTable, make_answer, parse_list, parse_numbers, spread_of
 from mlperf_rn50.bench.operators import Convolution, convolutions
 from mlperf_rn50.bench.steps import (
@@ -27,6 +29,7 @@ from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.resnet import ResNet
 from mlperf_rn50.model.zoo import count_flops
 from mlperf_rn50.train.comm.device import gemm_times
+from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
 
 def test_spread_of_times():
@@ -136,18 +139,19 @@ A note."""
     assert answer.data['tables'] == [{'title': 'Steps', 'note': 'A note.', 'rows': rows}]
 
 
-@pytest.mark.parametrize(
-    'words, batch, limit_s',
-    [
-        ('', 32, 0.0),
-        ('--train.local_batch_size 8 --comm.stall_limit_s 60', 8, 60.0),
-        ('--train.global_batch_size=64', None, 0.0),
-    ],
-)
-def test_batch_and_limits_are_those_of_the_options(monkeypatch, words, batch, limit_s):
-    """Without limits, no rank ends that waits for a case of others."""
+@pytest.mark.parametrize('words, batch', [('', 32), ('--train.local_batch_size 8', 8)])
+def test_batch_is_that_of_the_options(monkeypatch, words, batch):
     given = Mock(return_value=0)
     monkeypatch.setattr(ranks, 'in_rank', given)
     bench.run(['train', *words.split()])
-    config = given.call_args.args[1]
-    assert (config.train.local_batch_size, config.comm.stall_limit_s) == (batch, limit_s)
+    assert given.call_args.args[1].train.local_batch_size == batch
+
+
+def test_rank_that_waits_for_a_case_of_others_gives_signs_of_life(monkeypatch):
+    monkeypatch.setattr(steps, '_BEAT_S', 0.01)
+    heartbeat = Heartbeat()
+    with steps.waiting(heartbeat):
+        wait_for(lambda: heartbeat.num_beats > 2)
+    num_beats = heartbeat.num_beats
+    time.sleep(0.05)
+    assert heartbeat.num_beats == num_beats

@@ -323,7 +323,8 @@ bench train --steps 0 => --steps: got 0, expected 1 or more
 bench allreduce => ranks: got 1, expected 2 or more
 bench ops --batch-sizes 8,32 => --batch-sizes: got 8,32, expected one number for bench ops
 bench data --inputs real => --inputs: got bench data, expected bench train
-bench ops --precisions float16 => train.precision: got float16 with train.device=cpu
+bench ops --precisions float16 => --precisions: got float16 on a CPU
+bench data --train.global_batch_size 64 => train.global_batch_size: got 64, expected --batch-sizes
 prepare imagenet --source / --out x --name y => --name: got y with imagenet
 prepare digits --source / --out x => --source: got / with digits
 bench data --models vgg16 => --models: got bench data, expected bench train

@@ -150,7 +150,8 @@ def test_confusions_are_sorted_by_frequency_then_class():
 def test_sum_over_ranks_is_exact():
     class TwoRanks(Comm):
         def gather_object(self, value, only_on_rank_0=False):
-            return [value, [[3, 6], [2**53, 2**53]]]  # places and counts
+            # places and counts of three ranks, of which the last one has no image
+            return [value, [[3, 6], [2**53, 2**53]], [[], []]]
 
     matrix = matrix_of(np.eye(3), [0, 1, 1])
     matrix.sum(TwoRanks())

@@ -138,7 +138,8 @@ def test_log_of_no_training_that_could_control_the_official_tools_is_a_fault(tmp
     lines = [mllog('loadgen_version', 0, '1'), mllog('submission_division', 0, '../../evil')]
     write_lines(tmp_path / 'results/box/resnet/result_5.txt', lines)
     [found] = judged(tmp_path, tools=[Fault('x', '', 'the tools ran', 'package_checker')])
-    assert found.text.startswith("result_5.txt: submission_division: got '../../evil'")
+    assert found.file == 'results/box/resnet/result_5.txt'
+    assert found.text.startswith("submission_division: got '../../evil'")
 
 
 def test_logs_in_another_folder_of_a_tree_are_a_fault(tmp_path, without_tools):

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog import keys
 from mlperf_rn50.mllog.check.code_lines import named_places, source_files, strange_places
 from mlperf_rn50.mllog.check.faults import Fault, name_logs
@@ -83,7 +84,11 @@ def judge_package(home: Path, round_name: str, sets: Mapping[str, JudgedRuns]) -
     official = TreeVerdict(results=[('official tools', 'not run: a log could control them')])
     dangers = [*_dangers(home, ruleset, sets)]
     faults += dangers
-    if not dangers and all(r.status != 'unreadable' for runs, _ in sets.values() for r in runs):
+    if not dangers and not any(
+        r.status == 'unreadable' or find_danger(r.path, ruleset)
+        for runs, _ in sets.values()
+        for r in runs
+    ):
         official = judge_tree(home, ruleset, list(sets))
     faults += _tool_faults(official.faults, sets)
     return replace(
@@ -95,15 +100,22 @@ def judge_package(home: Path, round_name: str, sets: Mapping[str, JudgedRuns]) -
     )
 
 
-def _dangers(home: Path, ruleset: str, systems: Iterable[str]) -> Iterator[Fault]:
-    """Yield a fault for each file that the official tools would take for a log and that could
-    control them, also if it is no log of training."""
-    for system in systems:
-        place = f'results/{system}/resnet'
-        for path in sorted((home / place).glob('result_*.txt')):
-            danger = path.is_file() and not is_stray_log(path) and find_danger(path, ruleset)
+def _dangers(home: Path, ruleset: str, sets: Mapping[str, JudgedRuns]) -> Iterator[Fault]:
+    """Yield a fault for each file that the official tools would take for a log, that could control
+    them, and that is no log of a run of the set, such as one of inference."""
+    for system, (runs, _) in sets.items():
+        names = {run.path.name for run in runs}
+        for path in sorted((home / f'results/{system}/resnet').glob('result_*.txt')):
+            if path.name in names or is_stray_log(path) or not path.is_file():
+                continue
+            try:
+                danger = find_danger(path, ruleset)
+            except UserError as e:
+                danger = str(e)
             if danger:
-                yield Fault(place, '', f'{path.name}: {danger}', f'rules of {ROUND_OF[ruleset]}')
+                yield Fault(
+                    str(path.relative_to(home)), '', danger, f'rules of {ROUND_OF[ruleset]}'
+                )
 
 
 def refusals_of(judgement: Judgement, runs: Sequence[Run], bypass: bool = False) -> list[str]:
