@@ -240,16 +240,17 @@ def report_resumption(run: TrainingRun, loaded: LoadedCheckpoint) -> None:
     if progress.data_sha256 and not before.data_sha256:
         text = 'the images were not compared, because the checkpoint has no digest of them'
         run.emit(events.Noted(text))
+    elapsed_s = clock.without_s + progress.clock_s
     run.emit(
         events.Resumed(
             run.plan,
             hosts=run.nodes,
             step=progress.step,
             clock_s=progress.clock_s,
-            elapsed_s=clock.without_s + progress.clock_s,
+            elapsed_s=elapsed_s,
             stopped_s=clock.resumes[-1].stopped_s if clock.resumes else 0.0,
             after_fault=any(not resume.is_pause for resume in clock.resumes[-1:]),
-            parts=elapsed_parts(clock.resumes, 0.0),
+            parts=elapsed_parts(clock.resumes, elapsed_s),
             checkpoint=str(loaded.path),
             before=before,
             changes=find_changes(before.config, run.plan.config),

@@ -30,7 +30,7 @@ from mlperf_rn50.mllog.goodput import PARTS, read_goodput
 from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.runfolder.jsonl import read_lines
 from mlperf_rn50.runfolder.names import list_checkpoints, run_at
-from mlperf_rn50.runfolder.records import EndRecord
+from mlperf_rn50.runfolder.records import EndRecord, ResumedRecord
 from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter
 from mlperf_rn50.train.checkpoint.checkpoint import load
 
@@ -64,6 +64,9 @@ def assert_parts_add_up(run_dir):
     same parts of it."""
     log = read_run(run_dir / 'result_0.txt')
     (*_, (_, end)) = read_lines(run_dir / 'metrics.jsonl', EndRecord)
+    [(_, resumed)] = read_lines(run_dir / 'metrics.jsonl', ResumedRecord)
+    assert sum(resumed.elapsed_parts.values()) == pytest.approx(resumed.time_s, abs=0.01)
+    assert 0 < resumed.elapsed_parts['training_preserved_s'] < resumed.time_s
     assert log.time_to_train_s == pytest.approx(end.time_to_train_s, abs=SKEW_S)
     assert sum(end.elapsed_parts.values()) == pytest.approx(end.time_to_train_s, abs=0.01)
     assert log.elapsed == pytest.approx(list(end.elapsed_parts.values()), abs=SKEW_S)
