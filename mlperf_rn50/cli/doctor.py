@@ -11,12 +11,12 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from mlperf_rn50.answer import STATUS_LEVELS, Answer, Cell, Table
 from mlperf_rn50.cli.output import add_format_option, print_answer
-from mlperf_rn50.cli.parsers import add_run_options, config_parser, with_batch
+from mlperf_rn50.cli.parsers import add_run_options, add_wide_option, config_parser, with_batch
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, RunFailed
 from mlperf_rn50.parser import add_option
 from mlperf_rn50.text import plural
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 def add_options(parser: Any) -> None:
     add_run_options(parser)
     add_format_option(parser)
+    add_wide_option(parser)
     add_option(parser, '--quiet', 'print only warnings, failures and the totals')
 
 
@@ -44,7 +45,12 @@ def run(argv: Sequence[str]) -> int:
     options = parse_config_options(parser, argv)
     argv = with_batch(argv, options.config or options.resume, 1)  # any works without training
     config, resumed = load_config(options, argv, parser)
-    num_kept = len(list_checkpoints(resumed[0].checkpoints)) if resumed else 0
+    num_kept = 0
+    if resumed:
+        folder = resumed[0]
+        num_kept = len(list_checkpoints(folder.checkpoints))
+        # the folder may have been moved since its configuration was written
+        config = replace(config, run=replace(config.run, dir=str(folder.dir)))
     return in_rank(lambda heartbeat: _examine(config, num_kept, options, heartbeat), config)
 
 

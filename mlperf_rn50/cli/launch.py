@@ -113,6 +113,11 @@ def start_launcher(name: str, argv: Sequence[str], signals: SignalQueue | None =
         engine.program(options)  # report a missing image or folder first
         placement, config = place_ranks(engine, options, load_train_config)
         check_machine(engine, options, placement, config)
+        if options.config and options.seeds > 1 and config.run.seed is not None:
+            raise ConfigError(
+                f'run.seed: got {config.run.seed} with --seeds {options.seeds}, expected null, so '
+                'that each run draws its own seed; add --run.seed null'
+            )
         options = replace(
             options,
             nodes=len(placement.hosts),
@@ -133,8 +138,8 @@ def choose_run(options: Options) -> Options:
     from mlperf_rn50.train.checkpoint.resumable import find_run
 
     path = Path(str(options.resume))
-    # Since the first start of a requeued job, newer checkpoints may have replaced this one.
-    if options.is_requeued and is_checkpoint_name(path.name) and not path.exists():
+    # The first start of a requeued job went on from this checkpoint, so newer ones are its own.
+    if options.is_requeued and is_checkpoint_name(path.name) and _went_on_from(path):
         path = path.parent
     run, path = find_run(path)
     is_elsewhere = Path(options.run_dir or run.dir).resolve() != run.dir.resolve()
@@ -145,6 +150,16 @@ def choose_run(options: Options) -> Options:
             'configuration'
         )
     return replace(options, resume=str(path), run_dir=str(run.dir), run=run)
+
+
+def _went_on_from(path: Path) -> bool:
+    """Return whether a run has gone on from a checkpoint, which newer ones may have replaced."""
+    from mlperf_rn50.runfolder.names import RunFolder, folder_index, step_of
+    from mlperf_rn50.runfolder.records import ResumedRecord, read_records
+
+    run = RunFolder(path.parent.parent, folder_index(path.parent))
+    steps = [record.step for _, record in read_records(run.metrics, ResumedRecord)]
+    return not path.exists() or steps[-1:] == [step_of(path)]
 
 
 def supervise(launcher: Launcher, placement: Placement, config: Config) -> int:

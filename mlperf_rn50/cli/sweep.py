@@ -47,13 +47,22 @@ if TYPE_CHECKING:
     from mlperf_rn50.config import Config
 
 _LAYOUT_OPTIONS = (
+    '--train.gradient_accumulation_steps',
     '--train.local_batch_size',
     '--train.global_batch_size',
     '--schedule.base_lr',
     '--schedule.warmup_epochs',
 )
 _MAX_BYTES = 1 << 20  # of --lr-table
-_SWEEP_OPTIONS = ('--run-dir', '--nodes', '--ranks-per-node', '--resume')
+_SWEEP_OPTIONS = (
+    '--run-dir',
+    '--run.dir',
+    '--nodes',
+    '--run.num_nodes',
+    '--ranks-per-node',
+    '--run.ranks_per_node',
+    '--resume',
+)
 
 
 def make_parser() -> Parser:
@@ -105,7 +114,11 @@ def run(argv: Sequence[str]) -> int:
     worst = EXIT_OK
     signals = SignalQueue(LAUNCHER_SIGNALS, STOPPING)
     for layout in layouts:
-        words = launch_words(o, layout, config.run.submission_platform)
+        num_nodes = str(layouts[0].num_nodes)
+        platform_name = re.sub(
+            rf'^{num_nodes}(?= ?x)', str(layout.num_nodes), config.run.submission_platform
+        )
+        words = launch_words(o, layout, platform_name)
         worst = max(worst, run_layout(o, layout, [*words, *rest], signals))
         if signals.is_requested:
             announce('sweep', 'stopped; the same command makes the missing runs')
@@ -136,8 +149,12 @@ def check_options(o: Namespace, rest: Sequence[str]) -> None:
 
 def check_seed(o: Namespace, rest: Sequence[str], config: Config) -> None:
     """Raise ConfigError if several runs would have the same seed."""
-    given = next((word for word in rest if word.startswith('--run.seed')), config.run.seed)
-    if o.seeds > 1 and given is not None:
+    given: int | str | None = config.run.seed
+    for word, following in zip(rest, [*rest[1:], '']):
+        name, _, value = word.partition('=')
+        if name == '--run.seed':
+            given = value or following
+    if o.seeds > 1 and given not in (None, 'null'):
         raise ConfigError(
             f'run.seed: got {given} with --seeds {o.seeds}, expected null; remove it, '
             'so that each run draws its own seed'
@@ -186,8 +203,7 @@ def launch_words(o: Namespace, layout: SweepLayout, platform_name: str) -> list[
     """Return the name of the launcher and its options for a run of a layout, without the user's
     other options.
 
-    platform_name: run.submission_platform of the configuration; it may begin with the nodes of the
-    first layout, such as 1xC4140.
+    platform_name: run.submission_platform of real nodes.
     """
     nodes, ranks = layout.num_nodes, layout.ranks_per_node
     if o.hosts or o.hostfile:
@@ -196,13 +212,13 @@ def launch_words(o: Namespace, layout: SweepLayout, platform_name: str) -> list[
             words += ['--hosts', o.hosts]
         if o.hostfile:
             words += ['--hostfile', o.hostfile]
-        own_name = re.sub(r'^\d+(?= ?x)', str(nodes), platform_name)
+        own_name = platform_name
     else:
         own_name = (
             f'{plural(nodes, "node")} of {plural(ranks, "rank")}, simulated by local ranks of '
             f'{platform.node()}'
         )
-        words = ['local', '--ranks-per-node', str(nodes * ranks)]
+        words = ['local', '--nodes', '1', '--ranks-per-node', str(nodes * ranks)]
     return [
         *words,
         '--run.submission_platform',

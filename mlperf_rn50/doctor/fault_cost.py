@@ -18,7 +18,6 @@ from mlperf_rn50.text import plural
 from mlperf_rn50.train.checkpoint.period import best_period_s, between_faults_s
 from mlperf_rn50.train.options import CheckpointConfig
 
-_BYTES_PER_PARAMETER = 8  # a float32 weight and its float32 momentum
 _MAX_BYTES = 256_000_000
 _BLOCK_BYTES = 8_000_000
 _PERIODS = ('period_s', 'second'), ('period_steps', 'step'), ('period_epochs', 'epoch')
@@ -34,7 +33,13 @@ def start_s() -> float | None:
 
 
 def checkpoint_bytes(config: Config) -> int:
-    return _BYTES_PER_PARAMETER * count_parameters(build_model(config, mx.cpu(), None))
+    """Return the approximate size of a checkpoint: weights, momentum, the float32 copies of float16
+    weights, and averaged weights."""
+    train = config.train
+    bytes_per_parameter = 10 if train.precision == 'float16' else 8
+    if train.ema is not None:
+        bytes_per_parameter += 4
+    return bytes_per_parameter * count_parameters(build_model(config, mx.cpu(), None))
 
 
 def try_writing(folder: Path, num_bytes: int, max_bytes: int = _MAX_BYTES) -> WriteTrial:

@@ -12,14 +12,20 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-from mlperf_rn50.errors import EXIT_CODES, EXIT_FAILED, EXIT_RESUMABLE, EXIT_USAGE
+from mlperf_rn50.errors import (
+    EXIT_CODES,
+    EXIT_FAILED,
+    EXIT_RESUMABLE,
+    EXIT_USAGE,
+    ConfigError,
+)
 from mlperf_rn50.files import temporaries_in
 from mlperf_rn50.runfolder import records
 from mlperf_rn50.runfolder.locks import is_locked
 from mlperf_rn50.runfolder.names import RunFolder, list_runs, newest_run, newest_step
 from mlperf_rn50.runfolder.records import Attempt, Failure
 from mlperf_rn50.system.launcher_env import resume_command
-from mlperf_rn50.text import grouped
+from mlperf_rn50.text import grouped, plural
 
 MAX_STUCK = 3  # failed attempts without a newer checkpoint, after which the launcher gives up
 # --elastic excludes a host that failed in this many attempts since the newest checkpoint.
@@ -160,6 +166,15 @@ def plan_runs(ends: Sequence[str | None], seeds: int, is_resume: bool) -> list[b
     return [False] * num_left
 
 
+def check_plan(runs: Sequence[bool], config: str | None) -> None:
+    """Raise ConfigError if new runs of plan_runs lack a configuration."""
+    if not (all(runs) or config):
+        raise ConfigError(
+            f'--seeds: got no --config, which the {plural(runs.count(False), "new run")} need; add '
+            'it'
+        )
+
+
 def judge(
     attempt: Attempt,
     is_stop_requested: bool,
@@ -176,10 +191,12 @@ def judge(
     """
     if is_free:
         return None, ''
+    reason = '' if attempt.gained else 'stopped; this start wrote no checkpoint'
+    if attempt.end == 'interrupted' and not attempt.can_resume:  # writing it may have failed
+        return EXIT_FAILED, reason
     if attempt.end is not None:
         return EXIT_CODES[attempt.end], ''
     if is_stop_requested:
-        reason = '' if attempt.gained else 'stopped; this start wrote no checkpoint'
         return EXIT_RESUMABLE if attempt.can_resume else EXIT_FAILED, reason
     if attempt.exit_code == EXIT_USAGE:
         return EXIT_USAGE, ''

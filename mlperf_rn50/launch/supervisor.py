@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from mlperf_rn50.errors import (
     EXIT_AT_ONCE,
@@ -85,6 +86,7 @@ class Supervisor:
         is_resume, seeds = bool(self.options.resume), self.options.seeds
         ends = attempts.ends_of(self.placement.run_dir, self.first_run)
         runs = attempts.plan_runs(ends, seeds, is_resume)
+        attempts.check_plan(runs, self.options.config)
         if not runs:
             self.say(f'all {plural(len(ends), "run")} of --seeds have ended')
         counted = ends if is_resume and seeds > 1 else []
@@ -249,8 +251,11 @@ class Supervisor:
         """Return the options of train that resume or begin a run; raise ConfigError if neither is
         possible."""
         if run and newest_step(run.checkpoints) >= 0:
-            is_given = self.options.run and not any(a.gained for a in self._attempts)
-            path = self.options.resume if is_given else run.checkpoints
+            # The run may have gone on from the given checkpoint or, with other ranks, replaced it.
+            given = Path(str(self.options.resume))
+            is_valid = self.options.run and given.exists()
+            is_given = is_valid and not any(a.gained for a in self._attempts)
+            path = given if is_given else run.checkpoints
             elastic = ['--elastic'] if self.options.elastic else []
             return ['--resume', str(path), *elastic]
         if not self.options.config:

@@ -110,8 +110,9 @@ def resume_command(checkpoints: Path, is_newest: bool = True) -> str:
     for i, (program, command) in enumerate(pairwise(words), 2):
         if os.path.basename(program) == 'mlperf-rn50' and command == 'train':
             given, others = parser.parse_known_args(words[i:])
-            changes = others if given.resume else []  # which the run folder lacks
-            return shlex.join([*words[:i], '--resume', str(checkpoints), *changes])
+            if given.resume is None:  # the run folder has the configuration
+                others = [word for word in others if word == '--elastic']
+            return shlex.join([*words[:i], '--resume', str(checkpoints), *others])
 
     # the command of a launcher
     if is_newest:

@@ -91,7 +91,8 @@ def build(run: OpenRun) -> BuiltRun:
     # the same masks of dropout with and without a warm-up, others on each rank and after a resume
     origin = np.random.SeedSequence([progress.seed, progress.step, comm.rank])
     mx.random.seed(int(origin.generate_state(1)[0] >> 1))
-    if comm.rank == 0 and (event := reference_event(run.comparison, config, comm.world_size)):
+    batch = progress.lr_batch_size
+    if comm.rank == 0 and (event := reference_event(run.comparison, config, batch)):
         run.emit(event)
 
     # the run, ready for its clock
@@ -207,16 +208,14 @@ def _report_reading(run: TrainingRun) -> Iterator[Batch]:
 
 def _measure(run: OpenRun, trainer: Trainer, flops: int) -> NetworkRecord:
     """Return facts about a step; all ranks together measure a peak that is not known."""
-    config, tensors = run.plan.config, trainer.optimizer.tensors
-    is_small = config.gradient_compression == 'fp16'
-    num_bytes = sum(t.grad.size * (2 if is_small else t.grad.dtype().itemsize) for t in tensors)
+    config = run.plan.config
     local_batch_size = run.plan.global_batch_size // run.comm.world_size
     job = os.environ.get('MLPERF_RN50_JOB', '')
     peak = run.comm.from_rank_0(lambda: known_peak(run.folder.metrics, job, local_batch_size))
     return NetworkRecord(
         local_batch_size=local_batch_size,
         flops_per_image=flops,
-        gradient_bytes=num_bytes,
+        gradient_bytes=trainer.gradient_bytes,
         num_buckets=len(trainer.optimizer.buckets),
         peak_flops_per_s=peak or measure_peak(config.train.precision, trainer.context, **_PEAK),
         job=job,

@@ -10,7 +10,6 @@ from mlperf_rn50.analysis.recipe.differences import is_imagenet
 from mlperf_rn50.analysis.recipe.reference import Reference
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.published import load_published
-from mlperf_rn50.analysis.sets.settings import Recipe
 from mlperf_rn50.config import Config
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.mllog.sidecar.metrics import read_curve
@@ -19,14 +18,13 @@ from mlperf_rn50.train import run_events as events
 from mlperf_rn50.train.plan import Plan
 
 
-def _recipe_of(config: Config, world_size: int) -> Recipe:
-    return reference.recipe_of(config, config.global_batch_size(world_size) or world_size)
-
-
-def find_reference(config: Config, world_size: int) -> Reference | None:
+def find_reference(config: Config, batch: int) -> Reference | None:
     """Return the reference runs for a run, or None if there are none; raise UserError if
-    run.reference is unusable."""
-    recipe = _recipe_of(config, world_size)
+    run.reference is unusable.
+
+    batch: images per step for which the learning rate is configured.
+    """
+    recipe = reference.recipe_of(config, batch)
     if not config.run.reference:
         return reference.find_published(recipe, load_published()) if is_imagenet(config) else None
     named = load_run_sets([Path(p) for p in config.run.reference])
@@ -74,7 +72,7 @@ def open_comparison(
 
 
 def reference_event(
-    comparison: ReferenceComparison, config: Config, world_size: int
+    comparison: ReferenceComparison, config: Config, batch: int
 ) -> events.ReferenceFound | None:
     """Return the event that reports the reference runs or, on ImageNet, that there are none;
     otherwise return None."""
@@ -82,7 +80,7 @@ def reference_event(
     if not found and not is_imagenet(config):
         return None
     if not found:
-        recipe = reference.describe_recipe(_recipe_of(config, world_size))
+        recipe = reference.describe_recipe(reference.recipe_of(config, batch))
         return events.ReferenceFound(
             ReferenceRecord(
                 text=f'no reference: no published set has this recipe ({recipe}) or a similar one; '

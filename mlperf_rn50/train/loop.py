@@ -446,7 +446,7 @@ class StepReporter:
             run.emit(events.LossScaleChanged(change))
         if not math.isfinite(loss):
             run.trainer.settle()  # raises a different error if the cause is a lost rank
-            raise RunFailed(_loss_error(plan, loss, step))
+            raise RunFailed(_loss_error(plan, loss, step + 1))
         self._losses.append(loss)
         self._num_steps += 1
         images_per_s = self._num_steps * plan.global_batch_size / self.elapsed_s()
@@ -485,8 +485,9 @@ def _loss_error(plan: Plan, loss: float, step: int) -> str:
     if (train.precision, train.loss_scale_policy) == ('float16', 'static'):
         scale = f'{train.loss_scale:g}'
         advice = f'set train.loss_scale_policy to dynamic, lower train.loss_scale={scale}, '
+    epoch = (step - 1) // plan.steps_per_epoch + 1
     return (
-        f'the loss is {loss} at step {step} (epoch {step // plan.steps_per_epoch + 1}), and all '
+        f'the loss is {loss} at step {step} (epoch {epoch}), and all '
         f'earlier losses were finite; {advice}lower schedule.base_lr={schedule.base_lr} or '
         'lengthen schedule.warmup_epochs'
     )

@@ -25,7 +25,7 @@ from mlperf_rn50.runfolder.records import (
 from mlperf_rn50.text import plural
 from mlperf_rn50.train import run_events as events
 from mlperf_rn50.train.checkpoint import checkpoint
-from mlperf_rn50.train.checkpoint.changes import check_changes, find_changes
+from mlperf_rn50.train.checkpoint.changes import check_changes, find_changes, with_taken_back
 from mlperf_rn50.train.checkpoint.checkpoint import LoadedCheckpoint
 from mlperf_rn50.train.checkpoint.progress import Progress, dump_state, parse_state
 from mlperf_rn50.train.checkpoint.resumable import check_unfinished, is_checkpoint
@@ -143,7 +143,7 @@ def restore(run: OpenRun, trainer: Trainer, loaded: LoadedCheckpoint) -> None:
         if batch_factor != 1 and run.plan.config.optimizer.name == 'sgd':
             scale_velocities(loaded.trainer.arrays, batch_factor)
         checkpoint.put_aside([p for p, _ in loaded.damaged])
-        checkpoint.rewind(loaded.path.parent, loaded.path, run.progress, loaded.trainer)
+        checkpoint.rewind(run.folder.checkpoints, loaded.path, run.progress, loaded.trainer)
         put_aside_later(run.folder.weights, run.progress.step // run.plan.steps_per_epoch)
 
     run.comm.on_rank_0(check)
@@ -241,6 +241,9 @@ def report_resumption(run: TrainingRun, loaded: LoadedCheckpoint) -> None:
         text = 'the images were not compared, because the checkpoint has no digest of them'
         run.emit(events.Noted(text))
     elapsed_s = clock.without_s + progress.clock_s
+    changes = find_changes(before.config, run.plan.config)
+    if run.comm.rank == 0:
+        changes = with_taken_back(changes, run.folder, run.plan.config)
     run.emit(
         events.Resumed(
             run.plan,
@@ -253,7 +256,7 @@ def report_resumption(run: TrainingRun, loaded: LoadedCheckpoint) -> None:
             parts=elapsed_parts(clock.resumes, elapsed_s),
             checkpoint=str(loaded.path),
             before=before,
-            changes=find_changes(before.config, run.plan.config),
+            changes=changes,
         )
     )
     for resume in clock.resumes[-1:]:

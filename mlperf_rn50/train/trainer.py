@@ -317,6 +317,13 @@ class Trainer:
             **self.ema.arrays,
         }
 
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of the gradients that each rank exchanges in a step."""
+        is_small = self.plan.config.gradient_compression == 'fp16'
+        grads = [t.grad for t in self.optimizer.tensors]
+        return sum(g.size * (2 if is_small else g.dtype().itemsize) for g in grads)
+
     def array_shapes(self) -> dict[str, tuple[int, ...]]:
         return {n: a.shape for n, a in self.arrays().items()}
 

@@ -4,8 +4,16 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
-from helpers import assert_one_line, begin_run, call, keep_checkpoint, write_metrics
+from helpers import (
+    assert_one_line,
+    begin_run,
+    call,
+    keep_checkpoint,
+    launch_options,
+    write_metrics,
+)
 
+from mlperf_rn50.cli.launch import choose_run
 from mlperf_rn50.launch import attempts
 from mlperf_rn50.launch.attempts import (
     bad_hosts,
@@ -62,7 +70,8 @@ def test_attempt_without_a_run_is_recorded(tmp_path):
     'gained, expected', [(False, (1, 'stopped; this start wrote no checkpoint')), (True, (75, ''))]
 )
 def test_stop_without_a_checkpoint_is_reported(gained, expected):
-    assert attempts.judge(Attempt(None, 1, None, gained, gained), True, 0, []) == expected
+    for end in (None, 'interrupted'):  # the checkpoint of an interrupted run may have failed
+        assert attempts.judge(Attempt(None, 1, end, gained, gained), True, 0, []) == expected
 
 
 def test_progress_counts_images_if_the_batch_size_changes(tmp_path):
@@ -158,6 +167,18 @@ def test_requeued_job_resumes_though_its_first_checkpoint_was_replaced(tmp_path,
         monkeypatch.setenv('SLURM_RESTART_COUNT', str(num_requeues))
         done = call('launch', 'slurm', *words)
         assert done.returncode == code, done.stderr
+
+
+@pytest.mark.parametrize('step, chosen', [(12, 'checkpoints'), (6, 'checkpoints/step_00000012')])
+def test_requeued_job_does_not_go_back_again_to_its_first_checkpoint(tmp_path, step, chosen):
+    run = begin_run(tmp_path)
+    for kept in (12, 24):
+        keep_checkpoint(run, kept)
+    run.config.write_text('train: {local_batch_size: 32}\n')
+    write_metrics(run, {'event': 'resumed', 'step': step})
+    words = '--resume', run.checkpoints / 'step_00000012'
+    options = replace(launch_options(*words, script='slurm'), is_requeued=True)
+    assert choose_run(options).resume == str(tmp_path / chosen)
 
 
 @pytest.mark.parametrize(

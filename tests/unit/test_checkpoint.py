@@ -361,6 +361,14 @@ def test_checkpoints_of_a_resumed_run_are_the_newest(tmp_path, step, kept):
     assert steps_in(tmp_path) == kept
 
 
+def test_copy_of_a_checkpoint_becomes_the_newest_of_its_run(tmp_path):
+    folder, copies = tmp_path / 'checkpoints', tmp_path / 'saved'
+    first, _ = save_all(copies, 40, 300)
+    save_all(folder, 200, 250)
+    checkpoint.rewind(folder, first, progress(40), STATE)
+    assert (steps_in(folder), steps_in(copies)) == ([40], [40, 300])
+
+
 WRITER = """
 import sys
 from pathlib import Path

@@ -52,16 +52,16 @@ def config(tmp_path):
 
 def opened(config, tmp_path, num_epochs=0):
     return open_comparison(
-        find_reference(config, 1), make_plan(config, 1), tmp_path / 'metrics.jsonl', num_epochs
+        find_reference(config, 64), make_plan(config, 1), tmp_path / 'metrics.jsonl', num_epochs
     )
 
 
 def test_without_a_path_only_imagenet_is_looked_up():
-    assert find_reference(CONFIG, 1) is None
-    assert reference_event(ReferenceComparison(None), CONFIG, 1) is None
+    assert find_reference(CONFIG, 64) is None
+    assert reference_event(ReferenceComparison(None), CONFIG, 64) is None
     imagenet = replace(CONFIG, data=DataConfig())
-    assert find_reference(imagenet, 1) is None
-    assert reference_event(ReferenceComparison(None), imagenet, 1).record.text.startswith(
+    assert find_reference(imagenet, 64) is None
+    assert reference_event(ReferenceComparison(None), imagenet, 64).record.text.startswith(
         'no reference: no published set has this recipe (sgd, batch 64, learning rate 0.1, '
         'warm-up 1, poly over 6'
     )
@@ -75,7 +75,7 @@ def test_unreadable_reference_is_refused(tmp_path):
         ('mixed', 'got .*mixed: global_batch_size is 64 in result_0.txt and 65'),
     ):
         with pytest.raises(UserError, match=message):
-            find_reference(replace(CONFIG, run=RunConfig(reference=(str(tmp_path / name),))), 1)
+            find_reference(replace(CONFIG, run=RunConfig(reference=(str(tmp_path / name),))), 64)
 
 
 def test_resumed_run_keeps_earlier_evaluations(config, tmp_path):
@@ -101,7 +101,7 @@ def test_metrics_and_terminal_output(config, tmp_path, capsys):
     )
     emit(
         [Metrics(run, 'digits'), ProgressLines(run, config)],
-        reference_event(course, config, 1),
+        reference_event(course, config, 64),
         *compared,
     )
     reference, *records = map(json.loads, run.metrics.read_text().splitlines())

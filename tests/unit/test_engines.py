@@ -1,16 +1,20 @@
 """Options of launchers, and the command lines and environment of their ranks."""
 
 import io
+import json
 import os
 import re
+import signal
 from types import SimpleNamespace
 
 import pytest
 from helpers import ROOT, argv, assert_one_line, call, json_table, launch_options, write_programs
 
+from mlperf_rn50.cli import launch
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.launch import engines
 from mlperf_rn50.launch.engines import ENGINES, environment, nodes_of_slurm_job, plain_output
+from mlperf_rn50.runfolder.names import RunFolder
 
 
 def test_unknown_options_go_to_train():
@@ -54,12 +58,85 @@ def test_dry_run_of_a_launcher_checks_its_hosts():
     assert_one_line(done, 'got 4 with 2 hosts')
 
 
-def test_dry_run_of_a_sweep_shows_each_layout_without_a_report(tmp_path, monkeypatch):
+@pytest.mark.parametrize('run', ['{}', '{num_nodes: 2, ranks_per_node: 1, seed: 7}'])
+def test_dry_run_of_a_sweep_shows_each_layout_without_a_report(tmp_path, monkeypatch, run):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / 'c.yaml').write_text('train: {global_batch_size: 32}\ndata: {synthetic: true}\n')
-    done = call('sweep', '--study', 'x', '--layouts', '1x1 2x2', '--config', 'c.yaml', '--dry-run')
+    text = f'run: {run}\ntrain: {{global_batch_size: 32}}\ndata: {{synthetic: true}}\n'
+    (tmp_path / 'c.yaml').write_text(text)
+    words = 'sweep --study x --config c.yaml --seeds 2 --run.seed null --dry-run --layouts'
+    done = call(*words.split(), '1x1 2x2')
     assert done.returncode == 0 and 'no such folder' not in done.stderr
-    assert re.findall(r'^ranks +(\d+)$', done.stdout, re.MULTILINE) == ['1', '4']
+    ranks = re.findall(r'^ranks +(\d+)$', done.stdout, re.MULTILINE)
+    assert ranks == ['1', '1', '4', '4']
+
+
+def test_runs_of_a_launcher_have_different_seeds(tmp_path):
+    (tmp_path / 'c.yaml').write_text('run: {seed: 7}\ntrain: {local_batch_size: 32}\n')
+    words = ['launch', 'local', '--config', tmp_path / 'c.yaml', '--seeds', 2, '--dry-run']
+    assert_one_line(call(*words), 'run.seed: got 7 with --seeds 2')
+    assert call(*words, '--run.seed', 'null', '--data.synthetic', 'true').returncode == 0
+
+
+@pytest.mark.parametrize('given, expected', [('2xC4140', '4xC4140'), ('8xA100', '8xA100')])
+def test_platform_of_a_sweep_has_the_nodes_of_the_layout(tmp_path, monkeypatch, given, expected):
+    commands = []
+    monkeypatch.setattr(
+        launch, 'start_launcher', lambda _, words, queue: commands.append(words) or 0
+    )
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'c.yaml').write_text(
+        f'run: {{submission_platform: {given}}}\ntrain: {{global_batch_size: 32}}\n'
+    )
+    words = 'sweep --study x --config c.yaml --hosts a,b,c,d --layouts'
+    call(*words.split(), '2x1 4x1')
+    last = commands[-1]
+    assert last[last.index('--run.submission_platform') + 1] == expected
+
+
+def write_ends(study, ends):
+    """Write a run of a layout for each end; '' for a run without one."""
+    folder = study / '1x1'
+    folder.mkdir(parents=True)
+    for k, end in enumerate(ends):
+        run = RunFolder(folder, k)
+        run.result.write_text('')
+        run.metrics.write_text(json.dumps({'event': 'end', 'status': end}) + '\n' if end else '')
+
+
+@pytest.fixture
+def sweep(tmp_path, monkeypatch):
+    """Function that makes a sweep of one layout; returns its exit code and the calls of the
+    launcher."""
+
+    def make(ends, is_stopped=False):
+        calls = []
+
+        def start(name, options, queue):
+            calls.append(name)
+            if is_stopped:
+                os.kill(os.getpid(), signal.SIGINT)
+            return 0
+
+        monkeypatch.setattr(launch, 'start_launcher', start)
+        monkeypatch.chdir(tmp_path)
+        write_ends(tmp_path / 'logs/x', ends)
+        (tmp_path / 'c.yaml').write_text('train: {global_batch_size: 32}\n')
+        words = 'sweep --study x --layouts 1x1 --config c.yaml --seeds 3'
+        return call(*words.split()).returncode, len(calls)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    'ends, num_calls',
+    [(['converged', 'aborted'], 1), (['interrupted', 'failed', ''], 3), (['converged'] * 3, 0)],
+)
+def test_sweep_repeats_runs_without_a_result(sweep, ends, num_calls):
+    assert sweep(ends)[1] == num_calls
+
+
+def test_stopped_sweep_starts_no_further_run(sweep):
+    assert sweep([], is_stopped=True) == (75, 1)
 
 
 @pytest.mark.parametrize('folder, is_bound', [('/scratch', True), ('/tmp/mine', False)])

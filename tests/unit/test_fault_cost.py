@@ -4,13 +4,22 @@ import shutil
 import time
 from pathlib import Path
 
+import mxnet as mx
 import pytest
 from rank_facts import assert_reads, rank_facts
 
-from mlperf_rn50.doctor.fault_cost import STARTED, check_fault_cost, start_s, try_writing
+from mlperf_rn50.config import Config
+from mlperf_rn50.doctor.fault_cost import (
+    STARTED,
+    check_fault_cost,
+    checkpoint_bytes,
+    start_s,
+    try_writing,
+)
 from mlperf_rn50.doctor.result import WriteTrial
+from mlperf_rn50.model.zoo import build_model, count_parameters
 from mlperf_rn50.train.checkpoint.period import best_period_s, between_faults_s
-from mlperf_rn50.train.options import CheckpointConfig
+from mlperf_rn50.train.options import CheckpointConfig, TrainConfig
 
 WHOLE = WriteTrial(200_000_000, 200_000_000, 0.4, '')
 AUTO_S = f'{best_period_s(4.0, between_faults_s(0.0, 0, 8)):,.0f} seconds'
@@ -45,6 +54,16 @@ def check(trial=WHOLE, start_s=None, **options):
 )
 def test_cost_of_a_fault(expected, found):
     assert_reads(found, f'ok: {expected}')
+
+
+@pytest.mark.parametrize(
+    'precision, ema, num_bytes', [('float32', None, 8), ('float16', None, 10), ('float16', 0.9, 14)]
+)
+def test_checkpoint_has_all_copies_of_a_weight(thin_resnets, precision, ema, num_bytes):
+    train = TrainConfig(precision=precision, ema=ema, device='gpu', local_batch_size=8)
+    config = Config(train=train)
+    num_parameters = count_parameters(build_model(config, mx.cpu(), None))
+    assert checkpoint_bytes(config) == num_bytes * num_parameters
 
 
 def test_start_is_not_stated_if_it_was_not_measured():

@@ -69,6 +69,10 @@ def test_variable_without_a_number_is_named(monkeypatch, text):
             'launch/ranks.sh 2 mlperf-rn50 train --resume runs/checkpoints --train.max_epochs 9 '
             '--elastic',
         ),
+        (  # the configuration in the run folder has another number of ranks
+            'launch/ranks.sh 3 mlperf-rn50 train --config c --elastic',
+            'launch/ranks.sh 3 mlperf-rn50 train --resume runs/checkpoints --elastic',
+        ),
     ],
 )
 def test_resume_command_is_that_of_the_user(monkeypatch, typed, expected):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers import json_table, table
+from helpers import begin_run, json_table, keep_checkpoint, table, write_metrics
 from lines import START_S, mllog, run_lines, write_lines
 from tiny import tiny_config, tiny_training
 
@@ -17,8 +17,15 @@ from mlperf_rn50.runfolder.jsonl import append
 from mlperf_rn50.runfolder.names import RunFolder, new_run
 from mlperf_rn50.runfolder.records import Failure, NetworkRecord, TrainRecord
 from mlperf_rn50.train.checkpoint import checkpoint
-from mlperf_rn50.train.checkpoint.changes import find_changes, free_keys, parse_allowed
+from mlperf_rn50.train.checkpoint.changes import (
+    Change,
+    find_changes,
+    free_keys,
+    parse_allowed,
+    with_taken_back,
+)
 from mlperf_rn50.train.checkpoint.progress import Progress, TrainerState
+from mlperf_rn50.train.checkpoint.resumable import find_run
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.options import OptimizerConfig, ScheduleConfig
 from mlperf_rn50.train.plan import make_plan
@@ -70,7 +77,8 @@ def restored(progress, loaded, name='sgd', **train):
         tensor.velocity[:] = 8.0
     loaded.trainer.arrays.update(trainer.snapshot())
     trainer.optimizer.tensors[0].velocity[:] = 0.0
-    plan, folder = make_plan(config, 1), SimpleNamespace(weights=loaded.path.parent / 'weights')
+    plan, folder = make_plan(config, 1), loaded.path.parent
+    folder = SimpleNamespace(weights=folder / 'weights', checkpoints=folder)
     restore(
         SimpleNamespace(comm=Comm(), progress=progress, plan=plan, folder=folder), trainer, loaded
     )
@@ -212,6 +220,28 @@ def test_new_keys_and_defaults_changed_to_null_are_not_changes():
     before['model']['fused_bn_relu'] = False
     # chosen
     assert [str(c) for c in find_changes(before, Config())] == ['model.fused_bn_relu false -> null']
+
+
+def test_change_that_is_taken_back_is_recorded_as_the_last_one(tmp_path):
+    run = RunFolder(tmp_path, 0)
+    taken = {'schedule.base_lr': [0.4, 0.9], 'train.target_accuracy': [0.8, 0.7], 'x.y': [1, 2]}
+    write_metrics(run, {'event': 'resumed', 'step': 5, 'changed': taken})
+    now = changed('train', target_accuracy=0.7)
+    given = [Change('run.telemetry', False, True)]
+    found = with_taken_back(given, run, now)
+    assert [str(c) for c in found] == [
+        'run.telemetry false -> true',
+        'schedule.base_lr 0.9 -> 0.4',
+    ]
+
+
+@pytest.mark.parametrize('name', ['checkpoints_old', 'checkpoints.bak', 'checkpoints_20240101'])
+def test_copies_of_checkpoints_do_not_count_as_those_of_a_run(tmp_path, name):
+    run = begin_run(tmp_path)
+    keep_checkpoint(run, 24)
+    run.config.touch()
+    (tmp_path / name / 'step_00000099').mkdir(parents=True)
+    assert find_run(tmp_path) == (run, run.checkpoints)
 
 
 def test_clock_of_a_checkpoint_is_at_most_the_time_since_run_start(tmp_path):

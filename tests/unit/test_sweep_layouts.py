@@ -81,6 +81,10 @@ def test_invalid_layouts_are_refused(text, message):
 "2x1 --hostfile hosts"             | "got 2x1 with 1 host"
 "1x1 --seeds 2 --run.seed 7"       | "--seeds 2"
 "1x1 --seeds 2 --config seed.yaml" | "run.seed: got 7"
+"1x1 --seeds 2 --run.seed=7"       | "run.seed: got 7"
+"1x1 --run.dir logs/other"         | "--run.dir: not allowed in a sweep"
+"1x1 --run.num_nodes=2"            | "--run.num_nodes: not allowed in a sweep"
+"1x1 --train.gradient_accumulation_steps 4" | "--train.gradient_accumulation_steps: layouts"
 """),
 )
 def test_sweeps_that_would_fail_later_are_refused_before_the_first_run(

@@ -1,7 +1,7 @@
 """Configuration changes of a resumed run: keys that may always differ, and keys that need
 --allow-changed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,22 @@ def find_changes(before: Mapping[str, Mapping[str, Any]], config: Config) -> lis
     return changes
 
 
+def with_taken_back(changes: Sequence[Change], run: RunFolder, config: Config) -> list[Change]:
+    """Add the changes that earlier resumes recorded and this one takes back, because a later resume
+    and the reader of the log apply the last record of a key."""
+    now, by_key = to_tree(config), {c.key: c for c in changes}
+    last = {key: value for _, r in _resumes(run) for key, (_, value) in r.changed.items()}
+    for key in last.keys() & KEYS.keys() - by_key.keys():
+        section, name = key.split('.')
+        if now[section][name] != last[key]:
+            by_key[key] = Change(key, last[key], now[section][name])
+    return [by_key[key] for key in sorted(by_key)]
+
+
+def _resumes(run: RunFolder) -> Iterator[tuple[int, ResumedRecord]]:
+    return read_records(run.metrics, ResumedRecord)
+
+
 def free_keys() -> set[str]:
     """Return the keys that are declared with free_option."""
     return {key for key, field in KEYS.items() if field.metadata.get('is_free')}
@@ -48,10 +64,9 @@ def free_keys() -> set[str]:
 def recorded_changes(run: RunFolder) -> dict[str, Any]:
     """Return the values of keys that earlier resumes were allowed to change; the files are
     untrusted."""
-    lines = read_records(run.metrics, ResumedRecord)
     return {
         key: value
-        for _, record in lines
+        for _, record in _resumes(run)
         for key, (_, value) in record.changed.items()
         if key in KEYS.keys() - free_keys()
     }

@@ -133,12 +133,13 @@ def rewind(folder: Path, path: Path, progress: Progress, trainer: TrainerState) 
     """Make the state of a resumed run the newest checkpoint of a folder; raise as save() does.
 
     The resumed step may precede the newest checkpoint, if the batch is larger now or an older
-    checkpoint was resumed.
+    checkpoint was resumed. path: the resumed checkpoint, which may be a copy in another folder.
     """
-    if not is_checkpoint_name(path.name) or progress.step < step_of(path):
+    is_own = is_checkpoint_name(path.name) and path.parent.resolve() == folder.resolve()
+    if not is_own or progress.step < step_of(path):
         save(folder, progress, trainer, keep=len(list_checkpoints(folder)) + 1)
     last = progress.step
-    if is_checkpoint_name(path.name):  # with a smaller batch, the same images take more steps
+    if is_own:  # with a smaller batch, the same images take more steps
         last = min(last, step_of(path))
     for other in list_checkpoints(folder):
         if step_of(other) > last:

@@ -52,7 +52,7 @@ def find_run(path: Path) -> tuple[RunFolder, Path]:
     if not is_checkpoint(path):
         folders = [path]
         if not path.name.startswith('checkpoints'):
-            folders = sorted(path.glob('checkpoints*'), key=folder_index)
+            folders = [run.checkpoints for run in list_runs(path)]
         usable = [f for f in folders if list_checkpoints(f)]
         if not usable:
             raise CheckpointError(f'{path}: contains no checkpoint, expected {expected}')

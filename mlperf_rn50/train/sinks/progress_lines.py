@@ -12,7 +12,7 @@ from mlperf_rn50.config import Config
 from mlperf_rn50.files import LineFile
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.system.launcher_env import print_stderr
-from mlperf_rn50.text import plural, some
+from mlperf_rn50.text import plural, printable, some
 from mlperf_rn50.train import run_events as events
 from mlperf_rn50.train.plan import config_world_size
 
@@ -70,7 +70,7 @@ class ProgressLines:
                     )
 
     def _print(self, text: str) -> None:
-        line = f'{time.strftime("%H:%M:%S")} {text}'
+        line = f'{time.strftime("%H:%M:%S")} {printable(text)}'
         with suppress(OSError):  # the terminal may be gone
             print_stderr(line)
         self._file.write(line)
