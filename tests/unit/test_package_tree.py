@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from helpers import CLI, ROOT, git, run, write_files
 from made_systems import commit_program
 from sample_log import ENV, write_five
@@ -203,6 +204,17 @@ def test_replacement_keeps_other_benchmarks_and_refuses_files_of_the_user(tmp_pa
             own.parent.rmdir()
 
 
+def test_replacement_in_v05_keeps_the_program_beside_the_files_of_the_system(tmp_path, runs):
+    code = f'mlperf_rn50-{commit_program(tmp_path / "checkout", runs)[:8]}'
+    v05 = {'round_name': 'v0.5', 'poc_email': 'a@b.c'}
+    folder = make(tmp_path, runs, **v05).home / 'code/resnet'
+    make(tmp_path, runs, is_replacing=True, **v05)
+    assert (folder / code / 'setup.cfg').is_file()
+    write_files(folder, {'notes.txt': 'mine'})
+    with pytest.raises(UserError, match='is no file of package'):
+        make(tmp_path, runs, is_replacing=True, **v05)
+
+
 def test_changed_program_in_a_tree_is_not_kept(tmp_path, runs):
     commit_program(tmp_path / 'checkout', runs)
     home = make(tmp_path, runs).home
@@ -248,7 +260,27 @@ def test_scripts_call_the_launcher_of_the_program(tmp_path, runs):
     assert done.returncode == 0 and words[words.index('--config') + 1] == f'{folder}/config_0.yaml'
     assert words[-4:] == ['--run.seed', '5', '--seeds', '1'] and '--clear-caches' in words
     assert run([folder / 'setup.sh']).returncode == 0, program
-    assert run([CLI[0].replace('python', 'shellcheck'), *folder.glob('*.sh')]).returncode == 0
+    shellcheck = Path(CLI[0]).with_name('shellcheck')
+    assert run([shellcheck, *folder.glob('*.sh')]).returncode == 0
+
+
+def test_readme_states_order_and_weights_of_the_configuration(tmp_path, runs, monkeypatch):
+    commit_program(tmp_path / 'checkout', runs)
+    monkeypatch.setattr(submission, 'accepted_keys', lambda _: accepted_keys(sources_of(ROOT)))
+    for path in runs.glob('config*.yaml'):
+        tree = yaml.safe_load(path.read_text())
+        tree |= {
+            'data': {'shuffle': 'node', 'node_rotation_epochs': 4},
+            'train': {'init_weights': '/home/me/best.npz', 'max_epochs': None},
+            'schedule': {'decay_epochs': 35.5},
+        }
+        path.write_text(yaml.safe_dump(tree))
+    folder = make(tmp_path, runs).home / NEW / 'box'
+    text = (folder / 'README.md').read_text()
+    assert 'of the images of each node, which change every 4 epochs |' in text
+    assert 'the weights best.npz of an earlier training |' in text and 'Xavier' not in text
+    assert ', or 35 epochs |' in text
+    assert '"best.npz"' in next(folder.glob('box_*.json')).read_text()
 
 
 def test_readme_names_a_line_of_this_program_for_each_statement(tmp_path, runs, monkeypatch):

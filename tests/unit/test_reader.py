@@ -138,6 +138,22 @@ def test_resume_before_a_block_that_was_repeated(read):
     assert [s.first_epoch for s in run.segments] == [1, 2]
 
 
+def test_epoch_that_began_after_a_checkpoint_at_its_start_does_not_contradict_it(read):
+    """The next epoch may have to wait until the checkpoint before is written, here for 4 s."""
+    lines = run_lines((0.5, 0.6), status=None)
+    lines += [mllog('epoch_start', 26, epoch_num=3)]
+    lines += [mllog('run_resumed', 40, 2, epoch_num=3, clock_s=22.0)]
+    run = read(lines)
+    assert [r.clock_s for r in run.resumes] == [22.0]
+    assert not [f for f in run.findings if 'clock' in f.kind]
+
+
+def test_log_of_a_run_that_initialises_is_that_of_the_newer_format(read):
+    lines = [line for line in run_lines(()) if '"run_st' not in line]
+    run = read([*lines, v05('run_start', -5), v05('opt_name', -4, 'SGD with Momentum')])
+    assert (run.opt_name, run.division) == ('sgd', 'closed')
+
+
 # --- numbers of nodes, ranks and accelerators
 
 

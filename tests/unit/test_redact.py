@@ -8,6 +8,7 @@ from sample_log import ENV, write_five
 
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.mllog.package.redact import (
+    Site,
     check_logs,
     find_site,
     public_config,
@@ -91,6 +92,17 @@ def test_configuration_is_published_without_paths_and_persons(runs):
         'data': config['data'],
         'schedule': config['schedule'],
     }
+
+
+def test_words_of_the_program_are_published_though_a_host_has_such_a_name():
+    config = {
+        'run': {'submission_platform': 'box gpu', 'submission_division': 'closed'},
+        'data': {'dataset': 'gpu'},
+        'train': {'device': 'gpu'},
+    }
+    found = public_config(config, Site({'gpu': 'node1', 'closed': 'node2'}))
+    assert found['run'] == {'submission_platform': 'box node1', 'submission_division': 'closed'}
+    assert (found['data'], found['train']) == (config['data'], config['train'])
 
 
 @pytest.mark.parametrize(

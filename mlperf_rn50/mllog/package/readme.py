@@ -14,6 +14,7 @@ from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.package.system_desc import data_note
 from mlperf_rn50.mllog.package.tree_layouts import TreeLayout
 from mlperf_rn50.mllog.read.description import JsonObject, value_at
+from mlperf_rn50.runfolder.names import run_of
 from mlperf_rn50.text import printable
 
 _PREPARED = ('imagenet', 'digits', 'cifar10')  # data sets of `prepare`; others are folders
@@ -69,6 +70,10 @@ def write_system(
     dataset = config.get('data', {}).get('dataset') or 'imagenet'
     kind = dataset if dataset in _PREPARED else 'folder'
     launcher, command = _command(runs, f'data/{kind}')
+    schedule_epochs = value_at(config, 'schedule', 'decay_epochs')
+    epochs = value_at(config, 'train', 'max_epochs') or schedule_epochs
+    # their path may not be published
+    weights = str(value_at(load_tree(run_of(runs[0].path).config), 'train', 'init_weights'))
     facts = {
         **config,
         'paths': asdict(paths),
@@ -79,6 +84,8 @@ def write_system(
         'commit': value_at(env, 'git_commit'),
         'code': os.path.relpath(home / paths.code, folder),
         'kind': kind,
+        'weights': _clean(Path(weights).name),
+        'num_epochs': int(epochs) if isinstance(epochs, int | float) else 'all',
         'launcher': launcher,
         'command': command,
         'line': lambda pattern: find_line(sources, pattern),
@@ -103,7 +110,7 @@ def write_system(
     kind = _TYPES.get(str(config.get('train', {}).get('precision')), 'fp32')
     if uses.suffix == '.json':
         content = {
-            'Starting weights filename?': 'N/A',
+            'Starting weights filename?': Path(weights).name or 'N/A',
             'Weight transformations?': 'No',
             'Weight data type(s)': kind if kind == 'fp32' else f'{kind}, with a copy in fp32',
             'Input data type(s)': kind,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mlperf_rn50.config import KEYS
 from mlperf_rn50.config_file import load_tree
 from mlperf_rn50.files import open_regular
 from mlperf_rn50.mllog.check.faults import Fault
@@ -116,9 +117,19 @@ def public_env(env: JsonObject, site: Site) -> JsonObject:
     }
 
 
+def _is_fixed(key: str) -> bool:
+    """Return whether the values of a configuration key are words of this program."""
+    return key == 'data.dataset' or key in KEYS and 'Literal' in str(KEYS[key].type)
+
+
 def public_config(tree: JsonObject, site: Site) -> JsonObject:
     """Return what is published of a configuration. The scripts of a tree set the folders."""
-    shown = {name: site.publish(values) for name, values in tree.items()}
+    shown = {}
+    for section, values in tree.items():
+        shown[section] = site.publish(values)
+        if isinstance(values, dict):  # the name of a host may be gpu
+            fixed = {k: v for k, v in values.items() if _is_fixed(f'{section}.{k}')}
+            shown[section] |= fixed
     if isinstance(run := shown.get('run'), dict):
         run.pop('submission_poc_name', None)
     return shown

@@ -179,7 +179,8 @@ def _refuse_foreign(home: Path, new: Path, paths: TreeLayout) -> None:
     for folder in (paths.results, paths.folder):
         known = {p.name for p in (new / folder).iterdir()}
         for path in sorted((home / folder).rglob('*')):
-            if path.name not in known and not _WRITTEN.search(path.name):
+            first = path.relative_to(home / folder).parts[0]  # v0.5 has the program in this folder
+            if first not in known and not _WRITTEN.search(first):
                 raise UserError(f'--replace: {path} is no file of package; move it out of the tree')
 
 

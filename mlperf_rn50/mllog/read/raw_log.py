@@ -217,9 +217,14 @@ class RawLog:
         if last_s > resumed_s + elapsed.SKEW_S:
             self.early_resumes.append(make_finding('resume_early', event.line, last_s - resumed_s))
 
-        # An evaluation may come after the checkpoint of its epoch.
+        # An evaluation may come after the checkpoint of its epoch. So may the next epoch, which may
+        # have to wait until the checkpoint before is written.
         epoch = integer(event.metadata.get('epoch_num'), 1) or 0
-        lasts = (self.epochs, epoch), (self.epoch_stops, epoch - 1), (self.accuracies, epoch - 2)
+        lasts = (
+            (self.epochs, epoch - 1),
+            (self.epoch_stops, epoch - 1),
+            (self.accuracies, epoch - 2),
+        )
         covered = [e for by_epoch, last in lasts for k, e in by_epoch.items() if k <= last]
         covered_s = max((self.clock_s(e) or 0.0 for e in covered), default=0.0)
         clock_s = number(event.metadata.get('clock_s'), 0, 1e9)

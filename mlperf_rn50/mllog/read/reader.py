@@ -159,6 +159,13 @@ def _check_logs(path: Path, logs: dict[LineFormat, RawLog], torn: _TornLines) ->
         )
 
 
+def _has_begun(log: RawLog, num_formats: int) -> bool:
+    """Return whether the training of a log has begun. The clock of v0.5 starts before the
+    initialisation, when another format still lacks run_start."""
+    is_early = log.is_v05 and num_formats > 1 and not (log.epochs or log.accuracies)
+    return keys.RUN_START in log.single and not is_early
+
+
 def read_run(path: Path, now_s: float | None = None, is_own: bool = False) -> Run:
     """Return the run in a log at now_s since 1970 (None: now). Raise UserError unless the log is of
     one run, of ResNet or, with is_own, of any network that this program trains."""
@@ -181,7 +188,7 @@ def read_run(path: Path, now_s: float | None = None, is_own: bool = False) -> Ru
 
     # Logs of this program contain the same run in two formats; the newer format contains more.
     order: tuple[LineFormat, ...] = ('MLLOG', 'MLL', 'MLPv0.5.0')
-    best = max((logs[f] for f in order if f in logs), key=lambda log: keys.RUN_START in log.single)
+    best = max((logs[f] for f in order if f in logs), key=lambda log: _has_begun(log, len(logs)))
     best.findings.include(torn.findings)
     # A resume may be logged in one format only, or on a torn line.
     best.resumed = max((torn.resumes, *(log.resumed for log in logs.values())), key=len)
