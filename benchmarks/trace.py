@@ -186,7 +186,7 @@ class Measurement:
 
 def thread_cpu_s(timer):
     """Return the CPU seconds of a timer's thread."""
-    thread = getattr(timer, '_thread', None)
+    thread = getattr(timer, 'thread', None)
     return time.clock_gettime(time.pthread_getcpuclockid(thread.ident)) if thread else 0.0
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from compare import PYTHON, ROOT, ended_runs, top1_of_epochs
+from compare import ROOT, ended_runs, top1_of_epochs
 from PIL import Image
 from tabulate import tabulate
 
@@ -333,13 +333,13 @@ def train(case: Case, run: Path, work: Path) -> None:
     )
     config = ROOT / f'launch/configs/{case.dataset}_cpu.yaml'
     words = ['train', '--config', config, *(f'--{option}' for option in options.split())]
-    command = ['launch/ranks.sh', case.ranks, PYTHON, __file__, '--run', case.name, *words]
+    command = ['launch/ranks.sh', case.ranks, sys.executable, __file__, '--run', case.name, *words]
     subprocess.run([str(w) for w in command], cwd=ROOT)
 
 
 def named_causes(run: Path) -> list[str]:
     """Return the causes that `why` names; a failed call counts as a cause of its own."""
-    command = [PYTHON, '-m', 'mlperf_rn50', 'why', run, '--probe', '--format', 'json']
+    command = [sys.executable, '-m', 'mlperf_rn50', 'why', run, '--probe', '--format', 'json']
     done = subprocess.run([str(w) for w in command], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         return [f'exit code {done.returncode}: {" ".join(done.stderr.split())[-60:]}']

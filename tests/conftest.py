@@ -23,6 +23,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 # Some continuous integration systems colour all output.
 os.environ.pop('FORCE_COLOR', None)
+# Messages of git and others are compared in English.
+os.environ['LANGUAGE'] = 'en'
 
 # A slow machine must not fail a test. Continuous integration repeats the same examples, so that
 # only the tested change can cause a failure. Other runs try new examples.

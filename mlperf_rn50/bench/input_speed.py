@@ -51,7 +51,7 @@ def measure_input(session: BenchSession, cache: str) -> Row:
             os.fsync(f.fileno())
             os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         while cache == 'warm' and f.read(2**24):
-            pass
+            session.heartbeat.beat()
     start, before = time.perf_counter(), _bytes_read()
     batches = train_batches(config, plan.train_shard(), 0, 0, session.device_id)
     # batches of a pipeline run, so each measurement includes a run

@@ -126,12 +126,14 @@ def parse_numbers(option: str, text: str, most: int = _MAX_NUMBER) -> list[int]:
     return [int(w) for w in words]
 
 
-def _describe_machine(num_hosts: int) -> dict[str, Any]:
+def _describe_machine(num_hosts: int, device: str) -> dict[str, Any]:
     """Return hardware, versions and settings of the measurement."""
     host = host_facts()
     keys = ('hostname', 'cpu', 'cpu_cores', 'processor', 'gpus', 'memory_bytes', 'os')
+    gpus = host['gpus'] if device == 'gpu' else []
     return {
         **{key: host[key] for key in keys},
+        'gpus': gpus,
         'num_hosts': num_hosts,
         'omp_threads_per_rank': omp_threads(os.environ.get('OMP_NUM_THREADS', '')),
         'packages': package_versions(),
@@ -163,9 +165,14 @@ class ResultTable:
         return Table(self.title, head, rows, self.note)
 
 
-def make_answer(kind: str, num_hosts: int, tables: Sequence[ResultTable]) -> Answer:
-    """Return the machine and the tables of a bench; as data, also all values of the rows."""
-    machine = _describe_machine(num_hosts)
+def make_answer(
+    kind: str, num_hosts: int, tables: Sequence[ResultTable], device: str = 'cpu'
+) -> Answer:
+    """Return the machine and the tables of a bench; as data, also all values of the rows.
+
+    The machine's GPUs are named only if they are the measured device.
+    """
+    machine = _describe_machine(num_hosts, device)
     packages = machine['packages']
     mxnet = next((f'{n} {v}' for n, v in packages.items() if n.startswith('mxnet')), 'no MXNet')
     facts = [

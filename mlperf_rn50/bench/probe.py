@@ -23,7 +23,7 @@ from mlperf_rn50.model.zoo import build_model, restore_model
 from mlperf_rn50.runfolder.records import EpochRecord, ResumedRecord
 from mlperf_rn50.text import percent
 from mlperf_rn50.train.evaluate import Forward, with_mirror
-from mlperf_rn50.train.plan import make_plan
+from mlperf_rn50.train.plan import make_elastic_plan
 
 _SIZE, _MOST_RECORDS = 50, 150_000  # images of a forward pass; records that are read per split
 MOST_IMAGES, _MOST_PIXELS = 2000, 25e6  # classified images per split, and their pixels
@@ -124,10 +124,11 @@ def probe(run: RunData) -> tuple[list[Cause], str]:
     Raise UserError if weights or images are unusable.
     """
     original, folder, log = run.config, run.folder, run.log
-    if not original or not log or not log.num_ranks:
+    batch = log.global_batch_size if log else None
+    if not original or not log or not log.num_ranks or not batch:
         raise DataError(
             f'{folder.config}: expected a readable configuration, and a log with the number of '
-            'ranks'
+            'ranks and the batch size'
         )
 
     # The last network, and the same one for recomputed statistics of BatchNorm.
@@ -164,8 +165,11 @@ def probe(run: RunData) -> tuple[list[Cause], str]:
     is_early = description.epoch < _EARLY * num_epochs
     records, others = (find_split(data, split)() for split in ('train', 'validation'))
     scanned = _scan(records)
-    model = build_model(config, mx.cpu(), seed, is_plain=True)
-    initial = {n: p.data().asnumpy() for n, p in model.collect_params().items()}
+    # as the run drew them, then converted like its last weights
+    begun = replace(original, train=replace(original.train, device='cpu', precision='float32'))
+    model = build_model(begun, mx.cpu(), seed, is_plain=True)
+    drawn = {n: p.data().asnumpy() for n, p in model.collect_params().items()}
+    _, initial = portable(original, drawn)
     labels = np.array([label for _, label in scanned])
     found = [
         *evidence.judge_predictions(
@@ -192,7 +196,8 @@ def probe(run: RunData) -> tuple[list[Cause], str]:
         read = {}
         if not given.record_cache_mib:
             read = {r.epoch: sum(r.record_bytes.values()) for r in run.all(EpochRecord)}
-        shard = make_plan(original, log.num_ranks).train_shard()
+        # a run may have begun without some of its hosts
+        shard = make_elastic_plan(original, log.num_ranks, batch).train_shard()
         found += judge_order(read, shard, seed, records, labels)
     return evidence.settle(found), (
         f'Probed: weights of epoch {description.epoch} of {num_epochs:g}, with Top-1 '

@@ -225,6 +225,7 @@ def measure_case(session: BenchSession, case: Case) -> Row:
         'spread': seconds.relative,
         **{f'{part}_ms': 1000 * spread_of([s[part] for s in splits]).median_s for part in PARTS},
         'num_parameters': count_parameters(trainer.net),
+        'gradient_bytes': trainer.gradient_bytes,
         'gflop_per_step': flops / 1e9,
         'gflops': flops / seconds.median_s / 1e9,
         'peak_gflops': peak / 1e9,
@@ -327,14 +328,18 @@ def predict_s(rows: list[Row], num_bytes: int) -> float:
 
 def _time(session: BenchSession, arrays: list[nd.NDArray]) -> dict[str, float]:
     """Time the exchange of some arrays. Return columns for a result row."""
+    of_dtype = grouped(arrays, lambda a: a.dtype).values()
 
     def exchange() -> None:
-        session.comm.average_gradients(arrays)
+        for number, alike in enumerate(of_dtype):
+            session.comm.average_gradients(alike, number)
         for array in arrays:  # waitall() does not wait for Horovod's stream
             wait_for(array)
 
     session.comm.barrier()
-    seconds, num_bytes = session.time(exchange), sum(4 * a.size for a in arrays)
+    seconds = session.time(exchange)
+    is_small = session.config.gradient_compression == 'fp16'
+    num_bytes = sum(a.size * (2 if is_small else a.dtype().itemsize) for a in arrays)
     return {
         'bytes': num_bytes,
         'time_ms': 1000 * seconds.median_s,
@@ -353,11 +358,12 @@ def bench_exchange(session: BenchSession, case: Case) -> list[ResultTable]:
             'ranks: got 1, expected 2 or more; start them with a launcher, such as launch/ranks.sh '
             '2 mlperf-rn50 bench allreduce'
         )
+    small = ', exchanged in 16 bits' if session.config.gradient_compression == 'fp16' else ''
     sizes = [_time(session, [nd.zeros((size // 4,), session.context)]) for size in SIZES]
     rows = [{**row, 'algorithm_gb_per_s': row['bytes'] / row['time_ms'] / 1e6} for row in sizes]
     session = replace(session, config=case_config(session.config, case))
     params = build_model(session.config, mx.cpu(), None).collect_params().values()
-    grads = [nd.zeros(p.shape, session.context) for p in params if p.grad_req != 'null']
+    grads = [nd.zeros(p.shape, session.context, p.dtype) for p in params if p.grad_req != 'null']
     measured = _time(session, grads)
     step_ms = measure_case(session, case)['step_ms']
     predicted_ms = 1000 * predict_s(rows, int(measured['bytes']))
@@ -383,7 +389,7 @@ def bench_exchange(session: BenchSession, case: Case) -> list[ResultTable]:
             f'All-reduce over {comm.world_size} ranks',
             _EXCHANGE_COLUMNS,
             rows,
-            f'float32, summed in place like gradients; times of rank 0.{first}',
+            f'float32, summed in place like gradients{small}; times of rank 0.{first}',
         ),
         ResultTable(
             'The gradients of a step',

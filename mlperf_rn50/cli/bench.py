@@ -153,7 +153,8 @@ def _bench(config: Config, options: Namespace, heartbeat: Heartbeat) -> int:
     num_hosts = count_hosts(comm)
     if comm.rank:
         return EXIT_OK
-    return print_answer(make_answer(options.kind, num_hosts, tables), options)
+    answer = make_answer(options.kind, num_hosts, tables, config.train.device)
+    return print_answer(answer, options)
 
 
 def _measure(session: BenchSession, options: Namespace, counts: list[int]) -> list[ResultTable]:
@@ -196,6 +197,8 @@ def _measure(session: BenchSession, options: Namespace, counts: list[int]) -> li
         return input_speed.bench_input(session, threads, sizes, caches, options.node_images_per_s)
     if 'float16' in precisions and config.train.device == 'cpu':
         raise ConfigError('--precisions: got float16 on a CPU, expected float32 or bfloat16')
+    if 'bfloat16' in precisions and config.train.device == 'gpu':
+        raise ConfigError('--precisions: got bfloat16 on a GPU, expected float32 or float16')
     if not config.model.is_resnet:
         raise ConfigError(f'model.name: got {config.model.name}, expected a ResNet for bench ops')
     return operators.bench_operators(session, precisions, sizes[0])

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlperf_rn50.cli.output import add_format_option, print_answer
-from mlperf_rn50.cli.parsers import command_parser
+from mlperf_rn50.cli.parsers import add_wide_option, command_parser
 from mlperf_rn50.mllog.rulesets import DIVISIONS, ROUNDS, parse_round
 from mlperf_rn50.parser import Parser, add_option
 
@@ -40,6 +40,7 @@ def make_parser() -> Parser:
         choices=DIVISIONS,
     )
     add_format_option(parser)
+    add_wide_option(parser)
     return parser
 
 

@@ -56,6 +56,7 @@ def make_parser() -> Parser:
 def run(argv: Sequence[str]) -> int:
     options = make_parser().parse_args(argv)
     import mxnet  # noqa: F401 (a missing package is reported before missing weights)
+    import numpy as np
 
     from mlperf_rn50.data.images import encode_file, network_input
     from mlperf_rn50.train.evaluate import with_mirror
@@ -68,6 +69,11 @@ def run(argv: Sequence[str]) -> int:
     for name in (file for given in options.images for file in _files_of(given)):
         try:
             logits = net(network_input(encode_file(Path(name)), config)).asnumpy()[0]
+            if not np.isfinite(logits).all():
+                raise DataError(
+                    f'{name}: got values from the network that are not numbers, expected finite '
+                    'ones; use other weights'
+                )
         except DataError as e:
             images.append({'file': name, 'error': str(e)})
             print(f'mlperf-rn50: {printable(str(e))}', file=sys.stderr, flush=True)

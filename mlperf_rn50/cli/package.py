@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlperf_rn50.cli.output import add_format_option, print_answer
-from mlperf_rn50.cli.parsers import command_parser, given_arguments
+from mlperf_rn50.cli.parsers import add_wide_option, command_parser, given_arguments
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.files import check_exists
 from mlperf_rn50.mllog.rulesets import ROUNDS, parse_round
@@ -73,6 +73,7 @@ def make_parser() -> Parser:
     )
     add('--pack', 'write the encrypted archive of the tree and its SHA-1 beside it, if it is ready')
     add_format_option(parser)
+    add_wide_option(parser)
     return parser
 
 
@@ -80,7 +81,8 @@ def run(argv: Sequence[str]) -> int:
     parser = make_parser()
     options = parser.parse_args(argv)
 
-    given = given_arguments(parser, options, '--check', '--round', '--pack', '--format')
+    allowed = '--check', '--round', '--pack', '--format', '--wide'
+    given = given_arguments(parser, options, *allowed)
     if options.check and given:
         raise ConfigError(f'--check: got {", ".join(given)} too, expected only a finished tree')
     missing = [name for name in ('RUNS', '--org', '--system', '--out') if name not in given]

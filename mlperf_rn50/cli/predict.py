@@ -136,7 +136,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _validate(options: Namespace, parser: Parser) -> int:
-    if given := given_arguments(parser, options, '--validate', '--format'):
+    if given := given_arguments(parser, options, '--validate', '--format', '--wide'):
         parser.error(f'--validate: also got {", ".join(given)}, expected at most a TREE')
     from mlperf_rn50.analysis.predict.costs import validate, validate_published
     from mlperf_rn50.analysis.predict.prediction_answer import validation_answer

@@ -20,6 +20,7 @@ from __future__ import annotations
 import shlex
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -139,4 +140,7 @@ def _compared(options: Namespace, batch: int | None) -> tuple[int, Config, int |
             f'--global-batch-size: got {batch}, but {options.compare} has {configured}; omit the '
             'option'
         )
+    if configured is None:  # images per rank without ranks: the given batch is compared
+        train = replace(config.train, local_batch_size=None, global_batch_size=found)
+        config = replace(config, train=train)
     return found, config, num_ranks

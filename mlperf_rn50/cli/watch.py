@@ -64,7 +64,11 @@ def run(argv: Sequence[str]) -> int:
 
     given = [Path(p) for p in options.folders]
     paths = [path for folder in given for path in find_run_folders(folder)]
-    states, price = _states([Follower(p) for p in paths], options), options.price_per_node_hour
+    followers = [Follower(p) for p in paths]
+    pages = [f.folder for f in followers]
+    if options.html and len(set(pages)) < len(pages):
+        raise ConfigError('--html: got two runs of one folder, expected one per page; omit one')
+    states, price = _states(followers, options), options.price_per_node_hour
     if options.once or paths != given:  # a tree may have runs that were killed and never end
         return _print_once(_of_resnet(next(states)), options)
     try:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlperf_rn50 import __version__
 from mlperf_rn50.cli.output import add_format_option, print_answer
-from mlperf_rn50.cli.parsers import command_parser
+from mlperf_rn50.cli.parsers import add_wide_option, command_parser
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.files import refuse_existing
 from mlperf_rn50.parser import Parser, add_option
@@ -48,6 +48,7 @@ def make_parser() -> Parser:
         'and the images of a run, which takes minutes and needs MXNet',
     )
     add_format_option(parser)
+    add_wide_option(parser)
     add_option(
         parser,
         '--out DIR',

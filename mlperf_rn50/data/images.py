@@ -13,7 +13,7 @@ import imagesize
 import mxnet as mx
 import numpy as np
 from nvidia.dali import backend as dali_backend
-from PIL import ExifTags, Image
+from PIL import EpsImagePlugin, ExifTags, Image
 from PIL.Image import Transpose
 
 from mlperf_rn50.config import Config
@@ -24,6 +24,8 @@ from mlperf_rn50.files import read_bytes
 # DALI decodes these formats with any bit depth and colours; it drops alpha and later frames. MPO is
 # JPEG with previews.
 _NATIVE_FORMATS = ('JPEG', 'MPO', 'PNG', 'BMP', 'WEBP')
+# Pillow would run Ghostscript, also for an EPS inside an image of another format.
+EpsImagePlugin.gs_binary = False
 # DALI creates its content at run time, where type checkers cannot see it
 _backend: Any = dali_backend
 # Older releases of DALI ignore the EXIF orientation.
@@ -66,7 +68,7 @@ def encode_image(
         Image.open(io.BytesIO(encoded)) as image,
         _large if image.width * image.height > _LARGE_PIXELS else nullcontext(),
     ):
-        if image.format == 'EPS':  # Pillow would run Ghostscript
+        if image.format == 'EPS':
             raise ValueError('got EPS, expected pixels')
         scale = (resize_shorter or min(image.size)) / min(image.size)
         if (num_pixels := round(image.width * image.height * scale**2)) > max_pixels:

@@ -5,7 +5,6 @@ import os
 import pwd
 import re
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -52,8 +51,12 @@ class Slurm:
             *'setpriv --reuid=munge --regid=munge --clear-groups munged -F'.split(),
             *(f'--{name}={munge}/{name.removesuffix("-file")}' for name in files),
         )
-        while not (munge / 'socket').exists():
-            time.sleep(0.05)
+        munged = self.processes[-1]
+        wait_for(
+            (munge / 'socket').exists,
+            lambda: munged.poll() is None,
+            lambda: f'munged has ended or is late; its log is in {self.folder}',
+        )
 
     def _configuration(self) -> str:
         nodes = ''.join(

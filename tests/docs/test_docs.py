@@ -14,6 +14,7 @@ from helpers import HANG_LIMIT_S, ROOT, call, git, run
 
 from mlperf_rn50.cli import COMMANDS
 from mlperf_rn50.config import KEYS
+from mlperf_rn50.launch.launcher import END_LIMITS_S, GRACE_S, STOP_LIMIT_S, TERM_LIMIT_S
 
 PAGES = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *sorted((ROOT / 'docs').glob('*.md'))]
 LANGUAGES = {'bash', 'text', 'yaml', 'python', 'cfg', 'sh'}  # sh marks a file and not commands
@@ -44,6 +45,22 @@ def options_of(program: str, *words: str) -> set[str]:
         else set()
     )
     return keys | set(re.findall(r'--[\w.-]+', '\n'.join(texts)))
+
+
+def seconds_in(text: str) -> list[float]:
+    """Return the times in a text, such as 10 s or 2 minutes, in seconds."""
+    found = re.findall(r'(\d+) (s|minutes)\b', text)
+    return [float(number) * (60 if unit == 'minutes' else 1) for number, unit in found]
+
+
+def test_time_limits_of_a_launcher_are_those_of_the_program():
+    page = (ROOT / 'docs/faults.md').read_text()
+    rows = page.partition('### Time limits of a launcher')[2].partition('\n## ')[0].splitlines()
+    cells = [row.strip('|').split('|') for row in rows if row.startswith('| ')]
+    limits = {name.strip(): seconds_in(' '.join(texts)) for name, *texts in cells}
+    assert limits['a checkpoint after a stop request'] == [STOP_LIMIT_S, TERM_LIMIT_S]
+    assert limits['processes of a run that has logged its end'] == [*END_LIMITS_S]
+    assert limits['a start-up of a run'] == [GRACE_S, STOP_LIMIT_S]
 
 
 def unknown_words(program: str, *words: str) -> list[str]:

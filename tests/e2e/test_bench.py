@@ -69,12 +69,14 @@ def test_bench_data_rows(digits):
 
 
 @pytest.mark.slow
-def test_bench_allreduce_rows():
-    sizes, [grads] = bench(f'allreduce --batch-sizes 2 {SMALL}', 2)
-    assert [r['bytes'] for r in sizes][::8] == [4096, 2**28]
+@pytest.mark.parametrize('compression, value_bytes', [('none', 4), ('fp16', 2)])
+def test_bench_allreduce_counts_the_bytes_that_are_exchanged(compression, value_bytes):
+    words = f'allreduce --batch-sizes 2 --comm.compression {compression}'
+    sizes, [grads] = bench(f'{words} {SMALL}', 2)
+    assert [r['bytes'] for r in sizes][::8] == [1024 * value_bytes, 2**26 * value_bytes]
     # 2 (n - 1) / n = 1
     assert all(r['bus_gb_per_s'] == pytest.approx(r['algorithm_gb_per_s']) for r in sizes)
-    assert grads['bytes'] == 4 * 11_689_512 and grads['measured_share'] > 0
+    assert grads['bytes'] == value_bytes * 11_689_512 and grads['measured_share'] > 0
 
 
 @pytest.mark.parametrize(

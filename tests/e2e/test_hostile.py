@@ -44,20 +44,18 @@ STRINGS = [
 ]
 VARIABLES = (
     'OMP_NUM_THREADS SLURM_RESTART_COUNT MLPERF_RN50_RANKS_PER_DEVICE MLPERF_RN50_JOB HOROVOD_X '
-    'MLPERF_RN50_BIND CUDA_MPS_PIPE_DIRECTORY TMPDIR SLURM_JOB_ID MLPERF_RN50_DOCKER'
+    'MLPERF_RN50_BIND CUDA_MPS_PIPE_DIRECTORY TMPDIR SLURM_JOB_ID'
 ).split()
-# Stand-ins for Slurm and docker that start ranks locally, one at a time.
+# Stand-ins for Slurm that start ranks locally, one at a time.
 TOOLS = {
     'srun': '#!/bin/sh\nwhile [ "${1#*/bind.sh}" = "$1" ]; do shift; done\nexec "$@"',
     'scontrol': '#!/bin/sh\necho localhost',
-    'docker': '#!/bin/sh\ntrue',
 }
 SLURM = {
     'SLURM_SUBMIT_DIR': str(ROOT),
     'SLURM_JOB_ID': '7',
     'SLURM_JOB_NODELIST': 'n1',
     'SLURM_JOB_NUM_NODES': '1',
-    'MLPERF_RN50_DOCKER': 'docker',
 }
 
 
@@ -128,5 +126,6 @@ def test_engines_accept_only_numeric_slots(tmp_path, engine, slots):
 
 
 def test_guard_rejects_a_path_as_job(tmp_path):
-    done = run([ROOT / 'launch/guard.sh', f'../../{tmp_path}'], stdin=-3)
-    assert done.returncode == 2 and tmp_path.exists()
+    for job, code in ((f'../../{tmp_path}', 2), ('1-a', 0)):
+        done = run([ROOT / 'launch/guard.sh', '--list', 'localhost', job], stdin=-3)
+        assert done.returncode == code

@@ -158,6 +158,11 @@ def test_padding_of_the_last_step():
 def test_run_that_ended_before_its_last_step():
     causes = judge_course(course(num_reported=40), DIGITS, 64, 1)
     assert [(c.name, c.measured) for c in causes if c.strength > 1] == [('epochs', '66.67 %')]
+    run = course(num_reported=56)  # its last steps are not recorded
+    run = replace(run, log=replace(run.log, last_epoch=12))
+    causes = list(judge_course(run, DIGITS, 64, 1))
+    assert [c.name for c in causes if c.strength > 1] == []
+    assert 'last learning rate relative to the largest' in [c.figure for c in causes]
 
 
 def test_ratio_to_a_violated_limit_is_the_strength():
@@ -202,7 +207,7 @@ frozen | look for changes of the program with git diff
 def test_next_step_has_an_option_or_a_command(made, cause, step):
     run = made()
     found = explain_accuracy(run, [Cause(cause, 5.0, '', '', '')] if cause else None)
-    assert found.data['next_step'] == step.format(run.folder.dir)
+    assert found.data['next_step'] == step.format(run.folder.result)
     assert names(found) == ([cause] if cause else [])
 
 
@@ -254,6 +259,16 @@ def test_configuration_is_compared_with_the_reference_runs(compared, text, expec
     near = ' within a factor of 1.25, as in reference runs)'
     texts = [c['text'] for c in compared((0.3, 0.4), text)['causes']]
     assert texts == ([expected + near] if expected else [])
+
+
+def test_reference_is_the_first_converged_run_of_its_folder(compared, tmp_path):
+    bad, folder = changed('schedule.base_lr=0.6'), tmp_path / 'reference'
+    write_run(folder / 'result_0.txt', bad, (0.1, 0.3), 'aborted')
+    (folder / 'config.yaml').write_text(render_yaml(bad))
+    write_run(folder / 'result_1.txt', DIGITS, (0.3, 0.8))
+    RunFolder(folder, 1).config.write_text(render_yaml(DIGITS))
+    [cause] = compared((0.3, 0.4), 'train.label_smoothing=0.05')['causes']
+    assert 'train.label_smoothing: 0.05, expected 0' in cause['text']
 
 
 def test_run_that_is_not_below_its_reference_runs_differs_rightly(compared):

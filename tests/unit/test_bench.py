@@ -10,7 +10,7 @@ from helpers import json_table, wait_for
 from pytest import approx
 
 from mlperf_rn50.analysis.show.plain import render_text
-from mlperf_rn50.bench import steps
+from mlperf_rn50.bench import measure, steps
 from mlperf_rn50.bench.measure import ResultTable, make_answer, parse_list, parse_numbers, spread_of
 from mlperf_rn50.bench.operators import Convolution, convolutions
 from mlperf_rn50.bench.steps import (
@@ -28,6 +28,7 @@ from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.model.options import ModelConfig
 from mlperf_rn50.model.resnet import ResNet
 from mlperf_rn50.model.zoo import count_flops
+from mlperf_rn50.system.environment import host_facts
 from mlperf_rn50.train.comm.device import gemm_times
 from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
@@ -111,7 +112,7 @@ def test_every_product_of_a_measurement_is_computed(monkeypatch):
     assert {a.shape for call in spy.call_args_list for a in call.args} == {(8, 8)}
 
 
-def test_tables_name_the_measured_machine():
+def test_tables_name_the_measured_machine(monkeypatch):
     columns = """
         name   model    s
         ms     ms       ,.1f
@@ -135,6 +136,10 @@ a?[1m    1,234.6        50%
 b              -       100%
 A note."""
     )
+    facts = {**host_facts(), 'gpus': ['NVIDIA H100']}
+    monkeypatch.setattr(measure, 'host_facts', lambda: facts)
+    for device, gpus in (('cpu', []), ('gpu', ['NVIDIA H100'])):  # predict counts them
+        assert make_answer('train', 1, [], device).data['machine']['gpus'] == gpus
     assert answer.data['format'] == 'mlperf-rn50 bench train 1'
     assert answer.data['tables'] == [{'title': 'Steps', 'note': 'A note.', 'rows': rows}]
 

@@ -293,7 +293,8 @@ ABBREVIATIONS = {
     'PREDICT': ['predict', 'dgxa100_ngc20.06_mxnet', '--layouts'],
     'SWEEP': ['sweep', '--study', 'x', '--config', CONFIG, '--layouts'],
     'KUBERNETES': shlex.split(
-        f'launch kubernetes --image x --config {CONFIG} --volume results:/results --nodes'
+        'launch kubernetes --image x --config '
+        f'{shlex.quote(CONFIG)} --volume results:/results --nodes'
     ),
     'NINES': [f'1x{"9" * 5000}'],
     'LONG': ['a' * 256],
@@ -398,8 +399,10 @@ watch x --price-per-node-hour -1 => got -1, expected a number
 
 @pytest.mark.parametrize('case', USAGE_ERRORS.strip().splitlines())
 def test_usage_error_is_one_line(case):
-    words, message = case.replace('CONFIG', CONFIG).split(' => ')
-    done = call(*(w for word in shlex.split(words) for w in ABBREVIATIONS.get(word, [word])))
+    words, message = case.split(' => ')
+    words = shlex.split(words.replace('CONFIG', shlex.quote(CONFIG)))
+    message = message.replace('CONFIG', CONFIG)
+    done = call(*(w for word in words for w in ABBREVIATIONS.get(word, [word])))
     assert (done.returncode, done.stdout) == (2, ''), done.stderr
     assert message in done.stderr and len(done.stderr) < 500
     assert done.stderr.startswith('mlperf-rn50: ') and done.stderr.count('\n') == 1

@@ -129,6 +129,11 @@ def test_missing_source_is_named_in_one_line(tmp_path):
     assert '/file: Not a directory' in refusal(tmp_path / 'file')
 
 
+def test_file_instead_of_a_folder_of_records_is_named(tmp_path):
+    (tmp_path / 'train.rec').touch()
+    assert '--source: ' in refusal(tmp_path / 'train.rec', 'im2rec')
+
+
 @pytest.mark.parametrize('place', ['train/a', 'train/a/t1.jpg', 'val'])
 def test_missing_permission_is_named_in_one_line(source, monkeypatch, place):
     """Without permission, scandir, access and open fail as for a user who is not root."""
@@ -137,6 +142,16 @@ def test_missing_permission_is_named_in_one_line(source, monkeypatch, place):
 
 
 # --- split by a hash
+
+
+def test_output_inside_the_source_is_no_class(tmp_path):
+    fill(tmp_path, [f'{c}/{i}.jpg' for c in 'ab' for i in range(4)])
+    words = ['folder', '--source', tmp_path, '--out', tmp_path / 'prepared', '--validation', '0.5']
+    assert call('prepare', *words).returncode == 0
+    fill(tmp_path, ['started/.parts/'])
+    assert folder(tmp_path, 'x', 0.5).classes == ['a', 'b']
+    (tmp_path / 'a/0.jpg').touch()
+    assert 'already prepared' in call('prepare', *words).stdout
 
 
 @pytest.mark.parametrize('inside', ['', 'train/'])

@@ -188,7 +188,10 @@ def test_newest_sample_of_each_node_and_warning_of_a_silent_node(tmp_path):
         os.utime(path, (NOW_S - age_s,) * 2)
     run = look(folder)
     assert run.nodes == (Node('n1', 1.0, 50.0, 85.0, 400.0), Node('n2', 90.0, 50.0, 85.0, 400.0))
-    assert run.warnings == ('telemetry of n2: nothing was written for 90 s',)
+    assert run.warnings == ('telemetry of n2: nothing was written for more than 60 s',)
+    write_metrics(folder / 'metrics.jsonl', resumed(10, hosts={'n1': 2}), mode='a')
+    run = look(folder)
+    assert ([n.host for n in run.nodes], run.warnings) == (['n1'], ())
 
 
 def test_growing_file_is_read_incrementally_and_a_replaced_file_anew(tmp_path):

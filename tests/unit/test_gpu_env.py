@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 
 import pytest
@@ -53,7 +54,12 @@ def test_existing_settings_are_kept_and_cpu_runs_get_none():
 
 
 def test_variables_are_forwarded_to_remote_ranks():
-    names = {*settings_of(True), NVIDIA_VARIABLE, DEVICE_VARIABLE, SET_VARIABLE}
+    lines = (ROOT / 'docs/launch.md').read_text().splitlines()
+    [row] = [line for line in lines if line.startswith('| environment |')]
+    promised = re.findall('`([A-Za-z0-9_]+)`', row)
+    assert len(promised) >= 14
+    names = {f'{name}X' if name.endswith('_') else name for name in promised}
+    names |= {*settings_of(True), NVIDIA_VARIABLE, DEVICE_VARIABLE, SET_VARIABLE}
     names.add('CUDA_VISIBLE_DEVICES')
     env = {'PATH': os.environ['PATH'], **dict.fromkeys(names, 'x')}
     assert {*run([ROOT / 'launch/engines/variables.sh'], env=env).stdout.split()} == names

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from helpers import prepend_path, write_programs
 from numbered import RGB, encoded
 from nvidia.dali import backend as dali_backend
 from PIL import Image, ImageOps
@@ -117,6 +118,14 @@ def test_other_image_becomes_a_png_of_its_first_frame(content, expected):
 def test_damaged_image_is_refused(content, message):
     with pytest.raises(Exception, match=message):
         encode_image(content, TEST)
+
+
+def test_postscript_inside_another_format_is_not_executed(tmp_path, monkeypatch):
+    write_programs(tmp_path, gs=f'touch {tmp_path}/canary')
+    prepend_path(monkeypatch, tmp_path)
+    with pytest.raises(OSError), Image.open(io.BytesIO(encoded('EPS'))) as image:
+        image.load()  # as Pillow loads the embedded image
+    assert not (tmp_path / 'canary').exists()
 
 
 def test_turned_jpeg_is_unchanged_if_dali_turns_it():

@@ -76,19 +76,29 @@ def test_changed_images():
         np.testing.assert_allclose(measure(matched, (0, 2, 3)), expected, atol=1e-4)
 
 
-@pytest.mark.parametrize('epochs', [12, 80])
+@pytest.mark.parametrize(
+    'epochs, layout, is_padded', [(12, 'NCHW', False), (12, 'NHWC', True), (80, 'NCHW', False)]
+)
 def test_command_probes_a_network_that_was_not_trained(
-    tmp_path, digits, thin_resnets, monkeypatch, epochs
+    tmp_path, digits, thin_resnets, monkeypatch, epochs, layout, is_padded
 ):
     monkeypatch.setattr(probe, 'MOST_IMAGES', 60)
     data = DataConfig(
-        str(digits), 'digits', 1437, 360, 10, image_size=32, resize_shorter=32, crop='none'
+        str(digits),
+        'digits',
+        1437,
+        360,
+        10,
+        image_size=32,
+        resize_shorter=32,
+        crop='none',
+        pad_to_4_channels=is_padded,
     )
     config = Config(
-        RunConfig(seed=5),
+        RunConfig(seed=5, num_nodes=2, ranks_per_node=1),  # begun without one of its nodes
         data,
-        ModelConfig('resnet18'),
-        train=TrainConfig(global_batch_size=64),
+        ModelConfig('resnet18', layout=layout),
+        train=TrainConfig(global_batch_size=64, device='gpu' if is_padded else 'cpu'),
         schedule=ScheduleConfig(decay_epochs=epochs),
     )
     parameters = build_model(config, mx.cpu(), 5).collect_params()

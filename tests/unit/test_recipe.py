@@ -219,6 +219,18 @@ def test_command_writes_a_file_that_a_dry_run_accepts(tmp_path):
     assert 'schedule are interpolated; no set' in text and '\x1b' not in text.splitlines()[0]
 
 
+def test_batch_stands_for_an_unknown_number_of_ranks(tmp_path):
+    path = ROOT / 'tests/answers/schedule.yaml'
+    text = path.read_text().replace('run: {num_nodes: 2, ranks_per_node: 4}', '')
+    (tmp_path / 'c.yaml').write_text(text)
+    commands = [path], [tmp_path / 'c.yaml', '--global-batch-size', 1664]
+    found = [
+        json.loads(call('recipe', '--compare', *words, '--format', 'json').stdout)['deviations']
+        for words in commands
+    ]
+    assert found[0] == found[1] != []
+
+
 @pytest.mark.parametrize(
     'text, message',
     [

@@ -67,6 +67,14 @@ def test_other_batches_on_the_nodes_of_the_base_are_further_steps(tmp_path):
     assert base.steps == {64.0: approx(10.0 * 256 / 1_281_167)}
 
 
+def test_sets_of_another_network_are_not_compared(tmp_path):
+    for name, network, batch in (('a', 'resnet50', 64), ('b', 'resnet18', 256)):
+        folder = write_set(tmp_path / name, 1, True, nodes=1, ranks=4, batch=batch)
+        write_files(folder, {'config.yaml': config_text(network, 1000)})
+    source = load_source([str(tmp_path)], 'a')
+    assert (source.base.steps, [k.name for k in source.sets]) == ({}, ['a'])
+
+
 @pytest.mark.parametrize(
     'keys, reason',
     [

@@ -1,5 +1,6 @@
 """Images/s and parts of the time from the epochs and blocks of logs that differ from the rules."""
 
+import pytest
 from lines import mllog, run_lines, write_lines
 from pytest import approx
 
@@ -44,6 +45,27 @@ def test_training_lasts_to_the_evaluation_if_epochs_stop_when_their_steps_are_qu
 def test_short_pause_before_an_evaluation_is_no_training(tmp_path):
     system = load(tmp_path, progress(stop_s=2.45, block_s=12.0))  # 0.2 s in 10 s
     assert (system.images_per_s, system.parts.other_s) == approx((IMAGES / 2.45, 0.6))
+
+
+@pytest.mark.parametrize('train_s, is_known', [(10.7, True), (11.0, False)])
+def test_speed_is_empty_if_unlogged_epochs_take_another_time(tmp_path, train_s, is_known):
+    """Only the first four epochs of 2.5 s are logged; each further block trains train_s."""
+    lines = list(HEAD)
+    for k in range(4):
+        lines += [
+            mllog('epoch_start', 2.5 * k, epoch_num=k + 1),
+            mllog('epoch_stop', 2.5 * k + 2.5, epoch_num=k + 1),
+        ]
+    end_s = 10.0
+    for epoch, accuracy in zip((4, 8, 12), ACCURACIES):
+        lines += [
+            mllog('eval_start', end_s, epoch_num=epoch),
+            mllog('eval_accuracy', end_s + 2, accuracy, epoch_num=epoch),
+        ]
+        end_s += 2 + train_s
+    system = load(tmp_path, [*lines, mllog('run_stop', end_s - train_s, status='success')])
+    assert (system.images_per_s is not None) == is_known
+    assert bool(system.speed_doubt) == (not is_known)
 
 
 def test_evaluation_beside_training_is_no_part_of_the_time(tmp_path):

@@ -205,3 +205,6 @@ def test_page_is_written_into_run_folder_only_on_request(folder, tmp_path):
     assert call('watch', folder, tmp_path / 'later', '--once', '--html').returncode == 1  # killed
     assert set(os.listdir(folder)) == before | {'watch.html'} and not (tmp_path / 'later').exists()
     assert '<dd>45.00 % at epoch 3, target 74.90 %</dd>' in (folder / 'watch.html').read_text()
+    logs = [folder / f'result_{k}.txt' for k in (0, 1)]
+    done = call('watch', *logs, '--once', '--html')  # one page would replace the other
+    assert done.returncode == 2 and '--html: got two runs of one folder' in done.stderr

@@ -1,7 +1,7 @@
 """Find the one-node set that a set on several nodes is predicted from, a second set of its machine,
 and its ports.
 
-Only with_network reads files; all other functions are pure.
+Only with_network and network_of read files; all other functions are pure.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from mlperf_rn50.analysis.predict.prediction import FLOAT16_BYTES, Base, Layout, Link
-from mlperf_rn50.analysis.run_data import load_run
+from mlperf_rn50.analysis.run_data import load_run, load_run_config
 from mlperf_rn50.analysis.sets.run_set import RunSet, generation_of, ratio
 from mlperf_rn50.analysis.sets.time_parts import RunTimes
 from mlperf_rn50.runfolder.names import run_of
@@ -96,6 +96,12 @@ def with_network(link: Link, run_set: RunSet) -> Link:
         exchange_bytes=(2 if is_half else 4) * num_parameters(name, classes),
         network=f'{name} with {classes:,} classes',
     )
+
+
+def network_of(run_set: RunSet) -> str:
+    """Return the network in the configuration of a set's last run; without one, ResNet-50."""
+    config = load_run_config(run_of(run_set.readable[-1].path), ())
+    return config.model.name if config else 'resnet50'
 
 
 def link_of(run_set: RunSet) -> Link:

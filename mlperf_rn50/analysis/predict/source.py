@@ -13,7 +13,13 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, MsgspecError, Struct, ValidationError, convert, field
 from msgspec.json import decode
 
-from mlperf_rn50.analysis.predict.anchors import base_of, is_machine, link_of, with_network
+from mlperf_rn50.analysis.predict.anchors import (
+    base_of,
+    is_machine,
+    link_of,
+    network_of,
+    with_network,
+)
 from mlperf_rn50.analysis.predict.model import BACKWARD_SHARE, compute_s, ring_s
 from mlperf_rn50.analysis.predict.prediction import Base, Costs, Layout, Link
 from mlperf_rn50.analysis.recipe.choose import is_within
@@ -70,6 +76,7 @@ class MeasuredStep(_Measured, frozen=True):
     image_size: _Count
     num_parameters: _Bytes
     step_ms: _Ms
+    gradient_bytes: _Bytes | None = None  # unknown in files of version 0.6.0
 
     @property
     def kind(self) -> str:
@@ -254,7 +261,8 @@ def _from_bench(bench: Bench, local_batch_size: int | None) -> Source:
         ),
     )
     value_bytes = 2 if step.precision == 'float16' else 4
-    link = Link(None, value_bytes * step.num_parameters, 'unknown')
+    num_bytes = step.gradient_bytes or value_bytes * step.num_parameters
+    link = Link(None, num_bytes, 'unknown')
     if (step.model, step.image_size) != ('resnet50', _IMAGENET_PIXELS):
         return Source(base, link)
     forward_s = (1 - BACKWARD_SHARE) * base.step_s
@@ -384,7 +392,11 @@ def _from_systems(folder: Path, name: str | None, per_node: int | None) -> Sourc
         raise UserError(f'no set to predict from: {printable(reasons)}')
     run_set = _choose_system(folder, bases, name, per_node)
     base = bases[run_set]
-    comparable = {s: b for s, b in bases.items() if _compared(s) == _compared(run_set)}
+    comparable = {
+        s: b
+        for s, b in bases.items()
+        if _compared(s) == _compared(run_set) and network_of(s) == network_of(run_set)
+    }
     alike = (
         (b.local_batch_size, b.step_s)
         for b in comparable.values()

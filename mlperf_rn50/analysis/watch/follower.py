@@ -203,13 +203,16 @@ class Follower:
             for path in (paths.result, paths.metrics)
             if (age := age_s(path, now_s)) is not None
         }
-        telemetry = find_telemetry(self.folder).get(paths.index, ())[:_MAX_NODES]
+        # of the hosts of the newest start; a resumed run may have left others
+        telemetry = find_telemetry(self.folder).get(paths.index, ())
+        if history.resumes and (hosts := history.resumes[-1].hosts):
+            telemetry = [p for p in telemetry if p in map(paths.telemetry, hosts)]
         state = replace(
             state,
             number=paths.index,
             quiet_s=min(ages.values(), default=None),
             attempts=_attempts(self.folder, paths.index),
-            nodes=tuple(_node(path, now_s) for path in telemetry),
+            nodes=tuple(_node(path, now_s) for path in telemetry[:_MAX_NODES]),
             checkpoints=_checkpoints(paths.checkpoints, now_s),
         )
         if isinstance(run, UserError):
@@ -303,7 +306,7 @@ def _warnings(state: LiveRun, run: Run, stragglers: Sequence[str]) -> tuple[str,
     behind = [state.standing or 'behind the reference runs'] if state.is_behind else []
     ages = [n.age_s for n in state.nodes if n.age_s is not None] if run.status == 'running' else []
     quiet = [
-        f'telemetry of {n.host}: nothing was written for {n.age_s:.0f} s'
+        f'telemetry of {n.host}: nothing was written for more than {_UNEXPECTEDLY_QUIET_S:.0f} s'
         for n in state.nodes
         if ages and n.age_s is not None and n.age_s > _UNEXPECTEDLY_QUIET_S + min(ages)
     ]

@@ -98,8 +98,8 @@ def _reference(run: LiveRun) -> str:
 
 
 def _time_to_target(run: LiveRun) -> str:
-    if not (run.reference_left_s and run.reference_epochs):
-        return ''
+    if not (run.reference_left_s and run.reference_left_s[1] and run.reference_epochs):
+        return ''  # unknown, or the references needed fewer epochs
     first, last = run.reference_epochs
     return (
         f'{span(*run.reference_left_s)}, if reached at epoch {first:g} to {last:g}, as in the '

@@ -6,6 +6,7 @@ every recipe that converges is right.
 """
 
 import math
+import shlex
 import statistics
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
@@ -26,6 +27,7 @@ from mlperf_rn50.text import grouped, percent, significant
 _TABLE = load_ini(Path(__file__).with_name('causes.ini'))
 _KEYS, _COMMANDS = _TABLE['keys'], _TABLE['commands']
 _NUM_ROWS = 30  # of the evidence
+_MAX_REFERENCES = 20  # folders, and runs of each
 _TOO_EASY = ('leak', 'classes_missing')  # with which a run may reach its target wrongly
 
 
@@ -92,7 +94,9 @@ def _judge_schedule(
     s, num_epochs = config.schedule, config.num_epochs
     warmup = s.warmup_epochs / max(num_epochs, s.decay_epochs)
     yield weigh('warmup', 'part of the epochs', warmup, most=0.5)
-    if rates and rates[-1][0] > num_epochs - 1:
+    # the last steps may not be recorded
+    trained = max(rates[-1][0] if rates else 0.0, (run.log and run.log.last_epoch) or 0)
+    if rates and trained > num_epochs - 1:
         after = [r / peak for e, r in rates if e > s.warmup_epochs] or [1.0]
         # In the shipped schedules, up to a third of the steps are below 5 %, as with step decay at
         # 30, 60 and 80 of 90.
@@ -115,7 +119,7 @@ def _judge_schedule(
             found = found._replace(sentence=text)
         yield found
     elif rates and run.log and run.log.status == 'aborted' and not was_behind(run, config):
-        yield weigh('epochs', 'part of the planned epochs', rates[-1][0] / num_epochs, least=0.9)
+        yield weigh('epochs', 'part of the planned epochs', trained / num_epochs, least=0.9)
 
 
 def judge_course(run: RunData, config: Config, batch: int, num_ranks: int) -> Iterator[Cause]:
@@ -209,6 +213,8 @@ def _has_effect(key: str, config: Config) -> bool:
             return train.precision == 'float16' and train.loss_scale_policy == 'static'
         case 'schedule.step_epochs':
             return config.schedule.decay == 'step'
+        case 'schedule.decay_epochs':  # with steps it only ends a run
+            return config.schedule.decay != 'step' or config.train.max_epochs is None
         case 'data.min_area':
             return config.data.crop == 'random_resized'
     return True
@@ -222,6 +228,13 @@ def _factor(a: Any, b: Any) -> float:
     return 2.0
 
 
+def _reference_run(folder: Path) -> RunData | None:
+    """Return the first converged run of a folder or, without one, its first run."""
+    runs = [load_run(run) for run in list_runs(folder)[:_MAX_REFERENCES]]
+    converged = (run for run in runs if run.log and run.log.status == 'converged')
+    return next(converged, runs[0] if runs else None)
+
+
 def find_better(run: RunData, config: Config) -> tuple[list[Config], str]:
     """Return the configurations of the reference runs if this run is below their accuracy,
     otherwise a sentence.
@@ -229,8 +242,9 @@ def find_better(run: RunData, config: Config) -> tuple[list[Config], str]:
     Without an alarm, it is below if chance does not explain the difference on the validation
     images.
     """
-    folders = [f for path in config.run.reference for f in find_run_folders(Path(path))[:20]]
-    others = [load_run(run) for f in folders for run in list_runs(f)[:1]]
+    paths = map(Path, config.run.reference)
+    folders = [f for path in paths for f in find_run_folders(path)[:_MAX_REFERENCES]]
+    others = [other for f in folders if (other := _reference_run(f))]
     tops = [o.log.best_accuracy for o in others if o.log and o.log.best_accuracy is not None]
     own = (run.log and run.log.best_accuracy) or 0.0
     standing = run.last(CourseRecord)
@@ -312,7 +326,8 @@ def explain_accuracy(
         )
         if any(c.verdict == 'too early' for c in found):
             shown += ', some because it is too early'
-        next_step = f'mlperf-rn50 why {run.folder.dir} --probe' if probed is None else ''
+        command = shlex.join(['mlperf-rn50', 'why', str(run.folder.result), '--probe'])
+        next_step = command if probed is None else ''
     top1 = percent(log.best_accuracy or 0.0)
     return make_explanation(
         f'Top-1 {top1}, target {percent(log.target_accuracy or 0.0)}: {shown}.',

@@ -1,5 +1,7 @@
 """First sentence about a run that has not trained to the end of its schedule."""
 
+import shlex
+
 from mlperf_rn50.analysis.run_data import RunData
 from mlperf_rn50.config import Config
 from mlperf_rn50.mllog.logged_run import Run
@@ -57,4 +59,5 @@ def _resume(run: RunData, log: Run) -> str:
         return '; it has no checkpoint to resume'
     nodes, ranks = log.num_nodes or 1, log.num_ranks or 1
     words = ['launch/ranks.sh', *['--hosts HOSTS'] * (nodes > 1), str(ranks // nodes)]
-    return f'; resume with {" ".join(words)} mlperf-rn50 train --resume {run.folder.checkpoints}'
+    checkpoints = shlex.quote(str(run.folder.checkpoints))
+    return f'; resume with {" ".join(words)} mlperf-rn50 train --resume {checkpoints}'

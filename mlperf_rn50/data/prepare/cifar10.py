@@ -54,7 +54,8 @@ def _batch(name: str, files: dict[str, bytes]) -> tuple[np.ndarray, np.ndarray]:
     from PIL import Image
 
     # Each row of a sheet is one image of 1024 RGB pixels.
-    sheet = np.asarray(Image.open(io.BytesIO(files[name])).convert('RGB')).reshape(-1, 32, 32, 3)
+    image = Image.open(io.BytesIO(files[name]), formats=['PNG'])
+    sheet = np.asarray(image.convert('RGB')).reshape(-1, 32, 32, 3)
     if name.startswith('test'):
         return sheet, np.array(parse_json(files['test_lables.json']))
     start = (int(name[len('data_batch_')]) - 1) * len(sheet)

@@ -150,7 +150,9 @@ def _find_state(options: Namespace) -> str:
         return ''
     files = [options.source]
     if options.dataset == 'im2rec':  # resolved, because --out may be the same folder
-        used = [p for p in root.iterdir() if p.suffix in ('.rec', '.idx', '.lst')]
+        used: list[Path] = []
+        with suppress(OSError):  # no readable folder, which is refused later
+            used = [p for p in root.iterdir() if p.suffix in ('.rec', '.idx', '.lst')]
         files = sorted({*map(os.path.realpath, used)})
     elif root.is_dir() and options.source:
         files = [

@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from mlperf_rn50.data.prepare.pack import PARTS
 from mlperf_rn50.data.prepare.samples import Dataset, Sample, check_name
-from mlperf_rn50.data.recordio import parse_index, parse_record
+from mlperf_rn50.data.recordio import MANIFEST_NAME, parse_index, parse_record
 from mlperf_rn50.errors import DataError
 from mlperf_rn50.files import open_regular, read_text
 from mlperf_rn50.text import apart, plural, some
@@ -56,6 +57,9 @@ def scan(folder: Path) -> tuple[list[str], list[Sample], Counter[str]]:
             continue
         check_name(entry.path)
         status = entry.stat()
+        if stat.S_ISDIR(status.st_mode) and _is_output(Path(entry.path)):
+            others[f'{entry.name}/'] += 1
+            continue
         if stat.S_ISDIR(status.st_mode) and ending not in ENDINGS:
             folders.append(entry.name)
             continue
@@ -67,6 +71,11 @@ def scan(folder: Path) -> tuple[list[str], list[Sample], Counter[str]]:
         else:
             others[ending or 'without ending'] += 1
     return folders, images, others
+
+
+def _is_output(folder: Path) -> bool:
+    """Return whether a folder has what prepare writes, complete or not."""
+    return (folder / PARTS).is_dir() or {MANIFEST_NAME, 'train.rec'} <= {*os.listdir(folder)}
 
 
 def by_role(paths: list[Path]) -> dict[str, Path]:
