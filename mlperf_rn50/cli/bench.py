@@ -61,7 +61,7 @@ def add_options(parser: Any) -> None:
         ('--inputs A,B', 'train: input images: synthetic (default), real or both'),
         (
             '--batch-sizes N,M',
-            'images per rank and step (default: train.local_batch_size, or 32 without --config)',
+            'images per rank and step (default: train.local_batch_size, or 32 without it)',
         ),
         ('--ranks N,M', 'train: numbers of ranks (default: all started ranks)'),
         ('--threads N,M', 'data: numbers of DALI threads (default: data.num_threads)'),

@@ -134,13 +134,16 @@ def start_launcher(name: str, argv: Sequence[str], signals: SignalQueue | None =
 def choose_run(options: Options) -> Options:
     """Return the options for the run of a path given with --resume; raise UserError if it has no
     such run."""
-    from mlperf_rn50.runfolder.names import is_checkpoint_name
+    from mlperf_rn50.launch.attempts import has_gone_on
+    from mlperf_rn50.runfolder.names import RunFolder, folder_index, is_checkpoint_name
     from mlperf_rn50.train.checkpoint.resumable import find_run
 
     path = Path(str(options.resume))
-    # The first start of a requeued job went on from this checkpoint, so newer ones are its own.
-    if options.is_requeued and is_checkpoint_name(path.name) and _went_on_from(path):
-        path = path.parent
+    if options.is_requeued and is_checkpoint_name(path.name):
+        given = RunFolder(path.parent.parent, folder_index(path.parent))
+        # An earlier start of this job went on from the checkpoint, so newer ones are its own.
+        if not path.exists() or has_gone_on(given, os.environ.get('SLURM_JOB_ID', '')):
+            path = given.checkpoints
     run, path = find_run(path)
     is_elsewhere = Path(options.run_dir or run.dir).resolve() != run.dir.resolve()
     if options.config or options.seeds > 1 or is_elsewhere:
@@ -150,16 +153,6 @@ def choose_run(options: Options) -> Options:
             'configuration'
         )
     return replace(options, resume=str(path), run_dir=str(run.dir), run=run)
-
-
-def _went_on_from(path: Path) -> bool:
-    """Return whether a run has gone on from a checkpoint, which newer ones may have replaced."""
-    from mlperf_rn50.runfolder.names import RunFolder, folder_index, step_of
-    from mlperf_rn50.runfolder.records import ResumedRecord, read_records
-
-    run = RunFolder(path.parent.parent, folder_index(path.parent))
-    steps = [record.step for _, record in read_records(run.metrics, ResumedRecord)]
-    return not path.exists() or steps[-1:] == [step_of(path)]
 
 
 def supervise(launcher: Launcher, placement: Placement, config: Config) -> int:
@@ -187,6 +180,7 @@ def supervise(launcher: Launcher, placement: Placement, config: Config) -> int:
                 batch_job,
                 is_resume=bool(options.resume),
                 is_requeued=options.is_requeued,
+                chosen=options.run,
             )
         if options.is_requeued:  # the job resumes its run
             options = replace(options, resume=options.resume or True)

@@ -107,10 +107,14 @@ def _print_plan(config: cfg.Config, options: Namespace) -> int:
     unusable data."""
     from mlperf_rn50.analysis.recipe.differences import expected_time, find_deviations
     from mlperf_rn50.system.environment import query_gpus
-    from mlperf_rn50.train.plan import config_world_size, make_plan, render_plan
+    from mlperf_rn50.train.plan import config_world_size, make_elastic_plan, make_plan, render_plan
 
     ranks = options.ranks or config_world_size(config) or 1
-    plan = make_plan(config, ranks)
+    batch = config.train.global_batch_size
+    if options.elastic and batch:
+        plan = make_elastic_plan(config, ranks, batch)
+    else:
+        plan = make_plan(config, ranks)
     gpus = query_gpus('name') if config.train.device == 'gpu' else []
     epochs, gpu = [*plan.eval_epochs, plan.max_epochs], gpus[0]['name'] if gpus else None
     time = expected_time(config, ranks, epochs, gpu)
@@ -161,11 +165,14 @@ def _train(
 ) -> int:
     from mlperf_rn50.analysis.recipe.differences import find_deviations
     from mlperf_rn50.cli.ranks import open_ranks
+    from mlperf_rn50.train.plan import config_world_size
     from mlperf_rn50.train.run import RunArguments, train
 
     comm = open_ranks(config, heartbeat)
     heartbeat.beat()  # the imports took a while, which must not count as a stall
-    warnings = find_deviations(config, comm.world_size) if comm.rank == 0 and not resume else []
+    # an elastic run scales the learning rate for the configured ranks
+    num_ranks = options.elastic and config_world_size(config) or comm.world_size
+    warnings = find_deviations(config, num_ranks) if comm.rank == 0 and not resume else []
     arguments = RunArguments(
         config,
         comm,

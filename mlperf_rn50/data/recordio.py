@@ -344,8 +344,8 @@ def load_manifest(folder: Path, dataset: str = '') -> dict:
         raise DataError(f'{path}: {e.strerror}; prepare the data again') from e
     except ValueError as e:
         raise DataError(
-            f'{path}: not a manifest ({" ".join(str(e).split())[:200]}); remove it and prepare '
-            'the data again'
+            f'{path}: not a manifest ({" ".join(str(e).split())[:200]}); prepare the data again in '
+            'another folder'
         ) from e
 
 

@@ -87,22 +87,29 @@ def describe_unfinished(folder: Path) -> str:
     return ''
 
 
-def first_run_of(folder: Path, batch_job: str, is_resume: bool, is_requeued: bool) -> int:
+def first_run_of(
+    folder: Path,
+    batch_job: str,
+    is_resume: bool,
+    is_requeued: bool,
+    chosen: RunFolder | None = None,
+) -> int:
     """Return the number of the first run of a Slurm job in a folder, and record it for the time
     after a requeue, when the job resumes only its own runs.
 
-    is_resume: whether the user asks to resume a run; is_requeued: whether this is a further start
-    of a requeued job.
+    is_resume: whether the user asks to resume a run, or chosen; is_requeued: whether this is a
+    further start of a requeued job.
     """
     if is_requeued:
-        first_run = records.read_first_run(folder, batch_job)
-        if first_run is not None:
-            return first_run
+        start = records.read_batch_start(folder, batch_job)
+        if start is not None:
+            return start.first_run
         # The job has no run yet, or is of a version without this record.
         is_resume = is_resume or bool(records.read_attempts(folder, batch_job))
     newest = newest_run(folder)
     first_run = newest.index + 1 if newest and not is_resume else 0
-    records.note_batch_start(folder, records.BatchStart(batch_job, first_run))
+    num_resumes = records.count_resumes(chosen.metrics) if chosen else 0
+    records.note_batch_start(folder, records.BatchStart(batch_job, first_run, num_resumes))
     return first_run
 
 
@@ -164,6 +171,12 @@ def plan_runs(ends: Sequence[str | None], seeds: int, is_resume: bool) -> list[b
     if ends and ends[-1] not in OVER:
         return [True, *[False] * (num_left - 1)]
     return [False] * num_left
+
+
+def has_gone_on(run: RunFolder, batch_job: str) -> bool:
+    """Return whether a requeued Slurm job has already resumed a run."""
+    start = records.read_batch_start(run.dir, batch_job)
+    return start is not None and records.count_resumes(run.metrics) > start.num_resumes
 
 
 def check_plan(runs: Sequence[bool], config: str | None) -> None:

@@ -73,7 +73,8 @@ class Options:
             '--run.ranks_per_node': self.ranks_per_node,
             '--run.ranks_per_device': self.ranks_per_device,
         }
-        return [*(f'{name}={value}' for name, value in values.items() if value), *self.train]
+        given = [f'{name}={value}' for name, value in values.items() if value]
+        return [*given, *['--elastic'] * self.elastic, *self.train]
 
 
 def announce(command: str, text: str) -> None:

@@ -139,9 +139,11 @@ def common_slots(hosts: Sequence[Host]) -> int | None:
     by_slots = {h.slots: h for h in reversed(hosts)}  # the first host of each number
     if len(by_slots) > 1:
         first, other = sorted(by_slots.values(), key=lambda h: h.slots or 0)[:2]
+        is_fixed = any(len(host.allowed) == 1 for host in hosts)  # NAME:RANKS
+        advice = 'correct the numbers' if is_fixed else 'set --ranks-per-node'
         raise ConfigError(
             f'hosts: got slots={first.slots or "(none)"} for {first.name} and slots={other.slots} '
-            f'for {other.name}, expected the same number on each host; set --ranks-per-node'
+            f'for {other.name}, expected the same number on each host; {advice}'
         )
     return hosts[0].slots if hosts else None
 

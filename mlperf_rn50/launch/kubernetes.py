@@ -49,9 +49,9 @@ EPILOG = """examples:
       --data.dir /data/imagenet --namespace training | kubectl apply -f -
   kubectl delete mpijob,configmap -l app.kubernetes.io/instance=mlperf-rn50
 
-All other options are passed to: mlperf-rn50 train; --dry-run prints the plan instead. This command
-checks --config and the options. Relative paths of the run folder and the data start at the first
-volume."""
+Options of configuration keys are passed to: mlperf-rn50 train; --dry-run prints the plan instead.
+This command checks --config and the options. Relative paths of the run folder and the data start at
+the first volume."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +161,8 @@ def make_parser() -> Parser:
         type=_volume,
     )
     add('--run-dir DIR', 'run folder, in a volume (default: run.dir)')
+    add('--elastic', 'allow a number of ranks that differs from that of the run to resume')
+    add('--allow-changed KEYS', 'keys that may differ in a resumed run, such as schedule.base_lr')
     add(
         '--nodes N',
         'number of pods (default: run.num_nodes of the configuration, or 1)',
@@ -330,6 +332,8 @@ def plan_training(argv: Sequence[str]) -> tuple[Training, str]:
     warning = _check_paths(config, o.volumes)
     is_in_image = o.config.startswith(IMAGE_CONFIGS)
     run_dir = ['--run-dir', o.run_dir] if o.run_dir is not None else []
+    elastic = ['--elastic'] if o.elastic else []
+    allowed = ['--allow-changed', o.allow_changed] if o.allow_changed else []
     values = {
         **vars(o),
         'num_nodes': num_nodes,
@@ -337,7 +341,7 @@ def plan_training(argv: Sequence[str]) -> tuple[Training, str]:
         'gpus_per_node': _num_gpus(config, o.gpus_per_node, ranks_per_node),
         'config_path': o.config if is_in_image else f'{CONFIG_FOLDER}/config.yaml',
         'config_text': None if is_in_image else path.read_text(),
-        'options': (*run_dir, *options),
+        'options': (*run_dir, *elastic, *allowed, *options),
     }
     return Training(**{field.name: values[field.name] for field in fields(Training)}), warning
 

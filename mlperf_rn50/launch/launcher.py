@@ -512,7 +512,8 @@ class Launcher:
         if reason := give_up_reason(read_attempts(run_dir, job)):
             self.say(reason)
             return EXIT_FAILED
-        resume = f'resume with: {resume_command(run_dir)}'
+        chosen = self.options.run
+        resume = f'resume with: {resume_command(chosen.checkpoints if chosen else run_dir)}'
         is_shown, shown = run_scontrol('show', 'job', job)
         if not is_shown:  # slurmctld may be starting again
             time.sleep(SCONTROL_PAUSE_S)

@@ -97,15 +97,16 @@ class Supervisor:
             code = self.run_to_end(is_resumed)
             if number == 1 and self._has_drilled:
                 self._report_drill()
-            is_over = any(a.end in attempts.OVER for a in self._attempts[-1:])
+            last = self._attempts[-1].end if self._attempts else ''
+            is_over = last in attempts.OVER
             num_over = number if is_over else number - 1
             is_between = is_over or not self._attempts
             if self.signals.is_requested and is_between and 0 < num_over < len(runs):
                 self.say(f'stopped after {num_over} of {plural(len(runs), "run")}')
                 code = EXIT_RESUMABLE  # with the next run
             worst = max(worst, code)
-            # 75 without a request to the launcher: the ranks were stopped
-            if self.signals.is_requested or code in (EXIT_USAGE, EXIT_RESUMABLE):
+            # interrupted without a request to the launcher: the ranks were stopped
+            if self.signals.is_requested or last == 'interrupted' or code == EXIT_USAGE:
                 break
         return EXIT_AT_ONCE if self.signals.is_forced and worst else worst
 
@@ -253,8 +254,8 @@ class Supervisor:
         if run and newest_step(run.checkpoints) >= 0:
             # The run may have gone on from the given checkpoint or, with other ranks, replaced it.
             given = Path(str(self.options.resume))
-            is_valid = self.options.run and given.exists()
-            is_given = is_valid and not any(a.gained for a in self._attempts)
+            has_gained = any(a.gained for a in self._attempts)
+            is_given = self.options.run and given.exists() and not has_gained
             path = given if is_given else run.checkpoints
             elastic = ['--elastic'] if self.options.elastic else []
             return ['--resume', str(path), *elastic]

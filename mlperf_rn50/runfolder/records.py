@@ -290,6 +290,7 @@ class BatchStart:
 
     job: str
     first_run: int  # number of its first run; 0 if it resumes a run of the folder
+    num_resumes: int = 0  # earlier resumes of the run that it resumes
 
 
 @dataclass(frozen=True)
@@ -329,11 +330,15 @@ def note_batch_start(folder: Path, start: BatchStart) -> None:
     append(folder / 'attempts.jsonl', start)
 
 
-def read_first_run(folder: Path, batch_job: str) -> int | None:
-    """Return the number of the first run of a batch_job in a folder; None if it is not recorded."""
+def read_batch_start(folder: Path, batch_job: str) -> BatchStart | None:
+    """Return the newest start of a batch_job in a folder; None if none is recorded."""
     lines = read_lines(folder / 'attempts.jsonl', BatchStart)
-    starts = deque((start.first_run for _, start in lines if start.job == batch_job), 1)
+    starts = deque((start for _, start in lines if start.job == batch_job), 1)
     return starts[0] if starts else None
+
+
+def count_resumes(metrics: Path) -> int:
+    return sum(1 for _ in read_records(metrics, ResumedRecord))
 
 
 def note_failure(folder: Path, failure: Failure) -> None:

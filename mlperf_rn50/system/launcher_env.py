@@ -101,10 +101,11 @@ def resume_command(checkpoints: Path, is_newest: bool = True) -> str:
     launcher would resume."""
     typed = os.environ.get(COMMAND)
     if not typed:
-        typed = shlex.join(['mlperf-rn50', 'train', *sys.argv[2:]])
+        _, *options = [word for word in sys.argv[1:] if word != '--debug']
+        typed = shlex.join(['mlperf-rn50', 'train', *options])
         if num_ranks := os.environ.get('OMPI_COMM_WORLD_SIZE'):  # of mpirun without a launcher
             typed = f'mpirun -np {num_ranks} {typed}'
-    words = shlex.split(typed)
+    words = [word for word in shlex.split(typed) if word != '--debug']  # of mlperf-rn50
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument('--resume', nargs='?', const='')
     for i, (program, command) in enumerate(pairwise(words), 2):

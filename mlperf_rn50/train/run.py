@@ -108,6 +108,13 @@ def open_run(arguments: RunArguments) -> Iterator[OpenRun]:
             cleanup.enter_context(hold_run(comm, folder, arguments.heartbeat))
             resumption = load_resumption(comm, folder, path)
         digest = data_of_all_hosts(config, comm)
+        if resumption:
+            batch = resumption.progress.lr_batch_size
+        else:
+            num_ranks = arguments.is_elastic and config_world_size(config) or comm.world_size
+            batch = config.global_batch_size(num_ranks) or num_ranks
+        # before a folder is created
+        reference = comm.on_rank_0(lambda: find_reference(config, batch))
         cores = render_cpu_list(os.sched_getaffinity(0))
         own = [platform.node(), comm.local_rank, comm.local_size, cores]
         hosts = [RankPlace(*row) for row in comm.gather_object(own)]
@@ -126,7 +133,6 @@ def open_run(arguments: RunArguments) -> Iterator[OpenRun]:
             plan, progress = plan_new(config, comm, nodes, digest, arguments.is_elastic)
             folder = RunFolder(Path(config.run.dir), progress.result_index)
             cleanup.enter_context(hold_run(comm, folder, arguments.heartbeat))
-        reference = comm.on_rank_0(lambda: find_reference(config, progress.lr_batch_size))
         num_epochs = progress.step // plan.steps_per_epoch
         run = OpenRun(
             plan=plan,

@@ -151,9 +151,9 @@ def test_exit_code_of_launcher_matches_run_folder(script, restarts, is_elastic):
     assert len(ends) <= restarts and set(ends) <= {None}  # no restart after a run has ended
     # nor after a stop request or a usage error
     assert not any(d['has_stop'] or d['code'] == EXIT_USAGE for d in others)
-    if end:
-        assert code == {'converged': EXIT_OK, 'interrupted': EXIT_RESUMABLE}.get(end, EXIT_FAILED)
-    elif last['has_stop']:
+    if end in ('converged', 'aborted', 'failed'):
+        assert code == (EXIT_OK if end == 'converged' else EXIT_FAILED)
+    elif end or last['has_stop']:  # interrupted
         assert code == (EXIT_RESUMABLE if world.has_checkpoint else EXIT_FAILED)
     else:
         assert code == (EXIT_USAGE if last['code'] == EXIT_USAGE else EXIT_FAILED)
@@ -413,6 +413,11 @@ def test_stop_request_to_the_ranks_ends_the_set_of_seeds(tmp_path):
     assert world.run(seeds=2) == EXIT_RESUMABLE
     assert world.run(seeds=2, resume=True) == EXIT_OK
     assert ['--resume' in words for _, words in world.calls] == [False, True, False]
+
+
+def test_stop_whose_checkpoint_cannot_be_written_ends_the_set_of_seeds(tmp_path):
+    world = Fake(tmp_path / 'run', attempt(2, 'interrupted'))
+    assert world.run(seeds=2) == EXIT_FAILED and len(world.calls) == 1
 
 
 def test_failures_of_a_run_do_not_count_against_the_next_one():

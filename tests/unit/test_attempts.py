@@ -169,16 +169,23 @@ def test_requeued_job_resumes_though_its_first_checkpoint_was_replaced(tmp_path,
         assert done.returncode == code, done.stderr
 
 
-@pytest.mark.parametrize('step, chosen', [(12, 'checkpoints'), (6, 'checkpoints/step_00000012')])
-def test_requeued_job_does_not_go_back_again_to_its_first_checkpoint(tmp_path, step, chosen):
-    run = begin_run(tmp_path)
-    for kept in (12, 24):
-        keep_checkpoint(run, kept)
+@pytest.mark.parametrize('folder', ['checkpoints', 'saved'])
+@pytest.mark.parametrize('steps', [[], [12], [24], [12, 24]])
+def test_requeued_job_does_not_go_back_again_to_its_first_checkpoint(
+    tmp_path, monkeypatch, folder, steps
+):
+    """Steps are those of the resumes since the submission; a resume before it was from step 12."""
+    monkeypatch.setenv('SLURM_JOB_ID', '7')
+    run, given = begin_run(tmp_path), tmp_path / folder / 'step_00000012'
+    for path in (given, run.checkpoints / 'step_00000036'):
+        path.mkdir(parents=True)
     run.config.write_text('train: {local_batch_size: 32}\n')
-    write_metrics(run, {'event': 'resumed', 'step': step})
-    words = '--resume', run.checkpoints / 'step_00000012'
-    options = replace(launch_options(*words, script='slurm'), is_requeued=True)
-    assert choose_run(options).resume == str(tmp_path / chosen)
+    write_metrics(run, {'event': 'resumed', 'step': 12})
+    attempts.first_run_of(tmp_path, '7', is_resume=True, is_requeued=False, chosen=run)
+    write_metrics(run, *({'event': 'resumed', 'step': step} for step in steps))
+    options = launch_options('--resume', given, script='slurm')
+    chosen = choose_run(replace(options, is_requeued=True)).resume
+    assert chosen == str(run.checkpoints if steps else given)
 
 
 @pytest.mark.parametrize(

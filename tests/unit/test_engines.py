@@ -70,6 +70,13 @@ def test_dry_run_of_a_sweep_shows_each_layout_without_a_report(tmp_path, monkeyp
     assert ranks == ['1', '1', '4', '4']
 
 
+def test_dry_run_of_an_elastic_launch_rounds_the_batch_down(tmp_path):
+    (tmp_path / 'c.yaml').write_text('train: {global_batch_size: 244}\ndata: {synthetic: true}\n')
+    words = '--ranks-per-node 3 --elastic --dry-run --config'
+    done = call('launch', 'local', *words.split(), tmp_path / 'c.yaml')
+    assert 'global batch          243' in done.stdout, done.stderr
+
+
 def test_runs_of_a_launcher_have_different_seeds(tmp_path):
     (tmp_path / 'c.yaml').write_text('run: {seed: 7}\ntrain: {local_batch_size: 32}\n')
     words = ['launch', 'local', '--config', tmp_path / 'c.yaml', '--seeds', 2, '--dry-run']

@@ -82,6 +82,9 @@ def test_ranks_of_hosts_agree_with_each_other_and_with_the_layout():
     for slots, text in ((2, '2'), (None, r'\(none\)')):
         with pytest.raises(ConfigError, match=f'slots={text} for h2 and slots=4 for h1'):
             common_slots([Host('h1', 4), Host('h2', slots), Host('h3', slots)])
+    for text, advice in (('h1:4,h2:2', 'correct the numbers'), ('h1:4,h2', 'correct')):
+        with pytest.raises(ConfigError, match=advice):
+            common_slots(parse_hosts(text))
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,8 @@ train: {device: gpu, local_batch_size: 8}""")
     found = training.num_nodes, training.ranks_per_node, training.gpus_per_node, warning
     assert found == (5, 6, 2, '')
     assert plan_training([*words, '--gpus-per-node', '8'])[0].gpus_per_node == 8
+    passed = ('--elastic', '--allow-changed', 'data.dir', '--data.dir', '/x')
+    assert plan_training([*words, *passed])[0].options == passed
     # the longest name
     assert plan_training([*words, '--nodes', '1', '--name', 'x' * 54])[0].num_nodes == 1
     assert 'in none of the volumes' in plan_training([*words, '--data.dir', '/data'])[1]

@@ -73,6 +73,10 @@ def test_variable_without_a_number_is_named(monkeypatch, text):
             'launch/ranks.sh 3 mlperf-rn50 train --config c --elastic',
             'launch/ranks.sh 3 mlperf-rn50 train --resume runs/checkpoints --elastic',
         ),
+        (
+            'launch/ranks.sh 3 mlperf-rn50 --debug train --config c',
+            'launch/ranks.sh 3 mlperf-rn50 train --resume runs/checkpoints',
+        ),
     ],
 )
 def test_resume_command_is_that_of_the_user(monkeypatch, typed, expected):

@@ -181,6 +181,11 @@ def test_replaced_system_leaves_the_other_one_and_no_unused_program(tmp_path, ru
     assert {p: p.read_bytes() for p in home.rglob('*other*/**/*') if p.is_file()} == kept
     result = home / 'results/box/resnet/result_0.txt'
     assert result.read_bytes() == (again / 'result_0.txt').read_bytes()
+    data = home / NEW / f'mlperf_rn50-{first[:8]}' / 'data'
+    data.mkdir()
+    notes = make(tmp_path, again, system='other', is_replacing=True).notes
+    assert f'{data.parent}: unused, but not removed, because of data in it' in notes
+    data.rmdir()
     make(tmp_path, again, system='other', is_replacing=True)
     assert {p.name for p in (home / NEW).glob('mlperf_rn50-*')} == {f'mlperf_rn50-{second[:8]}'}
     assert first != second and not list((tmp_path / 'out').glob('.package-*'))
@@ -210,9 +215,11 @@ def test_replacement_in_v05_keeps_the_program_beside_the_files_of_the_system(tmp
     folder = make(tmp_path, runs, **v05).home / 'code/resnet'
     make(tmp_path, runs, is_replacing=True, **v05)
     assert (folder / code / 'setup.cfg').is_file()
-    write_files(folder, {'notes.txt': 'mine'})
-    with pytest.raises(UserError, match='is no file of package'):
-        make(tmp_path, runs, is_replacing=True, **v05)
+    for own in (folder / 'notes.txt', folder / code / 'data/train.rec'):
+        write_files(own.parent, {own.name: 'mine'})
+        with pytest.raises(UserError, match='is no file of package'):
+            make(tmp_path, runs, is_replacing=True, **v05)
+        own.unlink()
 
 
 def test_changed_program_in_a_tree_is_not_kept(tmp_path, runs):

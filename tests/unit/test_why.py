@@ -304,6 +304,16 @@ def test_rates_follow_from_the_network():
     assert 'each rank 1,067 GFLOP/s' in explain_time(made_run()).data['notes'][0]
 
 
+@pytest.mark.parametrize('section, change', [('train', 'precision'), ('comm', 'compression')])
+def test_exchange_in_16_bits_cannot_be_compressed(section, change):
+    run = made_run(two('wait=64'))
+    assert 'comm.compression' in explain_time(run).data['next_step']
+    value = {'precision': 'float16', 'compression': 'fp16'}[change]
+    changed = replace(getattr(run.config, section), **{change: value})
+    small = replace(run, config=replace(run.config, **{section: changed}))
+    assert 'comm.compression' not in explain_time(small).data['next_step']
+
+
 @pytest.mark.parametrize(
     'times', [{'data_s': 0.0}, dict.fromkeys(('read_s', 'decode_s', 'slow_rank_s'), 1e9)]
 )

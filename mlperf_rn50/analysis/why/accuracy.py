@@ -308,7 +308,9 @@ def explain_accuracy(
     if has_missed:
         better, not_below = find_better(run, config)
         notes.append(not_below)
-        found += judge_recipe(config, log.num_ranks or 1, better)
+        # an elastic run scales the learning rate for the configured ranks
+        num_ranks = (config.run.num_nodes or 0) * (config.run.ranks_per_node or 0)
+        found += judge_recipe(config, num_ranks or log.num_ranks or 1, better)
         found += judge_course(run, config, log.global_batch_size, log.num_ranks or 1)
     found.sort(
         key=lambda c: (-c.strength if c.strength > 1 else 0, c.verdict == 'usual', -c.strength)

@@ -15,6 +15,7 @@ from mlperf_rn50.analysis.why.bottleneck import (
     times_of,
 )
 from mlperf_rn50.answer import Answer, Cell, Table, columns
+from mlperf_rn50.config import Config
 from mlperf_rn50.errors import UserError
 from mlperf_rn50.files import load_ini
 from mlperf_rn50.mllog.goodput import goodput_of, last_seen_s, render_goodput
@@ -55,6 +56,13 @@ def make_explanation(
 
 def _text(found: Bottleneck, key: str) -> str:
     return _VERDICTS[f'{found.name} {found.part or ""}'.strip()][key]
+
+
+def _next_step(run: RunData, found: Bottleneck) -> str:
+    is_link = (found.name, found.part) == ('exchange', 'link')
+    config = run.config or Config()
+    is_small = config.train.precision == 'float16' or config.comm.compression == 'fp16'
+    return _text(found, 'next in 16 bits' if is_link and is_small else 'next')
 
 
 def _share(value: float) -> str:
@@ -130,7 +138,7 @@ def explain_time(run: RunData) -> Answer:
         _sentence(times, found),
         columns('part | share | ms per step | median | 99th percentile'),
         rows,
-        next_step=_text(found, 'next'),
+        next_step=_next_step(run, found),
         notes=[
             f'Also: {also}.',
             *([f'Goodput: {goodput.text}.'] if goodput else []),

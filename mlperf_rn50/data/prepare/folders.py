@@ -7,6 +7,7 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -75,7 +76,9 @@ def scan(folder: Path) -> tuple[list[str], list[Sample], Counter[str]]:
 
 def _is_output(folder: Path) -> bool:
     """Return whether a folder has what prepare writes, complete or not."""
-    return (folder / PARTS).is_dir() or {MANIFEST_NAME, 'train.rec'} <= {*os.listdir(folder)}
+    with suppress(PermissionError):  # which is refused where the folder is used
+        return (folder / PARTS).is_dir() or {MANIFEST_NAME, 'train.rec'} <= {*os.listdir(folder)}
+    return False
 
 
 def by_role(paths: list[Path]) -> dict[str, Path]:

@@ -85,7 +85,7 @@ def write_system(
         'code': os.path.relpath(home / paths.code, folder),
         'kind': kind,
         'weights': _clean(Path(weights).name),
-        'num_epochs': int(epochs) if isinstance(epochs, int | float) else 'all',
+        'num_epochs': f'{epochs // 1:.0f}' if isinstance(epochs, int | float) else 'all',
         'launcher': launcher,
         'command': command,
         'line': lambda pattern: find_line(sources, pattern),

@@ -44,7 +44,7 @@ from mlperf_rn50.mllog.package.tree_verdict import (
 from mlperf_rn50.mllog.read.description import load_env
 from mlperf_rn50.runfolder.locks import OUTPUT_LOCK, folder_lock
 from mlperf_rn50.runfolder.names import run_of
-from mlperf_rn50.text import plural, printable
+from mlperf_rn50.text import plural, printable, some
 
 _SAME_SCORE_MINUTES = 0.005  # a smaller difference disappears in rounding
 CHECKOUT = Path(mlperf_rn50.__file__).parent.parent
@@ -52,6 +52,7 @@ CHECKOUT = Path(mlperf_rn50.__file__).parent.parent
 _WRITTEN = re.compile(
     rf'^(result|config|env)_\d+\.(txt|yaml|json)$|{PROGRAM}-[0-9a-f]{{8}}|^{PARAMS}$'
 )
+_PROGRAM = re.compile(rf'{PROGRAM}-[0-9a-f]{{8}}')
 _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._+-]{0,99}')
 
 
@@ -176,11 +177,15 @@ def _merge(source: Path, target: Path) -> None:
 
 def _refuse_foreign(home: Path, new: Path, paths: TreeLayout) -> None:
     """Raise UserError for a file that package did not write in the folders that it replaces."""
+    of_program = {p.name for p in (new / paths.code).iterdir()}
     for folder in (paths.results, paths.folder):
         known = {p.name for p in (new / folder).iterdir()}
         for path in sorted((home / folder).rglob('*')):
-            first = path.relative_to(home / folder).parts[0]  # v0.5 has the program in this folder
-            if first not in known and not _WRITTEN.search(first):
+            first, *inner = path.relative_to(home / folder).parts
+            is_known = first in known or bool(_WRITTEN.search(first))
+            if inner and _PROGRAM.fullmatch(first):  # v0.5 has programs in this folder
+                is_known = inner[0] in of_program
+            if not is_known:
                 raise UserError(f'--replace: {path} is no file of package; move it out of the tree')
 
 
@@ -217,13 +222,21 @@ def _swap(home: Path, new: Path, paths: TreeLayout, old: Path) -> None:
         raise
 
 
-def _remove_unused(home: Path, layout: TreeLayout, kept: str) -> None:
-    """Remove the programs that no system of a tree uses any more."""
+def _remove_unused(home: Path, layout: TreeLayout, kept: str) -> list[str]:
+    """Remove the programs that no system of a tree uses any more; return notes on those that are
+    kept, because a user prepared data or packages in them."""
+    notes = []
+    known = {p.name for p in (home / layout.of('', kept).code).iterdir()}
     for path in sorted((home / layout.code).parent.glob(f'{PROGRAM}-????????')):
         users = layout.of('*', path.name)
         is_used = users.uses and any(home.glob(f'{users.folder}/{users.uses}'))
-        if path.name != kept and not is_used and path.is_dir() and not path.is_symlink():
+        if path.name == kept or is_used or not path.is_dir() or path.is_symlink():
+            continue
+        if others := sorted({p.name for p in path.iterdir()} - known):
+            notes.append(f'{path}: unused, but not removed, because of {some(others, 5)} in it')
+        else:
             shutil.rmtree(path)
+    return notes
 
 
 def make_package(runs: Sequence[Run], judgement: Judgement, order: Order) -> Package:
@@ -264,7 +277,7 @@ def make_package(runs: Sequence[Run], judgement: Judgement, order: Order) -> Pac
         if order.is_replacing:
             _refuse_foreign(order.home, new, paths)
             _swap(order.home, new, paths, Path(place, 'old'))
-            _remove_unused(order.home, layout_of(order.round), code_name(commit))
+            notes += _remove_unused(order.home, layout_of(order.round), code_name(commit))
         else:
             _merge(new, order.home)
     return Package(order.round, order.home, notes=notes, verdict=verdict)
