@@ -248,6 +248,7 @@ def check_values(c: Config) -> None:
 def _check_together(c: Config) -> None:
     """Raise ConfigError for values in different sections that conflict."""
     t, d = c.train, c.data
+    refuse('' in c.run.reference, 'run.reference: got an empty path, expected logs or folders')
     is_open = c.run.submission_division == 'open'
     refuse(
         (c.run.ranks_per_node or c.run.ranks_per_device) % c.run.ranks_per_device != 0,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 from argparse import ArgumentError
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from mlperf_rn50.config_text import type_text
 from mlperf_rn50.data.options import read_manifest
 from mlperf_rn50.errors import ConfigError, nearest, option_error
 from mlperf_rn50.files import read_text
-from mlperf_rn50.parser import expand
+from mlperf_rn50.parser import expand, expand_home
 from mlperf_rn50.text import short
 
 if TYPE_CHECKING:
@@ -177,6 +176,10 @@ def parse_config_options(
 ) -> jsonargparse.Namespace:
     """Parse a command line with configuration options. Raise ConfigError for an unknown option or a
     wrong type."""
+    for word in argv:
+        name = word.partition('=')[0]
+        if name.removeprefix('--') in SECTIONS and name != word.lstrip('-'):
+            raise ConfigError(f'{name}: got a section, expected a key of it; see --help {name[2:]}')
     try:
         words = [w if w.rpartition('=')[2] == '~' else expand(w) for w in argv]  # ~ alone is null
         return parser.parse_args(_join_paths(words), namespace=namespace)
@@ -228,7 +231,7 @@ def resolve_tree(
         options = parse_config_options(parser, argv, parser.parse_object(tree, defaults=True))
         if not options.data.synthetic:
             given = tree.get('data', {})
-            folder = os.path.expanduser(options.data.dir or '')
+            folder = expand_home(options.data.dir or '')
             known = _known_data(Path(folder)) | given
             if known != given:  # the configuration of a resumed run has all keys
                 options = parse_config_options(

@@ -5,6 +5,7 @@ import re
 import textwrap
 from argparse import Action, ArgumentParser, ArgumentTypeError, HelpFormatter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -28,7 +29,21 @@ def expand(text: str, name: str = '') -> str:
             f'{name}{text}: got the variable {m[0]}, expected its value; a shell replaces '
             'variables, but not within single quotes or in a file'
         )
-    return head + os.path.expanduser(value)
+    return head + expand_home(value)
+
+
+def expand_home(path: str) -> str:
+    with suppress(ValueError):  # characters that no user has, which are refused later
+        return os.path.expanduser(path)
+    return path
+
+
+def filled(text: str) -> str:
+    """Return an option's text. Refuse an empty one, such as that of an unset variable in a
+    script."""
+    if not text:
+        raise ArgumentTypeError('got an empty string, expected a value')
+    return text
 
 
 def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:

@@ -4,7 +4,8 @@ untrusted."""
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -15,9 +16,14 @@ from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.runfolder.names import RunFolder
-from mlperf_rn50.runfolder.records import MetricsRecord, ResumedRecord, read_all_records
+from mlperf_rn50.runfolder.records import (
+    MetricsRecord,
+    ResumedRecord,
+    TrainRecord,
+    read_all_records,
+)
 
-_MAX_RECORDS, _MAX_CONFIG_BYTES = 200_000, 1 << 14
+_MAX_RECORDS = 200_000
 T = TypeVar('T')
 
 
@@ -42,17 +48,37 @@ class RunData:
 def load_run(folder: RunFolder) -> RunData:
     """Read the log, the records and the configuration of a run; what is unreadable is missing."""
     log = None
-    records = tuple(islice(read_all_records(folder.metrics), _MAX_RECORDS))
+    records = _read_records(folder.metrics)
     with suppress(UserError):
         log = read_run(folder.result, is_own=True)
     return RunData(folder, log, records, load_run_config(folder, records))
+
+
+def _read_records(metrics: Path) -> tuple[MetricsRecord, ...]:
+    """Return the records of a run; of too many steps, every second, fourth and so on."""
+    records: list[MetricsRecord] = []
+    period, num_steps = 1, 0
+    for record in read_all_records(metrics):
+        if isinstance(record, TrainRecord):
+            num_steps += 1
+            if num_steps % period:
+                continue
+        records.append(record)
+        if len(records) < _MAX_RECORDS:
+            continue
+        period *= 2
+        numbers = count()
+        records = [r for r in records if not isinstance(r, TrainRecord) or next(numbers) % 2]
+        if len(records) > _MAX_RECORDS * 3 // 4:  # of other kinds
+            break
+    return tuple(records)
 
 
 def load_run_config(folder: RunFolder, records: Sequence[MetricsRecord]) -> Config | None:
     """Return the configuration of a run with the changes of its resumes; None if it is
     unreadable."""
     with suppress(ConfigError, msgspec.MsgspecError, AttributeError, TypeError):
-        tree = load_tree(folder.config, _MAX_CONFIG_BYTES)
+        tree = load_tree(folder.config)
         for record in records:
             if isinstance(record, ResumedRecord):
                 override(tree, {key: now for key, (_, now) in record.changed.items()})

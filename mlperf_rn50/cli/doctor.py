@@ -74,7 +74,9 @@ def _examine(config: Config, num_kept: int, options: Namespace, heartbeat: Heart
         error.where = f'{rank_name()}: '
         raise error from e
     if options.elastic:
-        config = fit_batch(config, comm.world_size)
+        # any number of ranks is right
+        run = replace(config.run, num_nodes=None, ranks_per_node=None)
+        config = replace(fit_batch(config, comm.world_size), run=run)
     has_config = bool(options.config or options.resume)
     rows, checks = examine(config, has_config, comm, num_kept)
     is_failed = has_failed(checks)

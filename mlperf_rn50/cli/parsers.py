@@ -10,7 +10,7 @@ from itertools import pairwise
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from mlperf_rn50.parser import Parser, add_option, whole_number
+from mlperf_rn50.parser import Parser, add_option, filled, whole_number
 
 if TYPE_CHECKING:
     import jsonargparse
@@ -61,14 +61,14 @@ def config_help(name: str, command: ModuleType, words: Sequence[str]) -> str:
 
 def add_config_option(parser: ArgumentParser) -> None:
     add_option(
-        parser, '--config FILE', 'YAML file with values that override the defaults', type=str
+        parser, '--config FILE', 'YAML file with values that override the defaults', type=filled
     )
 
 
 def add_run_options(parser: ArgumentParser) -> None:
     """Add the options that select the configuration: --config, or a run to resume."""
     add_config_option(parser)
-    add_option(parser, '--resume DIR', 'run folder of the run to resume', type=str)
+    add_option(parser, '--resume DIR', 'run folder of the run to resume', type=filled)
     add_option(
         parser, '--elastic', 'allow a number of ranks that differs from --resume or --config'
     )
@@ -127,14 +127,6 @@ def with_batch(argv: Sequence[str], config: object, size: int) -> Sequence[str]:
     if config or any(word.startswith(names) for word in argv):
         return argv
     return [f'--train.local_batch_size={size}', *argv]
-
-
-def filled(text: str) -> str:
-    """Return an option's text. Refuse an empty one, such as that of an unset variable in a
-    script."""
-    if not text:
-        raise ArgumentTypeError('got an empty string, expected a value')
-    return text
 
 
 # type of --target

@@ -32,12 +32,11 @@ from mlperf_rn50.cli.parsers import (
     add_wide_option,
     command_parser,
     count,
-    filled,
     fraction,
     given_arguments,
     positive,
 )
-from mlperf_rn50.parser import Parser, option_adder
+from mlperf_rn50.parser import Parser, filled, option_adder
 from mlperf_rn50.text import printable
 
 _MAX_BATCH = 10_000_000

@@ -14,6 +14,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.config_file import load_yaml, override, resolve_config, resolve_tree
+from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.system.cgroup import find_limits
 from mlperf_rn50.system.gpu_env import DEVICE_VARIABLE, missing_settings
 from mlperf_rn50.system.launcher_env import launched_local, launched_rank, launched_size
@@ -30,6 +31,10 @@ def load_config(
     options: Namespace, argv: Sequence[str], parser: ArgumentParser
 ) -> tuple[Config, Any]:
     """Return the configuration of a run and, for --resume, the run folder and checkpoint."""
+    if options.resume and options.config:
+        raise ConfigError(
+            '--resume, --config: got both, expected one; a resumed run has its own configuration'
+        )
     if options.resume:
         from mlperf_rn50.train.checkpoint.changes import recorded_changes
         from mlperf_rn50.train.checkpoint.resumable import find_run

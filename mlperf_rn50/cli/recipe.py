@@ -30,12 +30,11 @@ from mlperf_rn50.cli.parsers import (
     command_parser,
     config_parser,
     count,
-    filled,
     fraction,
 )
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import refuse_existing, write_atomically
-from mlperf_rn50.parser import Parser, option_adder
+from mlperf_rn50.parser import Parser, filled, option_adder
 
 if TYPE_CHECKING:
     from mlperf_rn50.config import Config

@@ -62,10 +62,6 @@ def parse_command(argv: Sequence[str]) -> tuple[Namespace, cfg.Config, Any, Sequ
 
     parser = config_parser('train', add_options)
     options = parse_config_options(parser, argv)
-    if options.resume and options.config:
-        raise ConfigError(
-            '--resume, --config: got both, expected one; a resumed run has its own configuration'
-        )
     if options.drill:
         options.drill = parse_drill(options.drill)
     allowed = parse_allowed(options.allow_changed)
@@ -110,8 +106,9 @@ def _print_plan(config: cfg.Config, options: Namespace) -> int:
     from mlperf_rn50.train.plan import config_world_size, make_elastic_plan, make_plan, render_plan
 
     ranks = options.ranks or config_world_size(config) or 1
-    batch = config.train.global_batch_size
-    if options.elastic and batch:
+    if options.elastic:
+        configured = config_world_size(config) or ranks
+        batch = config.global_batch_size(configured) or configured
         plan = make_elastic_plan(config, ranks, batch)
     else:
         plan = make_plan(config, ranks)

@@ -15,7 +15,15 @@ from typing import TextIO
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.launch.hosts import Host, load_hostfile, parse_host, parse_hosts
-from mlperf_rn50.parser import DRILL_FORM, Drill, Parser, option_adder, parse_drill, whole_number
+from mlperf_rn50.parser import (
+    DRILL_FORM,
+    Drill,
+    Parser,
+    filled,
+    option_adder,
+    parse_drill,
+    whole_number,
+)
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.system.gpu_env import DEVICE_VARIABLE
 from mlperf_rn50.system.launcher_env import COMMAND, print_stderr
@@ -91,8 +99,8 @@ def launch_parser(name: str, description: str, has_hosts: bool, image_option: st
         'All other options, such as --dry-run, are passed to: mlperf-rn50 train',
     )
     add = option_adder(parser)
-    add('--config FILE', 'configuration of the run')
-    add('--run-dir DIR', 'run folder (default: run.dir of the configuration)')
+    add('--config FILE', 'configuration of the run', type=filled)
+    add('--run-dir DIR', 'run folder (default: run.dir of the configuration)', type=filled)
     add(
         '--nodes N',
         'number of nodes (default: run.num_nodes of the configuration, or all hosts given, or 1)',
@@ -158,7 +166,7 @@ def launch_parser(name: str, description: str, has_hosts: bool, image_option: st
             action='extend',
         )
     if image_option:
-        add(f'{image_option} IMAGE', 'container image of every rank', dest='image')
+        add(f'{image_option} IMAGE', 'container image of every rank', dest='image', type=filled)
     if image_option == '--container':
         add(
             '--mount DIR',

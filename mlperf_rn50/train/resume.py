@@ -44,8 +44,16 @@ def load_resumption(comm: Comm, run: RunFolder, path: Path) -> LoadedCheckpoint:
     def load() -> LoadedCheckpoint:
         check_unfinished(run)
         if is_checkpoint(path):
-            return LoadedCheckpoint(path, *checkpoint.load(path))
-        return checkpoint.load_newest(path)
+            found = LoadedCheckpoint(path, *checkpoint.load(path))
+        else:
+            found = checkpoint.load_newest(path)
+        own = RunFolder(run.dir, found.progress.result_index)
+        if own.index != run.index:  # a copy in a folder without the number of its run
+            raise CheckpointError(
+                f'{found.path}: of run {own.index}, expected one of run {run.index}; copy it to '
+                f'{own.checkpoints} to resume run {own.index}'
+            )
+        return found
 
     loaded = comm.on_rank_0(load)
     shared = None

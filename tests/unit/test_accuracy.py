@@ -6,9 +6,10 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
-from helpers import table
+from helpers import table, write_metrics
 from sample_log import write_run
 
+from mlperf_rn50.analysis import run_data
 from mlperf_rn50.analysis.recipe.differences import find_deviations
 from mlperf_rn50.analysis.run_data import RunData, load_run
 from mlperf_rn50.analysis.why.accuracy import (
@@ -23,7 +24,7 @@ from mlperf_rn50.config_file import override
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.mllog.logged_run import Evaluation, Run
 from mlperf_rn50.runfolder.names import RunFolder
-from mlperf_rn50.runfolder.records import CourseRecord, LossScaleRecord, TrainRecord
+from mlperf_rn50.runfolder.records import CourseRecord, EndRecord, LossScaleRecord, TrainRecord
 from mlperf_rn50.train.options import OptimizerConfig, ScheduleConfig, TrainConfig
 
 DIGITS = Config(
@@ -163,6 +164,17 @@ def test_run_that_ended_before_its_last_step():
     causes = list(judge_course(run, DIGITS, 64, 1))
     assert [c.name for c in causes if c.strength > 1] == []
     assert 'last learning rate relative to the largest' in [c.figure for c in causes]
+
+
+def test_steps_of_a_long_run_are_thinned_evenly(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_data, '_MAX_RECORDS', 100)
+    steps = [{'event': 'train', 'step': k, 'epoch': k / 10} for k in range(1, 1001)]
+    end = {'event': 'end', 'status': 'failed'}
+    write_metrics(RunFolder(tmp_path, 0), *steps, end)
+    run = load_run(RunFolder(tmp_path, 0))
+    found = [r.step for r in run.all(TrainRecord)]
+    assert found == list(range(found[0], 1001, found[0])) and 50 <= len(found) <= 100
+    assert run.last(EndRecord).status == 'failed'
 
 
 def test_ratio_to_a_violated_limit_is_the_strength():

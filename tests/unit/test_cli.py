@@ -318,6 +318,15 @@ report x --price-per-node-hour 0 => expected a number above 0 and at most 1e9
 report x --price-per-node-hour nan => expected a number above 0 and at most 1e9
 report x --price-per-node-hour free => expected a number above 0 and at most 1e9
 train --train.local_batch_siz=8 => did you mean --train.local_batch_size?
+train --data data/digits/train.rec => --data: got a section, expected a key of it
+train --config CONFIG --schedule={} => --schedule: got a section, expected a key of it
+train --resume '' => --resume: got an empty string, expected a value
+train --config '' => --config: got an empty string, expected a value
+launch local --run-dir '' --config CONFIG => --run-dir: got an empty string, expected a value
+launch slurm --container '' --config CONFIG => --container: got an empty string, expected
+train --config CONFIG --run.reference "['']" --dry-run => run.reference: got an empty path
+train --config HOME --dry-run => data.dir: got
+doctor --config CONFIG --resume x => --resume, --config: got both, expected one
 train --config CONFIG --ranks 0 --dry-run => --ranks: got 0, expected a whole number, 1 or more
 bench train --ranks 2 => --ranks: got 2, expected at most 1
 bench train --steps 0 => --steps: got 0, expected 1 or more
@@ -398,8 +407,10 @@ watch x --price-per-node-hour -1 => got -1, expected a number
 
 
 @pytest.mark.parametrize('case', USAGE_ERRORS.strip().splitlines())
-def test_usage_error_is_one_line(case):
+def test_usage_error_is_one_line(case, tmp_path):
     words, message = case.split(' => ')
+    (tmp_path / 'c.yaml').write_text('data: {dir: "~\\0"}\n')  # no user has such a name
+    words = words.replace('HOME', str(tmp_path / 'c.yaml'))
     words = shlex.split(words.replace('CONFIG', shlex.quote(CONFIG)))
     message = message.replace('CONFIG', CONFIG)
     done = call(*(w for word in words for w in ABBREVIATIONS.get(word, [word])))

@@ -23,6 +23,7 @@ from live_runs import (
 from mlperf_rn50.analysis.watch.follower import Follower
 from mlperf_rn50.analysis.watch.run_facts import facts_of
 from mlperf_rn50.analysis.watch.run_state import BandPoint, Checkpoints, Node, to_json
+from mlperf_rn50.runfolder import jsonl
 from mlperf_rn50.runfolder.jsonl import Tail
 from mlperf_rn50.runfolder.locks import FileLock
 from mlperf_rn50.runfolder.names import find_run_folders
@@ -192,6 +193,11 @@ def test_newest_sample_of_each_node_and_warning_of_a_silent_node(tmp_path):
     write_metrics(folder / 'metrics.jsonl', resumed(10, hosts={'n1': 2}), mode='a')
     run = look(folder)
     assert ([n.host for n in run.nodes], run.warnings) == (['n1'], ())
+
+
+def test_large_file_is_read_in_one_look(tmp_path, monkeypatch):
+    monkeypatch.setattr(jsonl, '_MAX_LOOK_BYTES', 1)
+    assert look(write_live(tmp_path, *(train(k) for k in range(10, 60, 10)))).step == 50
 
 
 def test_growing_file_is_read_incrementally_and_a_replaced_file_anew(tmp_path):

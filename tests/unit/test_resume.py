@@ -150,6 +150,16 @@ def test_converged_run_is_not_resumed_and_its_log_is_unchanged(run):
         load_resumption(Comm(), run, run.checkpoints)
 
 
+def test_copy_of_a_checkpoint_of_another_run_is_refused(run, tmp_path):
+    begin_run(tmp_path, 1)
+    copy = run.checkpoints.rename(tmp_path / 'saved')  # the folder of run 0, and a copy by name
+    for given in (copy, checkpoint.list_checkpoints(copy)[0]):
+        with pytest.raises(
+            UserError, match=f'of run 0, expected .* 1; copy it to {run.checkpoints} '
+        ):
+            load_resumption(Comm(), RunFolder(tmp_path, 1), given)
+
+
 def test_damaged_checkpoint_is_put_aside_only_when_an_older_one_is_restored(run, thin_resnets):
     older, newer = checkpoint.list_checkpoints(run.checkpoints)
     (newer / 'arrays.npz').write_bytes(b'x')

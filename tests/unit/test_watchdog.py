@@ -124,6 +124,19 @@ def test_heartbeat_restarts_clock_with_limit_of_phase():
     assert (after.phase, after.limit_s, after.stacks) == ('evaluation', 9, None)
 
 
+@pytest.mark.parametrize('training_s, limit_s', [(5, 5), (0, 300), (900, 300)])
+def test_stopped_rank_is_ended_before_the_ranks_that_wait_for_it(monkeypatch, training_s, limit_s):
+    """It may be in an evaluation while others wait in the next step."""
+    monkeypatch.setattr(stall_report, 'is_stopped', lambda _: True)
+    heartbeat = Heartbeat()
+    watcher = watcher_of(heartbeat, **{'start-up': 900}, training=training_s, evaluation=300)
+    watcher.refresh()
+    assert watcher.health.limit_s == 900
+    heartbeat.beat('evaluation')
+    watcher.refresh()
+    assert watcher.health.limit_s == limit_s
+
+
 @pytest.mark.parametrize(
     'fixed_s, pauses, expected',
     table("""

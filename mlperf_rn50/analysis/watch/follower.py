@@ -188,9 +188,13 @@ class Follower:
         is_new, records = self._tail.read()
         if is_other or is_new:
             self._history = MetricsHistory()
-        for record in records:
-            self._history.add(record)
-        if any(isinstance(record, RanksRecord | ResumedRecord) for record in records):
+        has_times = False
+        while records:  # a call reads a part of a large file
+            for record in records:
+                self._history.add(record)
+            has_times |= any(isinstance(r, RanksRecord | ResumedRecord) for r in records)
+            records = self._tail.read()[1]
+        if has_times:
             self._history.limit = bottleneck_sentence(load_run(paths))[:MAX_TEXT]
         return self._history
 

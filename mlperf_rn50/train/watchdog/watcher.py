@@ -157,12 +157,16 @@ class Watcher:
             health = replace(health, num_beats=heartbeat.num_beats, beat_at=now, stacks=None)
         fixed_s = self.limits_s[heartbeat.phase]
         limit_s = heartbeat.limit_s(fixed_s)
+        is_stopped = stall_report.is_stopped(self.pid)
+        if is_stopped and heartbeat.has_started and limit_s:
+            # Other ranks may wait for it in a step already; this rank knows the cause.
+            limit_s = min(limit_s, self.limits_s['training'] or limit_s)
         self.health = replace(
             health,
             phase=heartbeat.phase,
             limit_s=limit_s,
             is_learned=limit_s < fixed_s,
-            is_stopped=stall_report.is_stopped(self.pid),
+            is_stopped=is_stopped,
         )
 
     def _check_engine(self) -> None:
