@@ -178,7 +178,7 @@ def parse_config_options(
     wrong type."""
     for word in argv:
         name = word.partition('=')[0]
-        if name.removeprefix('--') in SECTIONS and name != word.lstrip('-'):
+        if name.startswith('--') and name[2:] in SECTIONS:
             raise ConfigError(f'{name}: got a section, expected a key of it; see --help {name[2:]}')
     try:
         words = [w if w.rpartition('=')[2] == '~' else expand(w) for w in argv]  # ~ alone is null

@@ -74,9 +74,12 @@ def run_kubernetes(words: Sequence[str]) -> int:
         from mlperf_rn50.cli import train
 
         return train.run(train_words)
-    from mlperf_rn50.train.plan import make_plan
+    from mlperf_rn50.train.plan import fit_batch, make_plan
 
-    make_plan(load_train_config(train_words), num_ranks)  # refuses what the ranks would refuse
+    config = load_train_config(train_words)
+    if '--elastic' in train_words:  # a run to resume may have any batch
+        config = fit_batch(config, num_ranks)
+    make_plan(config, num_ranks)  # refuses what the ranks would refuse
     kubernetes.print_manifests(training, warning)
     return EXIT_OK
 
@@ -135,11 +138,11 @@ def choose_run(options: Options) -> Options:
     """Return the options for the run of a path given with --resume; raise UserError if it has no
     such run."""
     from mlperf_rn50.launch.attempts import has_gone_on
-    from mlperf_rn50.runfolder.names import RunFolder, folder_index, is_checkpoint_name
-    from mlperf_rn50.train.checkpoint.resumable import find_run
+    from mlperf_rn50.runfolder.names import RunFolder, folder_index
+    from mlperf_rn50.train.checkpoint.resumable import find_run, is_checkpoint
 
     path = Path(str(options.resume))
-    if options.is_requeued and is_checkpoint_name(path.name):
+    if options.is_requeued and is_checkpoint(path):
         given = RunFolder(path.parent.parent, folder_index(path.parent))
         # An earlier start of this job went on from the checkpoint, so newer ones are its own.
         if not path.exists() or has_gone_on(given, os.environ.get('SLURM_JOB_ID', '')):

@@ -106,12 +106,13 @@ def _print_plan(config: cfg.Config, options: Namespace) -> int:
     from mlperf_rn50.train.plan import config_world_size, make_elastic_plan, make_plan, render_plan
 
     ranks = options.ranks or config_world_size(config) or 1
+    configured = config_world_size(config) or ranks
+    if not options.elastic:
+        configured = ranks
+    if not options.resume or not options.elastic:
+        plan = make_plan(config, configured)  # refuses what a start would refuse
     if options.elastic:
-        configured = config_world_size(config) or ranks
-        batch = config.global_batch_size(configured) or configured
-        plan = make_elastic_plan(config, ranks, batch)
-    else:
-        plan = make_plan(config, ranks)
+        plan = make_elastic_plan(config, ranks, config.global_batch_size(configured) or configured)
     gpus = query_gpus('name') if config.train.device == 'gpu' else []
     epochs, gpu = [*plan.eval_epochs, plan.max_epochs], gpus[0]['name'] if gpus else None
     time = expected_time(config, ranks, epochs, gpu)
@@ -119,7 +120,7 @@ def _print_plan(config: cfg.Config, options: Namespace) -> int:
     _print_lines(render_plan(plan))
     if time:
         _print_lines(f'time                  {time}')
-    _print_lines('\n'.join(f'warning: {text}' for text in find_deviations(config, ranks)), 2)
+    _print_lines('\n'.join(f'warning: {text}' for text in find_deviations(config, configured)), 2)
     _print_lines(f'data                  {_data_text(config.data)}')
     return EXIT_OK
 

@@ -82,7 +82,8 @@ class Options:
             '--run.ranks_per_device': self.ranks_per_device,
         }
         given = [f'{name}={value}' for name, value in values.items() if value]
-        return [*given, *['--elastic'] * self.elastic, *self.train]
+        elastic = ['--elastic'] if self.elastic and self.resume else []
+        return [*given, *elastic, *self.train]
 
 
 def announce(command: str, text: str) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.launch.engines import CHECKOUT, COUNT, announce
-from mlperf_rn50.parser import Parser, option_adder, whole_number
+from mlperf_rn50.parser import Parser, filled, option_adder, whole_number
 
 if TYPE_CHECKING:
     from mlperf_rn50.config import Config
@@ -160,7 +160,7 @@ def make_parser() -> Parser:
         action='append',
         type=_volume,
     )
-    add('--run-dir DIR', 'run folder, in a volume (default: run.dir)')
+    add('--run-dir DIR', 'run folder, in a volume (default: run.dir)', type=filled)
     add('--elastic', 'allow a number of ranks that differs from that of the run to resume')
     add('--allow-changed KEYS', 'keys that may differ in a resumed run, such as schedule.base_lr')
     add(
@@ -292,10 +292,17 @@ def _given(o: argparse.Namespace) -> list[str]:
     return [word for pair in given.items() for word in pair]
 
 
+def _passed(o: argparse.Namespace) -> list[str]:
+    """Return the options of the launcher that are no keys, as options of train."""
+    elastic = ['--elastic'] if o.elastic else []
+    allowed = ['--allow-changed', o.allow_changed] if o.allow_changed else []
+    return [*elastic, *allowed]
+
+
 def train_words(argv: Sequence[str]) -> list[str]:
     """Return the command line of train for the plan of a training."""
     o, options = parse_words(argv)
-    return ['--config', str(_find_config(o.config)), *_given(o), *options]
+    return ['--config', str(_find_config(o.config)), *_given(o), *_passed(o), *options]
 
 
 def plan_training(argv: Sequence[str]) -> tuple[Training, str]:
@@ -332,8 +339,6 @@ def plan_training(argv: Sequence[str]) -> tuple[Training, str]:
     warning = _check_paths(config, o.volumes)
     is_in_image = o.config.startswith(IMAGE_CONFIGS)
     run_dir = ['--run-dir', o.run_dir] if o.run_dir is not None else []
-    elastic = ['--elastic'] if o.elastic else []
-    allowed = ['--allow-changed', o.allow_changed] if o.allow_changed else []
     values = {
         **vars(o),
         'num_nodes': num_nodes,
@@ -341,7 +346,7 @@ def plan_training(argv: Sequence[str]) -> tuple[Training, str]:
         'gpus_per_node': _num_gpus(config, o.gpus_per_node, ranks_per_node),
         'config_path': o.config if is_in_image else f'{CONFIG_FOLDER}/config.yaml',
         'config_text': None if is_in_image else path.read_text(),
-        'options': (*run_dir, *elastic, *allowed, *options),
+        'options': (*run_dir, *_passed(o), *options),
     }
     return Training(**{field.name: values[field.name] for field in fields(Training)}), warning
 

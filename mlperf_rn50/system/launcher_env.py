@@ -101,8 +101,8 @@ def resume_command(checkpoints: Path, is_newest: bool = True) -> str:
     launcher would resume."""
     typed = os.environ.get(COMMAND)
     if not typed:
-        _, *options = [word for word in sys.argv[1:] if word != '--debug']
-        typed = shlex.join(['mlperf-rn50', 'train', *options])
+        arguments = [word for word in sys.argv[1:] if word != '--debug']
+        typed = shlex.join(['mlperf-rn50', 'train', *arguments[1:]])
         if num_ranks := os.environ.get('OMPI_COMM_WORLD_SIZE'):  # of mpirun without a launcher
             typed = f'mpirun -np {num_ranks} {typed}'
     words = [word for word in shlex.split(typed) if word != '--debug']  # of mlperf-rn50

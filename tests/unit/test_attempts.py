@@ -10,6 +10,7 @@ from helpers import (
     call,
     keep_checkpoint,
     launch_options,
+    write_files,
     write_metrics,
 )
 
@@ -169,16 +170,16 @@ def test_requeued_job_resumes_though_its_first_checkpoint_was_replaced(tmp_path,
         assert done.returncode == code, done.stderr
 
 
-@pytest.mark.parametrize('folder', ['checkpoints', 'saved'])
+@pytest.mark.parametrize('folder', ['checkpoints/step_00000012', 'saved/best'])
 @pytest.mark.parametrize('steps', [[], [12], [24], [12, 24]])
 def test_requeued_job_does_not_go_back_again_to_its_first_checkpoint(
     tmp_path, monkeypatch, folder, steps
 ):
     """Steps are those of the resumes since the submission; a resume before it was from step 12."""
     monkeypatch.setenv('SLURM_JOB_ID', '7')
-    run, given = begin_run(tmp_path), tmp_path / folder / 'step_00000012'
+    run, given = begin_run(tmp_path), tmp_path / folder
     for path in (given, run.checkpoints / 'step_00000036'):
-        path.mkdir(parents=True)
+        write_files(path, {'state.json': ''})
     run.config.write_text('train: {local_batch_size: 32}\n')
     write_metrics(run, {'event': 'resumed', 'step': 12})
     attempts.first_run_of(tmp_path, '7', is_resume=True, is_requeued=False, chosen=run)

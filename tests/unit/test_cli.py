@@ -320,6 +320,7 @@ report x --price-per-node-hour free => expected a number above 0 and at most 1e9
 train --train.local_batch_siz=8 => did you mean --train.local_batch_size?
 train --data data/digits/train.rec => --data: got a section, expected a key of it
 train --config CONFIG --schedule={} => --schedule: got a section, expected a key of it
+train --resume model=x => model=x: no such file or folder
 train --resume '' => --resume: got an empty string, expected a value
 train --config '' => --config: got an empty string, expected a value
 launch local --run-dir '' --config CONFIG => --run-dir: got an empty string, expected a value

@@ -8,7 +8,17 @@ import signal
 from types import SimpleNamespace
 
 import pytest
-from helpers import ROOT, argv, assert_one_line, call, json_table, launch_options, write_programs
+from helpers import (
+    ROOT,
+    argv,
+    assert_one_line,
+    begin_run,
+    call,
+    json_table,
+    keep_checkpoint,
+    launch_options,
+    write_programs,
+)
 
 from mlperf_rn50.cli import launch
 from mlperf_rn50.errors import ConfigError
@@ -70,11 +80,17 @@ def test_dry_run_of_a_sweep_shows_each_layout_without_a_report(tmp_path, monkeyp
     assert ranks == ['1', '1', '4', '4']
 
 
-def test_dry_run_of_an_elastic_launch_rounds_the_batch_down(tmp_path):
+def test_dry_run_of_an_elastic_resume_rounds_the_batch_down(tmp_path):
+    (tmp_path / 'run').mkdir()
     (tmp_path / 'c.yaml').write_text('train: {global_batch_size: 244}\ndata: {synthetic: true}\n')
-    words = '--ranks-per-node 3 --elastic --dry-run --config'
-    done = call('launch', 'local', *words.split(), tmp_path / 'c.yaml')
+    run = begin_run(tmp_path / 'run')
+    keep_checkpoint(run, 8)
+    (tmp_path / 'c.yaml').rename(run.config)
+    words = ['launch', 'local', '--ranks-per-node', 3, '--elastic', '--dry-run']
+    done = call(*words, '--run-dir', run.dir, '--resume')
     assert 'global batch          243' in done.stdout, done.stderr
+    # a new run has all ranks
+    assert_one_line(call(*words, '--config', run.config), 'got 244, expected a multiple of 3')
 
 
 def test_runs_of_a_launcher_have_different_seeds(tmp_path):

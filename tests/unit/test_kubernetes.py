@@ -8,7 +8,12 @@ import pytest
 import yaml
 from helpers import MPIJOB_SCHEMA, ROOT, argv, assert_one_line, call, json_table, run
 
-from mlperf_rn50.launch.kubernetes import IMAGE_CONFIGS, plan_training, render_mpi_job
+from mlperf_rn50.launch.kubernetes import (
+    IMAGE_CONFIGS,
+    plan_training,
+    render_mpi_job,
+    train_words,
+)
 
 CONFIG = ROOT / 'launch/configs/digits_cpu.yaml'
 IN_IMAGE = f'{IMAGE_CONFIGS}digits_cpu.yaml'
@@ -127,6 +132,7 @@ train: {device: gpu, local_batch_size: 8}""")
     assert plan_training([*words, '--gpus-per-node', '8'])[0].gpus_per_node == 8
     passed = ('--elastic', '--allow-changed', 'data.dir', '--data.dir', '/x')
     assert plan_training([*words, *passed])[0].options == passed
+    assert {*passed} < {*train_words([*words, *passed])}
     # the longest name
     assert plan_training([*words, '--nodes', '1', '--name', 'x' * 54])[0].num_nodes == 1
     assert 'in none of the volumes' in plan_training([*words, '--data.dir', '/data'])[1]

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -37,7 +38,9 @@ from mlperf_rn50.launch.launcher import (
     run_engine,
 )
 from mlperf_rn50.launch.placement import Placement
+from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import Failure, read_failures
+from mlperf_rn50.system.launcher_env import COMMAND
 from mlperf_rn50.system.signals import SignalQueue
 from mlperf_rn50.train.options import CommConfig
 
@@ -290,6 +293,11 @@ def test_empty_folders_of_a_killed_launcher_are_removed(tmp_path):
     assert sorted(tmp_path.iterdir()) == sorted([full, new, mps, running])
 
 
+def slurm_launcher(**changes):
+    options = replace(launch_options('--config', 'c.yaml', script='slurm'), **changes)
+    return Launcher('slurm', ENGINES['slurm'], options, None)
+
+
 @pytest.mark.parametrize(
     'code, job, has_begun, word',
     [
@@ -310,10 +318,20 @@ def test_slurm_job_is_requeued_if_its_next_start_can_go_on(
     monkeypatch.setattr(launcher, 'SCONTROL_PAUSE_S', 0.0)
     prepend_path(monkeypatch, tmp_path)
     monkeypatch.setenv('SLURM_JOB_ID', '7')
-    slurm = Launcher('slurm', ENGINES['slurm'], None, None)
+    slurm = slurm_launcher()
     assert slurm.requeue(code, tmp_path, has_begun=has_begun) == code
     assert word in capfd.readouterr().err
     assert (tmp_path / 'calls').exists() == (word == 'is requeued')
+
+
+def test_cancelled_job_names_the_run_that_it_resumed(tmp_path, monkeypatch, capfd):
+    write_programs(tmp_path, scontrol='echo JobState=COMPLETING')
+    prepend_path(monkeypatch, tmp_path)
+    monkeypatch.setenv('SLURM_JOB_ID', '7')
+    monkeypatch.setenv(COMMAND, 'sbatch launch/slurm.sbatch --resume old')
+    older = slurm_launcher(run=RunFolder(tmp_path, 0))
+    older.requeue(75, tmp_path, has_begun=True)
+    assert f'--resume {tmp_path}/checkpoints\n' in capfd.readouterr().err
 
 
 def test_slurm_is_asked_again_if_it_does_not_answer(tmp_path, monkeypatch, capfd):
@@ -324,7 +342,7 @@ def test_slurm_is_asked_again_if_it_does_not_answer(tmp_path, monkeypatch, capfd
     prepend_path(monkeypatch, tmp_path)
     monkeypatch.setenv('SLURM_JOB_ID', '7')
     monkeypatch.setattr(launcher, 'SCONTROL_PAUSE_S', 0.0)
-    Launcher('slurm', ENGINES['slurm'], None, None).requeue(75, tmp_path, has_begun=True)
+    slurm_launcher().requeue(75, tmp_path, has_begun=True)
     assert 'is requeued' in capfd.readouterr().err
 
 
@@ -340,6 +358,7 @@ KILLED = """
 import os, signal, sys
 from mlperf_rn50.launch.helpers import LAUNCHER_SIGNALS
 from mlperf_rn50.launch.launcher import run_engine
+from mlperf_rn50.system.launcher_env import COMMAND
 from mlperf_rn50.system.signals import SignalQueue
 run_engine(sys.argv[1:], os.environ, SignalQueue(LAUNCHER_SIGNALS), f'killed-{os.getpid()}',
            end_signal=signal.SIGINT)
@@ -358,6 +377,7 @@ def test_engine_of_slurm_ends_with_a_killed_launcher():
 ON_A_TERMINAL = """import os
 from mlperf_rn50.launch.helpers import LAUNCHER_SIGNALS
 from mlperf_rn50.launch.launcher import run_engine
+from mlperf_rn50.system.launcher_env import COMMAND
 from mlperf_rn50.system.signals import SignalQueue
 
 class Quick(SignalQueue):

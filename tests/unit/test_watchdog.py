@@ -20,6 +20,7 @@ from mlperf_rn50.runfolder.records import Failure, StepSpans, read_failures
 from mlperf_rn50.system import cgroup
 from mlperf_rn50.train.watchdog import heartbeat as heartbeats
 from mlperf_rn50.train.watchdog import stall_report
+from mlperf_rn50.train.watchdog import watcher as watchers
 from mlperf_rn50.train.watchdog.heartbeat import PHASES, Heartbeat, Pauses, RankState
 from mlperf_rn50.train.watchdog.stall_report import (
     explain,
@@ -124,15 +125,30 @@ def test_heartbeat_restarts_clock_with_limit_of_phase():
     assert (after.phase, after.limit_s, after.stacks) == ('evaluation', 9, None)
 
 
-@pytest.mark.parametrize('training_s, limit_s', [(5, 5), (0, 300), (900, 300)])
-def test_stopped_rank_is_ended_before_the_ranks_that_wait_for_it(monkeypatch, training_s, limit_s):
-    """It may be in an evaluation while others wait in the next step."""
-    monkeypatch.setattr(stall_report, 'is_stopped', lambda _: True)
+@pytest.mark.parametrize(
+    'training_s, evaluation_s, limit_s',
+    [(5, 300, 15), (0, 300, 300), (900, 300, 300), (5, 0, 15), (0, 0, 0)],
+)
+def test_stopped_rank_is_ended_before_the_ranks_that_wait_for_it(
+    monkeypatch, training_s, evaluation_s, limit_s
+):
+    """It may be in an evaluation while others wait in the next step; its beat is 10 s older than
+    its stop."""
+    now_s, states = [100.0], iter([True, False, True])
+    monkeypatch.setattr(
+        watchers, 'time', SimpleNamespace(monotonic=lambda: now_s[0], time=time.time)
+    )
+    monkeypatch.setattr(stall_report, 'is_stopped', lambda _: next(states))
     heartbeat = Heartbeat()
-    watcher = watcher_of(heartbeat, **{'start-up': 900}, training=training_s, evaluation=300)
+    limits_s = {'start-up': 900, 'training': training_s, 'evaluation': evaluation_s}
+    watcher = watcher_of(heartbeat, **limits_s)
     watcher.refresh()
     assert watcher.health.limit_s == 900
     heartbeat.beat('evaluation')
+    watcher.health = replace(watcher.health, num_beats=heartbeat.num_beats)
+    now_s[0] = 110.0
+    watcher.refresh()
+    now_s[0] = 112.0
     watcher.refresh()
     assert watcher.health.limit_s == limit_s
 

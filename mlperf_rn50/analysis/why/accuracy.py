@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlperf_rn50.analysis.recipe.differences import find_deviations
-from mlperf_rn50.analysis.run_data import RunData, load_run
+from mlperf_rn50.analysis.run_data import RunData, load_run, load_run_config
 from mlperf_rn50.analysis.why.time_answer import make_explanation
 from mlperf_rn50.analysis.why.unfinished import was_behind
 from mlperf_rn50.answer import Answer, columns
@@ -308,8 +308,9 @@ def explain_accuracy(
     if has_missed:
         better, not_below = find_better(run, config)
         notes.append(not_below)
-        # an elastic run scales the learning rate for the configured ranks
-        num_ranks = (config.run.num_nodes or 0) * (config.run.ranks_per_node or 0)
+        # an elastic run scales the learning rate for the ranks that were configured at its start
+        begun = (load_run_config(run.folder, ()) or config).run
+        num_ranks = (begun.num_nodes or 0) * (begun.ranks_per_node or 0)
         found += judge_recipe(config, num_ranks or log.num_ranks or 1, better)
         found += judge_course(run, config, log.global_batch_size, log.num_ranks or 1)
     found.sort(

@@ -119,7 +119,7 @@ class Watcher:
 
     def __post_init__(self) -> None:
         self._start_s = time.time()
-        self._refreshed_at = time.monotonic()
+        self._refreshed_at = self._running_at = time.monotonic()
         phase = self.heartbeat.phase
         self.health = Health(launched_rank(), phase, self.limits_s[phase], self._refreshed_at)
         self._stop_requests = StopRequests()
@@ -158,9 +158,12 @@ class Watcher:
         fixed_s = self.limits_s[heartbeat.phase]
         limit_s = heartbeat.limit_s(fixed_s)
         is_stopped = stall_report.is_stopped(self.pid)
-        if is_stopped and heartbeat.has_started and limit_s:
+        if not is_stopped:
+            self._running_at = now
+        if is_stopped and heartbeat.has_started and (training_s := self.limits_s['training']):
             # Other ranks may wait for it in a step already; this rank knows the cause.
-            limit_s = min(limit_s, self.limits_s['training'] or limit_s)
+            stopped_s = max(0.0, self._running_at - health.beat_at) + training_s
+            limit_s = min(limit_s or stopped_s, stopped_s)
         self.health = replace(
             health,
             phase=heartbeat.phase,
