@@ -212,9 +212,8 @@ def launch_words(o: Namespace, layout: SweepLayout, platform_name: str) -> list[
             words += ['--hosts', o.hosts]
         if o.hostfile:
             words += ['--hostfile', o.hostfile]
-        own_name = platform_name
     else:
-        own_name = (
+        platform_name = (
             f'{plural(nodes, "node")} of {plural(ranks, "rank")}, simulated by local ranks of '
             f'{platform.node()}'
         )
@@ -222,7 +221,7 @@ def launch_words(o: Namespace, layout: SweepLayout, platform_name: str) -> list[
     return [
         *words,
         '--run.submission_platform',
-        own_name,
+        platform_name,
         '--config',
         o.config,
         '--run-dir',

@@ -103,16 +103,23 @@ def _print_plan(config: cfg.Config, options: Namespace) -> int:
     unusable data."""
     from mlperf_rn50.analysis.recipe.differences import expected_time, find_deviations
     from mlperf_rn50.system.environment import query_gpus
-    from mlperf_rn50.train.plan import config_world_size, make_elastic_plan, make_plan, render_plan
+    from mlperf_rn50.train.plan import (
+        config_world_size,
+        make_elastic_plan,
+        make_plan,
+        rate_world_size,
+        render_plan,
+    )
 
     ranks = options.ranks or config_world_size(config) or 1
-    configured = config_world_size(config) or ranks
-    if not options.elastic:
-        configured = ranks
-    if not options.resume or not options.elastic:
-        plan = make_plan(config, configured)  # refuses what a start would refuse
+    configured = rate_world_size(config, ranks, options.elastic)
+    if options.elastic and options.resume:
+        batch = config.global_batch_size(configured) or configured
+    else:  # refuses what a new run would refuse
+        plan = make_plan(config, configured)
+        batch = plan.global_batch_size
     if options.elastic:
-        plan = make_elastic_plan(config, ranks, config.global_batch_size(configured) or configured)
+        plan = make_elastic_plan(config, ranks, batch)
     gpus = query_gpus('name') if config.train.device == 'gpu' else []
     epochs, gpu = [*plan.eval_epochs, plan.max_epochs], gpus[0]['name'] if gpus else None
     time = expected_time(config, ranks, epochs, gpu)
@@ -163,13 +170,12 @@ def _train(
 ) -> int:
     from mlperf_rn50.analysis.recipe.differences import find_deviations
     from mlperf_rn50.cli.ranks import open_ranks
-    from mlperf_rn50.train.plan import config_world_size
+    from mlperf_rn50.train.plan import rate_world_size
     from mlperf_rn50.train.run import RunArguments, train
 
     comm = open_ranks(config, heartbeat)
     heartbeat.beat()  # the imports took a while, which must not count as a stall
-    # an elastic run scales the learning rate for the configured ranks
-    num_ranks = options.elastic and config_world_size(config) or comm.world_size
+    num_ranks = rate_world_size(config, comm.world_size, options.elastic)
     warnings = find_deviations(config, num_ranks) if comm.rank == 0 and not resume else []
     arguments = RunArguments(
         config,

@@ -169,6 +169,13 @@ def config_world_size(config: Config) -> int | None:
     return config.run.num_nodes * config.run.ranks_per_node
 
 
+def rate_world_size(config: Config, world_size: int, is_elastic: bool) -> int:
+    """Return the number of ranks for which the learning rate is configured, which an elastic run
+    scales for the started ones."""
+    configured = config_world_size(config) if is_elastic else None
+    return configured or world_size
+
+
 def _render_rates(plan: Plan) -> str:
     """Return the learning rates of the first and the last step of each range of epochs in which
     they rise, fall or are constant."""

@@ -34,7 +34,13 @@ from mlperf_rn50.train.checkpoint.resumable import clear_abandoned, clear_run
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.compare import find_reference, open_comparison
 from mlperf_rn50.train.loop import OpenRun, RankPlace, train_to_end
-from mlperf_rn50.train.plan import Plan, config_world_size, make_elastic_plan, make_plan
+from mlperf_rn50.train.plan import (
+    Plan,
+    config_world_size,
+    make_elastic_plan,
+    make_plan,
+    rate_world_size,
+)
 from mlperf_rn50.train.resume import load_resumption, plan_resumed
 from mlperf_rn50.train.sinks.drilled import Drilled
 from mlperf_rn50.train.sinks.every_rank import Sampled, TraceFile, Watched
@@ -111,7 +117,7 @@ def open_run(arguments: RunArguments) -> Iterator[OpenRun]:
         if resumption:
             batch = resumption.progress.lr_batch_size
         else:
-            num_ranks = arguments.is_elastic and config_world_size(config) or comm.world_size
+            num_ranks = rate_world_size(config, comm.world_size, arguments.is_elastic)
             batch = config.global_batch_size(num_ranks) or num_ranks
         # before a folder is created
         reference = comm.on_rank_0(lambda: find_reference(config, batch))

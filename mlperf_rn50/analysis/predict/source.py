@@ -392,10 +392,11 @@ def _from_systems(folder: Path, name: str | None, per_node: int | None) -> Sourc
         raise UserError(f'no set to predict from: {printable(reasons)}')
     run_set = _choose_system(folder, bases, name, per_node)
     base = bases[run_set]
+    network = network_of(run_set)
     comparable = {
         s: b
         for s, b in bases.items()
-        if _compared(s) == _compared(run_set) and network_of(s) == network_of(run_set)
+        if _compared(s) == _compared(run_set) and network_of(s) == network
     }
     alike = (
         (b.local_batch_size, b.step_s)

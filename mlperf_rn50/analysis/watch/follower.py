@@ -210,7 +210,8 @@ class Follower:
         # of the hosts of the newest start; a resumed run may have left others
         telemetry = find_telemetry(self.folder).get(paths.index, ())
         if history.resumes and (hosts := history.resumes[-1].hosts):
-            telemetry = [p for p in telemetry if p in map(paths.telemetry, hosts)]
+            of_hosts = {*map(paths.telemetry, hosts)}
+            telemetry = [p for p in telemetry if p in of_hosts]
         state = replace(
             state,
             number=paths.index,
