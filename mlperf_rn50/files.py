@@ -135,7 +135,8 @@ def walk(
                 left.append(link)
                 walked.append(target)
             continue
-        for place, folders, names in itertools.islice(os.walk(left.pop(), onerror=onerror), 1):
+        if found := next(os.walk(left.pop(), onerror=onerror), None):
+            place, folders, names = found
             yield place, sorted(folders), sorted(names)
             for path in (os.path.join(place, name) for name in sorted(folders, reverse=True)):
                 (links if os.path.islink(path) else left).append(path)

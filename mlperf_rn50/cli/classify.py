@@ -66,7 +66,7 @@ def run(argv: Sequence[str]) -> int:
     net = with_mirror(network, config)
     rows = []
     images: list[dict[str, Any]] = []
-    for name in (file for given in options.images for file in _files_of(given)):
+    for name in [file for given in options.images for file in _files_of(given)]:
         try:
             logits = net(network_input(encode_file(Path(name)), config)).asnumpy()[0]
             if not np.isfinite(logits).all():
@@ -95,12 +95,13 @@ def run(argv: Sequence[str]) -> int:
 def _files_of(name: str) -> list[str]:
     """Return the images in a folder and its folders, in order of name. Return anything else
     unchanged."""
-    from mlperf_rn50.data.prepare.folders import ENDINGS
+    from mlperf_rn50.data.prepare.folders import ENDINGS, is_hidden
 
     if not os.path.isdir(name):
         return [name]
-    files = files_below(Path(name), onerror=raise_error)
-    return sorted(str(p) for p in files if p.suffix.lower() in ENDINGS) or [name]
+    found = [p for p in files_below(Path(name), onerror=raise_error) if p.suffix.lower() in ENDINGS]
+    shown = [p for p in found if not any(map(is_hidden, p.relative_to(name).parts))]
+    return sorted(map(str, shown)) or [name]
 
 
 def likeliest(logits: np.ndarray, classes: Sequence[str]) -> list[Guess]:

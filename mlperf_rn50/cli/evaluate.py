@@ -21,7 +21,6 @@ from mlperf_rn50.cli.output import add_format_option, print_answer
 from mlperf_rn50.cli.parsers import add_wide_option, config_parser
 from mlperf_rn50.cli.saved_weights import SavedWeights, load_saved
 from mlperf_rn50.config import Config, for_evaluation, to_tree
-from mlperf_rn50.data.options import IMAGENET
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, DataError, RunFailed, option_error
 from mlperf_rn50.parser import option_adder
 
@@ -76,6 +75,7 @@ def _evaluate(
     from mlperf_rn50.model.zoo import restore_model
     from mlperf_rn50.system.processor import leave_openmp_to_engine
     from mlperf_rn50.train.comm.device import device_id_of
+    from mlperf_rn50.train.comm.rank_checks import digest_of_all_hosts
     from mlperf_rn50.train.evaluate import ConfusionMatrix, evaluate, with_mirror
 
     heartbeat.beat('start-up')
@@ -84,12 +84,13 @@ def _evaluate(
     device_id = device_id_of(config, comm)
     context = device_context(device_id)
     leave_openmp_to_engine()
+    size = min(config.train.eval_batch_size or 1, -(-data.num_val // comm.world_size))
+    batches = eval_batches(config, Shard(data.num_val, comm.rank, comm.world_size, size), device_id)
+    digest_of_all_hosts(data, comm)
     if not data.synthetic and class_names(data) != list(weights.description.classes):
         raise DataError(
             f'data.dir: got other classes in {data.dir} than those of {weights.path}; set data.dir'
         )
-    size = min(config.train.eval_batch_size or 1, -(-data.num_val // comm.world_size))
-    batches = eval_batches(config, Shard(data.num_val, comm.rank, comm.world_size, size), device_id)
     trained = restore_model(config, context, weights.arrays, str(weights.path))
     net = with_mirror(eval_network(config, context, trained), config)
     matrix = ConfusionMatrix(data.num_classes)
@@ -190,7 +191,7 @@ def _answer(
         'weights': str(weights.path),
         'epoch': weights.description.epoch,
         'dataset': config.data.dataset,
-        'is_imagenet': config.data.dataset == IMAGENET,
+        'is_imagenet': config.data.is_imagenet,
         'is_synthetic': config.data.synthetic,
         **asdict(accuracy),
         'top1': accuracy.top1,

@@ -77,7 +77,9 @@ def _fill(
     }
     uniforms = request.uniforms
     if uniforms is not None and data.crop == 'random_resized':
-        sizes = np.array([imagesize.get(io.BytesIO(image.data))[::-1] for image in images])
+        is_turned = pipeline.DALI_HAS_ORIENTATION  # by EXIF
+        found = [imagesize.get(io.BytesIO(i.data), exif_rotation=is_turned) for i in images]
+        sizes = np.array([size[::-1] for size in found])
         if sizes.min() < 1:
             sample = request.samples[sizes.min(axis=1).argmin()]
             raise DataError(

@@ -4,20 +4,24 @@ import io
 import math
 import threading
 import warnings
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from itertools import repeat
 from pathlib import Path
-from typing import Any
 
 import imagesize
 import mxnet as mx
 import numpy as np
-from nvidia.dali import backend as dali_backend
 from PIL import EpsImagePlugin, ExifTags, Image
 from PIL.Image import Transpose
 
 from mlperf_rn50.config import Config
-from mlperf_rn50.data.pipeline import DecoderTest, build_pipeline, run_pipeline, whole_images
+from mlperf_rn50.data.pipeline import (
+    DALI_HAS_ORIENTATION,
+    DecoderTest,
+    build_pipeline,
+    run_pipeline,
+    whole_images,
+)
 from mlperf_rn50.errors import DataError
 from mlperf_rn50.files import read_bytes
 
@@ -26,12 +30,6 @@ from mlperf_rn50.files import read_bytes
 _NATIVE_FORMATS = ('JPEG', 'MPO', 'PNG', 'BMP', 'WEBP')
 # Pillow would run Ghostscript, also for an EPS inside an image of another format.
 EpsImagePlugin.gs_binary = False
-# DALI creates its content at run time, where type checkers cannot see it
-_backend: Any = dali_backend
-# Older releases of DALI ignore the EXIF orientation.
-_DALI_HAS_ORIENTATION = (
-    'adjust_orientation' in _backend.GetSchema('decoders__Image').GetArgumentNames()
-)
 _TURNS = {  # by EXIF orientation
     2: Transpose.FLIP_LEFT_RIGHT,
     3: Transpose.ROTATE_180,
@@ -47,6 +45,7 @@ JPEG_QUALITY = 95
 # ImageNet.
 MAX_STORED_PIXELS = 89_478_485
 _LARGE_PIXELS = 1 << 24
+_EVALUATED = 256  # usual shorter side in evaluations
 # held while a large image is decoded, so that memory does not grow with the threads
 _large = threading.Lock()
 
@@ -70,14 +69,15 @@ def encode_image(
     ):
         if image.format == 'EPS':
             raise ValueError('got EPS, expected pixels')
-        scale = (resize_shorter or min(image.size)) / min(image.size)
+        # an evaluation enlarges small images
+        scale = (resize_shorter or max(min(image.size), _EVALUATED)) / min(image.size)
         if (num_pixels := round(image.width * image.height * scale**2)) > max_pixels:
             raise ValueError(
                 f'got {num_pixels:,} pixels, expected up to {max_pixels:,}; resize it, as with '
                 '--resize-shorter 512'
             )
         image.load()
-        turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+        turn = _turn_of(image)
         if resize_shorter not in (None, min(image.size)):
             rgb = _upright_rgb(image, turn)
             width, height = (max(resize_shorter, round(side * scale)) for side in rgb.size)
@@ -86,7 +86,7 @@ def encode_image(
             )
             return buffer.getvalue()
         # The reader of sizes for training crops knows the orientation of JPEGs only.
-        is_upright = turn is None or image.format in ('JPEG', 'MPO') and _DALI_HAS_ORIENTATION
+        is_upright = turn is None or image.format in ('JPEG', 'MPO') and DALI_HAS_ORIENTATION
         has_size = sorted(imagesize.get(io.BytesIO(encoded))) == sorted(image.size)
         if (
             image.format in _NATIVE_FORMATS
@@ -97,6 +97,13 @@ def encode_image(
             return encoded
         _upright_rgb(image, turn).save(buffer, 'PNG')
         return buffer.getvalue()
+
+
+def _turn_of(image: Image.Image) -> Transpose | None:
+    """Return what makes an image upright; None for nothing, or if its metadata is damaged."""
+    with suppress(Exception):  # Pillow raises many types
+        return _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    return None
 
 
 def _upright_rgb(image: Image.Image, turn: Transpose | None) -> Image.Image:

@@ -18,6 +18,7 @@ from mlperf_rn50.bounds import (
 from mlperf_rn50.files import parse_json, read_text
 
 IMAGENET = 'imagenet'
+_NUM_IMAGENET = 1_281_167  # its training images
 MANIFEST_NAME = 'manifest.json'  # in the folder written by prepare
 MAX_MANIFEST_BYTES = 1 << 28  # large, because a manifest lists every skipped image
 
@@ -96,7 +97,7 @@ class DataConfig:
 
     dir: str = free_option('data/imagenet')
     dataset: str = IMAGENET
-    num_train: int = option(1_281_167, ABOVE_0, 'images')
+    num_train: int = option(_NUM_IMAGENET, ABOVE_0, 'images')
     num_val: int = option(50_000, ABOVE_0, 'images')
     num_classes: int = option(1000, bounds.FROM_2, 'classes')
     synthetic: bool = False
@@ -133,6 +134,12 @@ class DataConfig:
     prefetch_depth: int = free_option(2, ABOVE_0, 'batches')
     input_batch_multiplier: int = free_option(1, ABOVE_0, 'batches')
     pad_to_4_channels: bool | None = None
+
+    @property
+    def is_imagenet(self) -> bool:
+        """Whether the images are those of ImageNet, all of them."""
+        is_whole = self.num_train == _NUM_IMAGENET and not self.synthetic
+        return self.dataset == IMAGENET and is_whole
 
     def size_of(self, epoch: int = 0) -> int:
         """Return the side of the training images of an epoch, counted from 0, in pixels."""

@@ -20,6 +20,7 @@ from typing import Any
 
 import mxnet as mx
 import numpy as np
+from nvidia.dali import backend as dali_backend
 from nvidia.dali import fn
 from nvidia.dali import types as dali_types
 from nvidia.dali.backend import TensorCPU
@@ -30,8 +31,13 @@ from mlperf_rn50.config import Config
 from mlperf_rn50.errors import DataError
 from mlperf_rn50.system.out_of_memory import explain_error
 
-# DALI creates its types at run time, where type checkers cannot see them.
+# DALI creates its types and schemas at run time, where type checkers cannot see them.
 types: Any = dali_types
+_backend: Any = dali_backend
+# Older releases of DALI ignore the EXIF orientation.
+DALI_HAS_ORIENTATION = (
+    'adjust_orientation' in _backend.GetSchema('decoders__Image').GetArgumentNames()
+)
 _DTYPES = {
     'images': types.UINT8,
     'labels': types.INT32,
@@ -208,20 +214,30 @@ class DecoderTest(threading.local):
         self._pipe: Pipeline | None = None
 
     def passes(self, image: np.ndarray) -> bool:
-        if not self._pipe:
-            self._pipe = Pipeline(1, 1, self._device_id, prefetch_queue_depth=1)
-            with self._pipe:
-                encoded = fn.external_source(name='encoded', dtype=types.UINT8, ndim=1)
-                self._pipe.set_outputs(
-                    fn.decoders.image(encoded, device=self._decoder, output_type=types.RGB)
-                )
-            self._pipe.build()
+        pipe = self._pipe or self._build()
+        self._pipe = None  # a pipeline cannot be used after an error
         try:
-            self._pipe.feed_input('encoded', [image])
-            self._pipe.run()
+            pipe.feed_input('encoded', [image])
+            pipe.run()
         except RuntimeError:
-            self._pipe = None  # a pipeline cannot be used after an error
-        return self._pipe is not None
+            return False
+        self._pipe = pipe
+        return True
+
+    def _build(self) -> Pipeline:
+        """Return a pipeline. Raise DataError if DALI cannot start; no image is at fault."""
+        pipe = Pipeline(1, 1, self._device_id, prefetch_queue_depth=1)
+        with pipe:
+            encoded = fn.external_source(name='encoded', dtype=types.UINT8, ndim=1)
+            pipe.set_outputs(
+                fn.decoders.image(encoded, device=self._decoder, output_type=types.RGB)
+            )
+        try:
+            pipe.build()
+        except RuntimeError as e:
+            reason = explain_error(e) or ' '.join(str(e).split())[:300]
+            raise DataError(f'DALI cannot start: {reason}') from e
+        return pipe
 
 
 def synthetic_inputs(batch_size: int) -> Inputs:

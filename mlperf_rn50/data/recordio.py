@@ -30,6 +30,7 @@ from mlperf_rn50.npz import map_array
 from mlperf_rn50.text import printable
 
 MANIFEST_FORMAT = 1
+REPAIR = 'copy the folder from an intact source, or prepare it again in an empty folder'
 # Endings of the files beside a .rec, with one entry per record in the order of the index.
 INDEX = '.index.npy'  # memory-mapped index: starts and lengths in bytes; int64, (2, images)
 CHECKSUMS = '.crc.npy'  # CRC-32 of each record, framing included; uint32
@@ -405,8 +406,7 @@ def find_split(data: DataConfig, split: str) -> Callable[[], RecordFile]:
         size = [p.stat().st_size for p in paths][0]
     except OSError as e:
         raise DataError(
-            f'{e.filename}: {e.strerror}; copy it again, or create it with: '
-            f'{_create(folder, data.dataset)}'
+            f'{e.filename}: {e.strerror}, expected as listed in {MANIFEST_NAME}; {REPAIR}'
         ) from e
     if path.is_file() and size != num_bytes:  # RecordFile refuses named pipes and folders
         raise DataError(

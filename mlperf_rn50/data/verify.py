@@ -22,6 +22,7 @@ from mlperf_rn50.data.recordio import (
     INDEX,
     MANIFEST_NAME,
     NAMES,
+    REPAIR,
     RecordFile,
     load_checksums,
     load_manifest,
@@ -41,7 +42,6 @@ from mlperf_rn50.runfolder.locks import OUTPUT_LOCK, is_locked, read_holder
 from mlperf_rn50.text import some
 
 _BLOCK = 256  # number of records that a thread verifies at once
-REPAIR = 'copy the folder from an intact source, or prepare it again in an empty folder'
 
 
 def checksum(file: int, start: int, length: int) -> int | None:

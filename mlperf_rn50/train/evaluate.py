@@ -9,7 +9,7 @@ from mxnet.ndarray import NDArray
 
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.batches import Batch
-from mlperf_rn50.data.options import IMAGENET, DataConfig
+from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.errors import RunFailed
 from mlperf_rn50.train.comm.horovod import Comm, wait_for
 
@@ -41,7 +41,7 @@ class Accuracy:
 def data_label(data: DataConfig) -> str:
     """Return the data set's name as shown next to an accuracy."""
     name = f'{data.dataset}, synthetic images' if data.synthetic else data.dataset
-    return name if data.dataset == IMAGENET else f'{name} (not ImageNet)'
+    return name if data.is_imagenet else f'{name} (not ImageNet)'
 
 
 def correct_counts(logits: NDArray, labels: NDArray, num_valid: int) -> NDArray:

@@ -220,6 +220,8 @@ def test_other_images_of_equal_count_are_not_compared_and_other_classes_refused(
         pack(Dataset('tiny-digits', 'digits', classes, *images), folder)
         return call('evaluate', kept / 'weights/best.npz', f'--data.dir={folder}')
 
+    done = call('evaluate', kept / 'weights/best.npz', '--data.dir=/nowhere')
+    assert_one_line(done, 2, '/nowhere/manifest.json: no such file; create the data with')
     whole = digits()
     done = evaluate(whole.classes)
     assert done.returncode == 0 and 'not compared' in done.stdout, done.stderr
@@ -293,7 +295,14 @@ def test_unreadable_pictures_are_reported_and_others_classified(kept, pictures, 
     Image.effect_noise((64, 64), 50).save(tmp_path / 'whole.jpg')
     # decoders fill in the rest
     (tmp_path / 'cut.jpg').write_bytes((tmp_path / 'whole.jpg').read_bytes()[:-600])
-    for name in ('folder/b/x.PNG', 'folder/a.png', 'folder/b/.notes.txt', 'empty/x.txt'):
+    for name in (
+        'folder/b/x.PNG',
+        'folder/a.png',
+        'folder/b/.notes.txt',
+        'empty/x.txt',
+        'folder/._a.png',
+        'folder/@eaDir/a.png',
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         shutil.copy(pictures[1], tmp_path / name)
     wrong = [tmp_path / n for n in ('text.png', 'cut.png', 'cut.jpg', 'none.png', 'empty')]

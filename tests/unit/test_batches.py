@@ -281,7 +281,7 @@ def test_missing_or_truncated_file_is_found_before_the_first_batch(tmp_path, end
         with pytest.raises(DataError, match=rf'{name}.rec: got 3 bytes, expected \d+ as in mani'):
             build()
         (tmp_path / f'{name}{end}').unlink()
-        with pytest.raises(DataError, match=f'{name}{end}: No such file .*; copy it again, or'):
+        with pytest.raises(DataError, match=f'{name}{end}: No such file .*; copy the folder'):
             build()
 
 

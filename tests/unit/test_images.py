@@ -160,6 +160,11 @@ def test_image_with_damaged_metadata_is_used():
         assert min(shown(encode_image(bytes(damaged), TEST, 12)).shape[:2]) == 12
 
 
+def test_image_whose_metadata_cannot_be_read_is_used():
+    content = encoded('JPEG', dpi=(72, 72), exif=b'Exif\0\0' + bytes(20))
+    assert encode_image(content, TEST) == content
+
+
 def test_decoder_works_after_a_failure():
     test, kinds = DecoderTest(), ('GIF', 'JPEG', 'GIF', 'PNG')
     passed = [test.passes(np.frombuffer(encoded(kind), np.uint8)) for kind in kinds]

@@ -112,11 +112,17 @@ def test_stop_between_any_two_files_is_resumed(words, out, monkeypatch):
     assert reached == {*range(12)}
 
 
-def test_disk_without_hard_links_is_used(words, out, monkeypatch):
+def test_disk_without_hard_links_is_used(words, source, out, monkeypatch):
     def refuse(*_):
         raise PermissionError(1, 'Operation not permitted')
 
     monkeypatch.setattr(os, 'link', refuse)
+    damaged = source / 'train/b/1.bmp'
+    damaged.write_bytes(bitmap(11)[:-9])
+    for _ in range(2):
+        with pytest.raises(DataError, match='--skip-corrupt'):
+            prepare(*words)
+    damaged.write_bytes(bitmap(11))
     assert prepare(*words) == prepare(*words) == 0 and verify(out, 1)[1] == []
 
 
@@ -234,10 +240,28 @@ def test_damaged_images_are_listed_and_refused_unless_skipped_or_repaired(words,
     assert records.describe(5) == f'{out}/train.rec, record 5'
 
 
+@pytest.mark.parametrize('split, names', [('train', '012'), ('val', '3')])
+def test_class_of_damaged_images_only_is_refused(words, source, split, names):
+    for name in names:
+        (source / split / f'b/{name}.bmp').write_bytes(bitmap(11)[:-9])
+    with pytest.raises(DataError, match='got only damaged images of b, expected one or more'):
+        prepare(*words, '--skip-corrupt')
+
+
+def test_failed_start_of_dali_is_no_fault_of_an_image(words, monkeypatch):
+    def refuse(*_):
+        raise RuntimeError('thread constructor failed: Resource temporarily unavailable')
+
+    monkeypatch.setattr('nvidia.dali.pipeline.Pipeline.build', refuse)
+    with pytest.raises(DataError, match='DALI cannot start: no process or thread'):
+        prepare(*words, '--skip-corrupt')
+
+
 @pytest.mark.parametrize(
     'size, options, num_pixels',
     [
         ((10_000, 9_000), (), '90,000,000'),
+        ((1, 30_000), (), '1,966,080,000'),
         ((1, 30_000), ('--resize-shorter', 256), '1,966,080,000'),
     ],
 )
@@ -253,7 +277,7 @@ def test_small_file_of_a_huge_image_is_refused_undecoded(
     with pytest.raises(DataError, match=message):
         prepare(*words, *options)
     assert loaded and size not in loaded
-    if not options:
+    if size == (10_000, 9_000):
         assert prepare(*words, '--resize-shorter', '9') == 0
         assert (9, 10, 3) in {shown(image).shape for _, image in stored(out)}
 

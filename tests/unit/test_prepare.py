@@ -65,6 +65,13 @@ def test_configuration_of_own_images_is_complete_and_that_of_the_user_is_kept(
     assert prepare(*words) == 0 and (out / 'train.yaml').read_text() == '{}'
 
 
+def test_single_class_is_refused(tmp_path, out):
+    source = fill(tmp_path / 'source', {f'photos/{k}.bmp': bitmap(k) for k in range(9)})
+    with pytest.raises(DataError, match=r'got 1 class \(photos\), expected 2 or more; put the'):
+        prepare('folder', '--source', source, '--out', out, '--validation', 0.3)
+    assert not out.exists()
+
+
 @pytest.mark.parametrize(
     'num_train, side, expected',
     json_table("""

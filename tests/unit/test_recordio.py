@@ -243,7 +243,7 @@ def test_edited_records_are_found_as_they_are_read(tmp_path):
         for position in range(40):
             records.read(position)
     (tmp_path / 'train.crc.npy').unlink()
-    with pytest.raises(DataError, match='crc.npy: No such file .*; copy it again, or create it'):
+    with pytest.raises(DataError, match='crc.npy: No such file .*; copy the folder from an intact'):
         find_split(data, 'train')
     manifest = load_manifest(tmp_path)
     del manifest['splits']['train']['crc_sha256']  # as in an older folder

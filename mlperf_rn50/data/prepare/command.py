@@ -28,8 +28,8 @@ from mlperf_rn50.data.prepare.pack import (
     pack,
 )
 from mlperf_rn50.data.prepare.samples import Dataset, digits
-from mlperf_rn50.data.recordio import MANIFEST_NAME, RecordFile, load_manifest
-from mlperf_rn50.data.verify import REPAIR, described, is_edited, verify
+from mlperf_rn50.data.recordio import MANIFEST_NAME, REPAIR, RecordFile, load_manifest
+from mlperf_rn50.data.verify import described, is_edited, verify
 from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, ConfigError, DataError
 from mlperf_rn50.files import describe_disk, walk, write_atomically
 from mlperf_rn50.runfolder.locks import OUTPUT_LOCK, folder_lock
@@ -203,6 +203,11 @@ def _check_same(manifest: dict, options: Namespace, name: str, num_workers: int)
 def _prepare_new(options: Namespace, name: str, num_workers: int) -> None:
     out, state = Path(options.out), _find_state(options)
     found = _find_dataset(options, name)
+    if len(found.classes) < 2:
+        raise DataError(
+            f'--source: got 1 class ({found.classes[0]}), expected 2 or more; put the images of '
+            'each class into a folder of its own'
+        )
     _print(*found.notes)
     with folder_lock(out, '--out', OUTPUT_LOCK):
         claim(out, found, has_config=options.dataset in ('folder', 'im2rec'))

@@ -6,6 +6,7 @@ the last whole part whose images have the same contents as before. No file is re
 did not write.
 """
 
+import filecmp
 import hashlib
 import os
 import re
@@ -83,6 +84,8 @@ def make_record(
         if encode(image) != image:
             raise ValueError('DALI cannot decode it')
         return source, encoded
+    except DataError:
+        raise
     except Exception as e:
         reason = ' '.join(str(e).split()).partition(' <_io')[0]  # without the name of a buffer
         return source, f'{type(e).__name__}: {reason[:120]}'
@@ -169,7 +172,8 @@ def _publish(path: Path, out: Path) -> None:
     try:
         os.link(path, out / path.name)
     except OSError:  # a file system without hard links
-        path.rename(out / path.name)
+        move = shutil.copyfile if path.name == _DAMAGED else os.rename
+        move(path, out / path.name)
 
 
 def claim(out: Path, dataset: Dataset, has_config: bool) -> None:
@@ -186,11 +190,16 @@ def claim(out: Path, dataset: Dataset, has_config: bool) -> None:
     refuse_existing(foreign)
     for part in parts.glob('*/*'):
         path = out / part.name
-        if path.is_file() and not path.is_symlink() and path.samefile(part):
+        if path.is_file() and not path.is_symlink() and _is_same(path, part):
             path.unlink()
     links = _links(dataset, out)
     paths = [out / name for name in OUTPUTS if has_config or name != TRAIN_YAML]
     refuse_existing(p for p in paths if not (p in links and p.exists() and p.samefile(links[p])))
+
+
+def _is_same(path: Path, part: Path) -> bool:
+    """Return whether a file is a published part, or its copy."""
+    return path.samefile(part) or part.name == _DAMAGED and filecmp.cmp(path, part, shallow=False)
 
 
 def _is_part(path: Path, parts: Path) -> bool:
@@ -245,6 +254,19 @@ def _publish_all(folder: Path, out: Path, links: dict[Path, Path]) -> None:
     shutil.rmtree(folder.parent)
 
 
+def _check_classes(dataset: Dataset, parts: dict[str, _Part]) -> None:
+    """Raise DataError for a class of which all images in a split are damaged."""
+    for split, samples in (('train', dataset.train), ('validation', dataset.validation)):
+        damaged = {name for name, _ in parts[split].damaged}
+        kept = {s.label for s in samples if s.name not in damaged}
+        if empty := sorted({s.label for s in samples} - kept):
+            names = some([dataset.classes[label] for label in empty], 5)
+            raise DataError(
+                f'{split}: got only damaged images of {names}, expected one or more of each class; '
+                'replace them'
+            )
+
+
 def pack(
     dataset: Dataset,
     out: Path,
@@ -293,6 +315,8 @@ def pack(
         if dataset.recs:
             advice = f'run im2rec again without {those}'
         raise DataError(f'{plural(len(damaged), "image")} cannot be decoded: {first}; {advice}')
+
+    _check_classes(dataset, parts)
 
     # Describe and publish them.
     sources = chain.from_iterable(part.sources for part in parts.values())

@@ -12,7 +12,9 @@ from typing import Any
 from mxnet import nd
 from mxnet.ndarray import NDArray
 
-from mlperf_rn50.errors import RunFailed
+from mlperf_rn50.data.options import DataConfig
+from mlperf_rn50.data.recordio import data_digest
+from mlperf_rn50.errors import DataError, RunFailed
 from mlperf_rn50.system.cgroup import read_small
 from mlperf_rn50.system.power import BOOT_ID
 from mlperf_rn50.train.comm.horovod import Comm, wait_for
@@ -40,6 +42,19 @@ def boot_clock() -> tuple[str, float]:
     All processes of a boot read the same clock, which cannot be set.
     """
     return read_small(BOOT_ID), time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def digest_of_all_hosts(data: DataConfig, comm: Comm) -> str:
+    """Return the digest of the data; raise DataError if they differ between hosts."""
+    # each rank reads its own manifest, also for keys that default to it
+    own = data_digest(data)
+    digest = comm.from_rank_0(lambda: own)
+    if own != digest:
+        raise DataError(
+            f'{data.dir}: got data with SHA-256 {own:.12}…, expected {digest:.12}… as on '
+            'rank 0; copy the same data to all hosts'
+        )
+    return digest
 
 
 def device_digests(arrays: Mapping[str, NDArray]) -> dict[str, int]:
