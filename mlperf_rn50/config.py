@@ -119,6 +119,18 @@ class Config:
         return self.train.max_epochs or max(1, int(self.schedule.decay_epochs))
 
     @property
+    def world_size(self) -> int | None:
+        """Configured number of ranks; None if it is not configured."""
+        num_nodes, per_node = self.run.num_nodes, self.run.ranks_per_node
+        return None if num_nodes is None or per_node is None else num_nodes * per_node
+
+    @property
+    def batch_key(self) -> str:
+        """Key that sets the batch; a configuration has one of the two."""
+        is_local = self.train.local_batch_size is not None
+        return f'train.{"local" if is_local else "global"}_batch_size'
+
+    @property
     def gradient_compression(self) -> str:
         """comm.compression, but none for float16: most of its gradients are small already, and the
         loss scale would exceed the limit of the float32 ones, those of BatchNorm."""

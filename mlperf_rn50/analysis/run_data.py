@@ -1,9 +1,10 @@
 """All that a run folder has about a run: its log, metrics and configuration. The files are
 untrusted."""
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import TypeVar
@@ -17,6 +18,7 @@ from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import (
+    LossScaleRecord,
     MetricsRecord,
     ResumedRecord,
     TrainRecord,
@@ -43,6 +45,23 @@ class RunData:
 
     def last(self, kind: type[T]) -> T | None:
         return next(iter(self.all(kind)[::-1]), None)
+
+    def preserved(self) -> 'RunData':
+        """Return the run without the records of training that a resume discarded."""
+        kept: list[MetricsRecord] = []
+        last_step, last_epoch = math.inf, math.inf
+        for record in reversed(self.records):
+            if isinstance(record, ResumedRecord):
+                last_step = min(last_step, record.step)
+                if record.epoch is not None:
+                    last_epoch = min(last_epoch, record.epoch + 1e-6)
+            elif isinstance(record, LossScaleRecord):
+                if record.step > last_step:
+                    continue
+            elif getattr(record, 'epoch', 0) > last_epoch:
+                continue
+            kept.append(record)
+        return replace(self, records=kept[::-1])
 
 
 def load_run(folder: RunFolder) -> RunData:

@@ -120,10 +120,9 @@ def run(argv: Sequence[str]) -> int:
 def _compared(options: Namespace, batch: int | None) -> tuple[int, Config, int | None]:
     """Return the batch, the --compare configuration and its number of ranks."""
     from mlperf_rn50.config_file import resolve_config
-    from mlperf_rn50.train.plan import config_world_size
 
     config = resolve_config(Path(options.compare), [], config_parser('train'))
-    num_ranks = config_world_size(config)
+    num_ranks = config.world_size
     if options.nodes:
         num_ranks = options.nodes * options.ranks_per_node
     configured = config.global_batch_size(num_ranks)

@@ -90,15 +90,19 @@ def run(argv: Sequence[str]) -> int:
     from mlperf_rn50.answer import Answer
     from mlperf_rn50.runfolder.names import run_of
 
-    paths = dict.fromkeys(map(Path, options.paths))
-    published = [s for p in paths for s in sets_under(p)]
-    logs = [p for p in paths if not sets_under(p)]
+    found = {path: sets_under(path) for path in map(Path, options.paths)}
+    published = dict.fromkeys(s for sets in found.values() for s in sets)
+    logs = [path for path, sets in found.items() if not sets]
     loaded, others = load_logs(logs, Rules()) if logs else ([], [])
     if others:
         print(f'mlperf-rn50: {describe_others(others)}', file=sys.stderr)
     run_sets = filter_sets([*loaded, *published], vars(options))
-    newest = [s.runs[-1] for s in run_sets if len(run_sets) == 1 and not s.is_published]
-    limit = ''.join(bottleneck_sentence(load_run(run_of(run.path))) for run in newest)
+    limit = ''
+    if len(run_sets) == 1 and not run_sets[0].is_published:
+        runs = run_sets[0].runs
+        limit = bottleneck_sentence(load_run(run_of(runs[-1].path)))
+        if limit and len(runs) > 1:
+            limit = f'{runs[-1].path.name}: {limit}'
     studies = make_studies(run_sets, options.baseline, options.price_per_node_hour)
     texts = page_texts(studies, ' '.join(options.paths), options.note)
     if options.out:

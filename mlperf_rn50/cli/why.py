@@ -69,13 +69,13 @@ def run(argv: Sequence[str]) -> int:
     refuse_existing([Path(options.perfetto)] if options.perfetto else [], '--perfetto')
     from mlperf_rn50.analysis.run_data import load_run
     from mlperf_rn50.analysis.why.bottleneck import times_of
-    from mlperf_rn50.analysis.why.time_answer import compare_times
+    from mlperf_rn50.analysis.why.time_answer import UNKNOWN, compare_times
     from mlperf_rn50.runfolder.names import run_at
 
     runs = [load_run(run_at(Path(path))) for path in options.runs]
     if len(runs) == 2:
         time = compare_times(*map(times_of, runs))
-        answer = replace(time, data={'course': '', **time.data, 'accuracy': None})
+        answer = replace(time, data={'course': '', **UNKNOWN, **time.data, 'accuracy': None})
     else:
         answer = _explain(runs[0], options.probe)
     code = print_answer(answer, options)
@@ -103,7 +103,7 @@ def run(argv: Sequence[str]) -> int:
 def _explain(run: RunData, is_probed: bool) -> Answer:
     """Return how far a run is, why it misses its accuracy, and where its time goes."""
     from mlperf_rn50.analysis.why.accuracy import explain_accuracy
-    from mlperf_rn50.analysis.why.time_answer import explain_time
+    from mlperf_rn50.analysis.why.time_answer import UNKNOWN, explain_time
     from mlperf_rn50.analysis.why.unfinished import unfinished_sentence
     from mlperf_rn50.answer import Answer
 
@@ -127,7 +127,7 @@ def _explain(run: RunData, is_probed: bool) -> Answer:
         parts=[part for part in (accuracy, time) if part],
         data={
             'course': course,
-            **(time.data if time else {}),
+            **(time.data if time else UNKNOWN),
             'accuracy': accuracy.data if accuracy else None,
         },
     )

@@ -38,7 +38,7 @@ class Evaluation(NamedTuple):
 
     epoch: int
     accuracy: float
-    line: int
+    line: int | None  # None for published sets
     time_s: float | None
     start_s: float | None
     stop_s: float | None

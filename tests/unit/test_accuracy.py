@@ -7,6 +7,7 @@ import msgspec
 import pytest
 import yaml
 from helpers import table, write_metrics
+from msgspec import structs
 from sample_log import write_run
 
 from mlperf_rn50.analysis import run_data
@@ -24,7 +25,13 @@ from mlperf_rn50.config_file import override
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.mllog.logged_run import Evaluation, Run
 from mlperf_rn50.runfolder.names import RunFolder
-from mlperf_rn50.runfolder.records import CourseRecord, EndRecord, LossScaleRecord, TrainRecord
+from mlperf_rn50.runfolder.records import (
+    CourseRecord,
+    EndRecord,
+    LossScaleRecord,
+    ResumedRecord,
+    TrainRecord,
+)
 from mlperf_rn50.train.options import OptimizerConfig, ScheduleConfig, TrainConfig
 
 DIGITS = Config(
@@ -111,7 +118,7 @@ train.max_epochs=2 schedule.decay_epochs=2 | epochs
 schedule.decay_epochs=90 schedule.warmup_epochs=20 train.max_epochs=5 | epochs
 optimizer.weight_decay=0.1 | weight_decay
 data.resize_shorter=300 | crop
-data.crop=random_resized data.min_area=0.02 data.max_area=0.06 | crop
+data.crop=random_resized data.min_area=0.02 data.max_area=0.06 | crop_area
 model.bn_momentum=0.999 | batch_norm
 train.ema=0.9999 | averaging
 train.label_smoothing=0.5 | label_smoothing
@@ -128,6 +135,38 @@ def test_run_that_ends_before_its_schedule_is_named_in_plain_words():
     assert accused(config) == {'epochs'}
     sentence = explain_accuracy(course(config)).data['sentence']
     assert sentence.endswith(': it trained 12 of the 40 epochs of its schedule.')
+
+
+@pytest.mark.parametrize(
+    'text, step',
+    table("""
+data.resize_shorter=300 | change data.resize_shorter
+data.crop=random_resized data.min_area=0.02 data.max_area=0.06 | change data.max_area
+schedule.decay_epochs=40 | change train.max_epochs
+train.max_epochs=2 schedule.decay_epochs=2 | change schedule.decay_epochs and train.max_epochs
+train.max_epochs=2 schedule.decay_epochs=2 schedule.decay=step schedule.step_epochs=[1] | change \
+schedule.step_epochs and train.max_epochs
+data.num_train=200 data.num_val=50 train.max_epochs=20 schedule.decay_epochs=20 | change \
+train.global_batch_size
+data.num_train=200 data.num_val=50 train.max_epochs=20 schedule.decay_epochs=20 \
+train.global_batch_size=null train.local_batch_size=64 | change train.local_batch_size
+"""),
+)
+def test_next_step_is_a_key_that_removes_the_cause(text, step):
+    found = explain_accuracy(course(changed(text))).data
+    assert step in found['next_step'].split(', or '), found
+
+
+def test_training_that_a_resume_discarded_is_not_judged():
+    run = course(losses=[9.0] * 60, halved=20)
+    wrong = [structs.replace(r, learning_rate=0.6) for r in run.all(TrainRecord)]
+    skipped = run.all(LossScaleRecord)
+    behind = CourseRecord(12, behind=True)
+    resumed = ResumedRecord(0, epoch=0.0)
+    records = [*wrong, *skipped, behind, resumed, *course().records]
+    found = judge_course(replace(run, records=records).preserved(), DIGITS, 64, 1)
+    assert not [c for c in found if c.strength > 1]
+    assert replace(run, records=records).preserved().last(CourseRecord) is None
 
 
 def test_batch_with_few_steps_or_few_images_per_rank():

@@ -13,7 +13,7 @@ import pytest
 from helpers import call, deny, json_table, shipped_logs, table, write_files
 from lines import mllog, run_lines, write_lines
 from mlperf_logging.compliance_checker import mlp_parser
-from sample_log import LARS, SGD, closed, shift_clock, write_run
+from sample_log import LARS, SGD, closed, shift_clock, write_five, write_run
 
 from mlperf_rn50.analysis.sets.load import Rules, load_run_sets
 from mlperf_rn50.analysis.sets.verdict import make_check
@@ -116,6 +116,16 @@ def test_events_in_another_order_violate_the_rules(good):
     names = rf'(?<=\) )({"|".join(swapped)})'
     text = re.sub(names, lambda match: swapped[match[0]], good.read_text())
     write_lines(good, text.splitlines())
+    check_texts(violations(good, 'v0.5', None), 'level 1: the order is run_start, run_final')
+
+
+def test_lines_of_one_time_violate_the_rules_because_they_are_sorted_by_name(good):
+    """The official checker sorts lines, and run_final precedes run_stop."""
+    lines = good.read_text().splitlines()
+    [stop] = [line for line in lines if 'MLPv0.5.0' in line and ' run_stop' in line]
+    place = [k for k, line in enumerate(lines) if ' run_final' in line][0]
+    lines[place] = stop.partition(' run_stop')[0] + ' run_final'
+    write_lines(good, lines)
     check_texts(violations(good, 'v0.5', None), 'level 1: the order is run_start, run_final')
 
 
@@ -251,6 +261,13 @@ def test_folder_expands_to_its_logs_with_a_summary(logs):
     assert first.endswith('6 more)') and second == f'  {path}'
     reason = 'the target was missed: best accuracy 0.74890, expected at least 0.749'
     assert f'  - {reason}' in others
+
+
+def test_set_with_too_few_epochs_does_not_pass_rounds_with_reference_points(tmp_path):
+    write_five(tmp_path / 'five', closed(LARS), accuracies=(0.7595,), batch=1632)
+    [found] = json.loads(call('check', tmp_path / 'five', '--format', 'json').stdout)['sets']
+    assert (found['is_valid'], found['round'], found['passed_rounds'][-1]) == (True, 'v0.5', 'v0.7')
+    assert ' v4.0 no (epochs to converge: fails' in call('check', tmp_path / 'five').stdout
 
 
 def test_unreadable_logs_do_not_stop_the_check_and_json_agrees(logs, tmp_path, monkeypatch):

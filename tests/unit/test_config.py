@@ -19,7 +19,7 @@ from mlperf_rn50.config import SECTIONS, Config, check_values, render_yaml, to_t
 from mlperf_rn50.config_file import load_yaml, resolve_config, resolve_tree
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.train.options import CommConfig, ScheduleConfig, TrainConfig
-from mlperf_rn50.train.plan import config_world_size, make_plan, render_plan
+from mlperf_rn50.train.plan import make_plan, render_plan
 
 CONFIGS = sorted((ROOT / 'launch/configs').glob('*.yaml'))
 BATCH = ['--train.local_batch_size', '8']
@@ -29,7 +29,7 @@ PARSER = config_parser('train', add_options)
 @pytest.mark.parametrize('path', CONFIGS, ids=lambda p: p.stem)
 def test_shipped_configurations_have_a_plan_and_begin_with_their_command(path):
     config = resolve_config(path, [], PARSER)
-    assert render_plan(make_plan(config, config_world_size(config) or 2))
+    assert render_plan(make_plan(config, config.world_size or 2))
     head = path.read_text().split('\n')[:4]
     command = (
         rf'(mlperf-rn50 train|launch/\w+\.sh) (.* )?--config launch/configs/{re.escape(path.name)}'

@@ -120,6 +120,23 @@ def test_killed_run_has_quiet_time_and_launcher_attempts(tmp_path):
     )
 
 
+def test_all_attempts_are_counted(tmp_path):
+    folder = write_live(tmp_path, train(10))
+    write_metrics(folder / 'attempts.jsonl', *[attempt(0, 137, None, True)] * 30)
+    assert ('attempts', '30 by') in [
+        (name.text, value.text[:5]) for name, value in facts_of(look(folder)).rows
+    ]
+
+
+def test_run_of_another_network_of_this_program_is_followed(tmp_path):
+    log = write_live(tmp_path, train(10), status='success', accuracies=(0.2, 0.8)) / 'result_0.txt'
+    log.write_text(log.read_text().replace('"resnet"', '"alexnet"'))
+    run = look(tmp_path)
+    assert shown(run, 'status', 'is_over') == ('converged', True) and not run.violations
+    (tmp_path / 'metrics.jsonl').unlink()
+    assert look(tmp_path).other_benchmark == 'alexnet'
+
+
 def test_newest_run_is_shown_and_the_others_are_named(tmp_path):
     write_live(tmp_path, status='success', accuracies=(0.8,))
     write_live(tmp_path, train(10), number=10)

@@ -49,6 +49,14 @@ def test_runs_do_not_depend_on_the_number_of_processes(two_processors, tmp_path,
     assert [len(s.runs) for s in parallel] == [40, 31]
 
 
+def test_unreadable_log_beside_those_of_another_benchmark_is_no_such_log(tmp_path):
+    write_set(tmp_path / 'a', 1)
+    write_lines(tmp_path / 'b/result_0.txt', [mllog('submission_benchmark', 0, 'ssd')])
+    assert [s.name for s in load_run_sets([tmp_path])] == ['a']
+    write_lines(tmp_path / 'b/result_1.txt', ['no log'])
+    assert {s.name: len(s.runs) for s in load_run_sets([tmp_path])} == {'a': 1, 'b': 2}
+
+
 @pytest.fixture
 def studies(tmp_path):
     write_set(tmp_path / 'x/1x4', 3, status=lambda k: 'aborted' if k == 2 else 'success')

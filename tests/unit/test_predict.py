@@ -388,6 +388,13 @@ def test_layouts_are_ranked_by_measured_times(tmp_path):
     assert fewer[0].startswith('Fastest: 1x1, measured 0.70 min')
 
 
+def test_measurement_is_that_of_the_source_among_sets_of_one_layout(tmp_path):
+    for name, epoch_s in (('a', 30.0), ('b', 10.0)):
+        write_set(tmp_path / name, ranks=1, batch=100, epoch_s=epoch_s, **SMALL)
+    [found] = answer_of(load_source([str(tmp_path)], 'b'), (1, 1)).rows
+    assert found.measured_step_s == approx(found.step_s)
+
+
 @pytest.mark.parametrize('first_s', [1.0, 5.0, 9.9, 10.0, 30.0])
 def test_no_part_of_a_run_is_negative(tmp_path, first_s):
     """A first epoch that is shorter than the others is chance, so it makes no layout faster than

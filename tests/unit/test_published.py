@@ -164,6 +164,14 @@ def test_report_shows_published_sets_without_logs(tmp_path, monkeypatch):
     dgx1 = systems['dgx1_ngc19.05_mxnet']
     assert dgx1['score_minutes'] == approx(115.22, abs=0.01)
     assert dgx1['images_per_s'] == approx(11_232, abs=2)
+    assert dgx1['runs'][0]['evaluations'][0]['line'] is None
+    page = call('report', 'published/v0.6/NVIDIA', '--format', 'html').stdout
+    assert 'result_0.txt' in page and 'result_0.txt:0' not in page
+    both = 'published/v2.0/Azure', 'published/v2.1/Azure'
+    systems = json.loads(call('report', *both, '--format', 'json').stdout)['systems']
+    named = [(s['system'], *s['rounds']) for s in systems]
+    assert any(len(rounds) > 1 for _, *rounds in named) and len(named) == len({*named})
+    assert '<html' in call('report', *both, '--format', 'html').stdout
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'published').mkdir()  # a folder of this name takes precedence
     assert not sets_under(Path('published'))

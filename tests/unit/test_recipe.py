@@ -19,7 +19,6 @@ from mlperf_rn50.cli.parsers import config_parser
 from mlperf_rn50.config_file import resolve_config
 from mlperf_rn50.data.images import JPEG_QUALITY
 from mlperf_rn50.mllog.logged_run import Evaluation
-from mlperf_rn50.train.plan import config_world_size
 
 SETS = {s.name: s for s in load_published('open')}
 GOOD = SETS['gx_V100x8_fjmxnet']
@@ -273,7 +272,7 @@ def test_learning_rate_scaled_from_published_batches_has_no_deviation(name, batc
     config = load(ROOT / f'launch/configs/{name}.yaml')
     schedule = replace(config.schedule, base_lr=5 * config.schedule.base_lr)
     for planned, expected in ((config, batches), (replace(config, schedule=schedule), set())):
-        ranks = config_world_size(planned)
+        ranks = planned.world_size
         assert {p.batch for p in find_followed(planned, ranks)} == expected
         assert (find_deviations(planned, ranks) == []) == bool(expected)
 

@@ -114,6 +114,14 @@ def test_prices_compare_only_systems_with_the_same_target(tmp_path):
     assert 'the fastest is a/2x4, 1.11 (2 nodes of 4 accelerators, 0.56 minutes).' in text
 
 
+def test_series_to_different_targets_are_not_compared(tmp_path):
+    for name, target in (('a', 0.759), ('b', 0.749)):
+        layouts = {'1x4': 10.0, '2x4': 6.0}
+        write_layouts(tmp_path / name, layouts, target=target, accuracies=(0.3, 0.8))
+    texts = texts_of(studies_of(tmp_path))
+    assert not [text for text in texts if 'b/' in text and 'a/' in text], texts
+
+
 def test_refused_and_unconverged_systems_are_named(tmp_path):
     for seed, name in enumerate('abcde'):
         write_one(tmp_path / name, seed, status='aborted', accuracies=(0.1,))

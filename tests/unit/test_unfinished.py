@@ -8,7 +8,7 @@ from mlperf_rn50.analysis.why.unfinished import unfinished_sentence
 from mlperf_rn50.config import Config, RunConfig
 from mlperf_rn50.mllog.logged_run import Evaluation, Run
 from mlperf_rn50.runfolder.names import RunFolder
-from mlperf_rn50.runfolder.records import CourseRecord, EndRecord, TrainRecord
+from mlperf_rn50.runfolder.records import CourseRecord, EndRecord, ResumedRecord, TrainRecord
 from mlperf_rn50.train.options import ScheduleConfig, TrainConfig
 
 
@@ -16,8 +16,10 @@ from mlperf_rn50.train.options import ScheduleConfig, TrainConfig
 def sentence(tmp_path):
     """Function that describes a run whose schedule has 80 epochs."""
 
-    def make(status, epoch=5.25, records=(), curve=(), max_epochs=None, stops=False, **size):
-        folder = RunFolder(tmp_path, 0)
+    def make(
+        status, epoch=5.25, records=(), curve=(), max_epochs=None, stops=False, index=0, **size
+    ):
+        folder = RunFolder(tmp_path, index)
         evaluations = [Evaluation(e, 0.5, 1, 1.0, 1.0, 1.0) for e in curve]
         log = Run(folder.result, 'v4.0', status, evaluations=evaluations, **size)
         config = Config(
@@ -47,6 +49,17 @@ def test_run_that_ended_early_is_resumed(tmp_path, sentence, status, records, si
     assert text.endswith(f'{words} mlperf-rn50 train --resume {tmp_path}/checkpoints.')
 
 
+@pytest.mark.parametrize('num_ranks, is_elastic', [(8, False), (6, True)])
+def test_run_that_lost_hosts_is_resumed_without_them(tmp_path, sentence, num_ranks, is_elastic):
+    (tmp_path / 'checkpoints' / 'step_100').mkdir(parents=True)
+    (tmp_path / 'config.yaml').write_text(
+        'run: {num_nodes: 4, ranks_per_node: 2}\ntrain: {global_batch_size: 64}\n'
+    )
+    resumed = ResumedRecord(100, epoch=5.25, number_of_ranks=num_ranks)
+    text = sentence('interrupted', records=[resumed], num_nodes=num_ranks // 2, num_ranks=num_ranks)
+    assert text.endswith(' --elastic.') == is_elastic
+
+
 @pytest.mark.parametrize(
     'status, end, changes, text',
     table("""
@@ -54,6 +67,7 @@ failed | | | Failed after 5.25 of 80 epochs; it has no checkpoint to resume.
 failed | converged | |
 failed | failed | | Failed after 5.25 of 80 epochs; train.log has the reason.
 failed | failed | curve=[6] | Failed after 6 of 80 epochs; train.log has the reason.
+failed | failed | index=3 | Failed after 5.25 of 80 epochs; train_3.log has the reason.
 running | | epoch=0.5 | Running: 0.5 of at most 80 epochs; the first evaluation, with the times of \
 its ranks, is due in about 3 min.
 running | | curve=[2,4] | Running: 5.25 of at most 80 epochs.

@@ -315,6 +315,21 @@ def test_exchange_in_16_bits_cannot_be_compressed(section, change):
 
 
 @pytest.mark.parametrize(
+    'num_buckets, num_hosts, step',
+    [
+        (8, 2, 'lower comm.num_buckets'),
+        (1, 2, 'use fewer nodes, or raise train.global_batch_size'),
+        (1, 1, 'raise train.global_batch_size'),
+    ],
+)
+def test_exchange_in_one_bucket_cannot_be_joined(num_buckets, num_hosts, step):
+    ranks = [structs.replace(r, host=f'h{r.rank % num_hosts}') for r in two('wait=64')]
+    net = structs.replace(NETWORK, num_buckets=num_buckets)
+    run = made_run(ranks, net=net, latency_s=0.04)
+    assert explain_time(run).data['next_step'] == step
+
+
+@pytest.mark.parametrize(
     'times', [{'data_s': 0.0}, dict.fromkeys(('read_s', 'decode_s', 'slow_rank_s'), 1e9)]
 )
 def test_impossible_times_give_a_verdict(times):
@@ -391,6 +406,7 @@ def test_command_prints_json_of_a_run_and_of_two(tmp_path):
     )
     assert (one['verdict'], one['part'], one['rank']) == ('python', None, None)
     assert 'Python +40 ms' in both['sentence'] and both['accuracy'] is None
+    assert {*one} == {*both} and both['verdict'] is None
 
 
 def test_evaluations_of_early_versions_are_those_of_the_log():

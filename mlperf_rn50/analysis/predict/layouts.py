@@ -222,7 +222,8 @@ def _predict_batch(
         doubts=list(_doubts(base, found, costs)),
     )
     recipe = layout.recipe
-    for measured in _measured_sets(request, source, layout):
+    measured_sets = _measured_sets(request, source, layout)
+    for measured in sorted(measured_sets, key=lambda s: s is not base.run_set):
         if measured.recipe.global_batch_size == batch:
             is_same = measured.recipe.target_accuracy == recipe.target_accuracy
             is_same = is_same and has_same_recipe(measured.recipe, recipe)

@@ -74,19 +74,17 @@ def _table(
 ) -> Table:
     """Return a table without empty columns. A refused layout has the reason instead of numbers.
     notes are by column."""
-    known = [cells_of(row) for row in rows if not row.refusal]
+    cells = [None if row.refusal else cells_of(row) for row in rows]
+    known = [c for c in cells if c]
     head = [h for h in (known[0] if known else ()) if any(c[h].text != '-' for c in known)]
     head = head or ['layout', 'answer']
-    cells, table_rows = iter(known), []
-    for row in rows:
-        if row.refusal:
-            table_rows.append(_refused(row, len(head) - 1))
-        else:
-            table_rows.append(tuple(map(next(cells).__getitem__, head)))
     return Table(
         title,
         head,
-        table_rows,
+        [
+            tuple(c[h] for h in head) if c else _refused(row, len(head) - 1)
+            for row, c in zip(rows, cells)
+        ],
         note=' '.join(text for column, text in notes.items() if column in head),
         minor=_MINOR,
     )

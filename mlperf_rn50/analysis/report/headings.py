@@ -16,7 +16,7 @@ def has_other_epochs(*run_sets: RunSet) -> bool:
 
 
 def mixes_divisions(run_sets: Collection[RunSet]) -> bool:
-    return keys.OPEN in {s.division for s in run_sets} and len({s.division for s in run_sets}) > 1
+    return len({s.division == keys.OPEN for s in run_sets}) > 1
 
 
 def labels_of(run_sets: Collection[RunSet]) -> dict[RunSet, str]:

@@ -76,7 +76,7 @@ def make_page(
     """Return the report for a page, with plots, all findings and a table of all series.
 
     Args:
-        limit: what limits the only run, as the first sentence.
+        limit: what limits the newest run of the only set, as the first sentence.
         title: of the page instead of the systems and the target.
         most: studies that are not folded, with all tables and plots.
     """

@@ -25,10 +25,7 @@ def summarise(studies: Sequence[Study]) -> list[list[Cell]]:
         for number, study in enumerate(studies, start=1)
         for s in study.run_sets
     }
-    kinds = grouped(
-        (s for s in names if s.time_s and not s.is_duplicate),
-        lambda s: (s.other_dataset, s.target_accuracy, s.division == keys.OPEN),
-    )
+    kinds = grouped((s for s in names if s.time_s and not s.is_duplicate), _goal)
     (*_, is_open), timed = max(
         kinds.items(),
         key=lambda kind: (len(kind[1]), not kind[0][2]),
@@ -60,6 +57,11 @@ def _platform(studies: Sequence[Study]) -> str:
     if len(studies) > 1 or all(f.kind != 'platform_equal' for f in findings):
         return ''
     return next(s.platform for s in studies[0].run_sets if s.platform)
+
+
+def _goal(run_set: RunSet) -> tuple[str | None, float | None, bool]:
+    """Return the data set, target and division; times with other ones are not compared."""
+    return run_set.other_dataset, run_set.target_accuracy, run_set.division == keys.OPEN
 
 
 def _near(a: float | None, b: float | None, *run_sets: RunSet) -> str:
@@ -103,11 +105,11 @@ def _scaling(studies: Sequence[Study], names: _Names) -> list[tuple]:
     They are compared between the two numbers of nodes with the largest product of the number of
     series and the number of doublings.
     """
-    # by nodes of the baseline and of the other set, division
+    # by nodes of the baseline and of the other set, goal and division
     pairs: dict[tuple, list[Comparison]] = {}
     for of, x in ((study.comparison_of, x) for study in studies for x in study.series):
         found = {
-            (c.baseline.num_nodes or 1, c.run_set.num_nodes or 1, s.division == keys.OPEN): c
+            (c.baseline.num_nodes or 1, c.run_set.num_nodes or 1, *_goal(s)): c
             for s in reversed(x.run_sets)
             if (c := of.get(s)) and c.efficiency
         }
@@ -118,7 +120,7 @@ def _scaling(studies: Sequence[Study], names: _Names) -> list[tuple]:
         return []
     widest = max(max(pairs.items(), key=lambda p: p[0][1] / p[0][0])[1], key=lambda c: c.speedup)
     sentences = [_widest(widest, names)]
-    (base, nodes, _), compared = max(
+    (base, nodes, *_), compared = max(
         pairs.items(), key=lambda p: (len(p[1]) > 1, len(p[1]) * log2(p[0][1] / p[0][0]))
     )
     if len(compared) > 1:

@@ -28,15 +28,14 @@ def _failures(run_set: RunSet) -> list[Finding]:
     runs = run_set.counted
     unread = sum(r.status == 'unreadable' for r in runs)
     short = sum(r.status not in ('converged', 'running') for r in runs) - unread
-    found = [
-        make_finding(kind, None, count, len(runs))
-        for kind, count in (('runs_unreadable', unread), ('runs_unconverged', short))
-        if count
-    ]
-    is_scored = run_set.score_minutes is not None
-    return [
-        f._replace(grade='note') if is_scored and f.kind == 'runs_unconverged' else f for f in found
-    ]
+    found = []
+    if unread:
+        found.append(make_finding('runs_unreadable', None, unread, len(runs)))
+    if short:
+        found.append(make_finding('runs_unconverged', None, short, len(runs)))
+    if short and run_set.score_minutes is not None:
+        found[-1] = found[-1]._replace(grade='note')
+    return found
 
 
 def _misses(run_set: RunSet) -> Iterator[Finding]:

@@ -231,6 +231,17 @@ def _obstacles(run_set: RunSet) -> Iterator[str]:
         yield f'{len(runs)} runs, expected {RUNS_OF_A_SCORE}'
 
 
+def lacks_epochs(run_set: RunSet, ruleset: str) -> str:
+    """Return how a set of the closed division took fewer epochs than a round credits, else ''."""
+    division = run_set.logs[0].division if run_set.logs else None
+    if (division or run_set.division) != keys.CLOSED:
+        return ''
+    points = check_rcp(replace(run_set, judgement=replace(run_set.judgement, ruleset=ruleset)))
+    if not points or not points.is_of_round or points.passed:
+        return ''
+    return f'epochs to converge: {points.text}'
+
+
 def judge_set(run_set: RunSet) -> RunSet:
     """Return a set with its judgement. No ruleset is applied to logs that have none, or if the
     checkers are missing."""
@@ -273,11 +284,9 @@ def judge_set(run_set: RunSet) -> RunSet:
         violations += [
             f'{path.name}: {danger}' for path in broken if (danger := find_danger(path, ruleset))
         ]
-    if ruleset and (division or run_set.division) == keys.CLOSED:
-        points = check_rcp(replace(run_set, judgement=judgement))
-        if points and points.is_of_round and not points.passed:
-            judgement = replace(judgement, convergence=f'epochs to converge: {points.text}')
-            violations.append(judgement.convergence)
+    if ruleset and (text := lacks_epochs(replace(run_set, judgement=judgement), ruleset)):
+        judgement = replace(judgement, convergence=text)
+        violations.append(text)
     return replace(
         run_set, judgement=replace(judgement, violations=tuple(dict.fromkeys(violations)))
     )

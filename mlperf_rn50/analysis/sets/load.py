@@ -100,7 +100,7 @@ def load_folder(
 ) -> tuple[RunSet | None, list[OtherBenchmark]]:
     """Return the judged set of a folder's logs, and the logs that are left out.
 
-    Those of programs that train nothing are left out and, if no other can be read, those of other
+    Those of programs that train nothing are left out and, if there are no others, those of other
     benchmarks; then there is no set.
     """
     logs, foreign = [], []
@@ -117,7 +117,7 @@ def load_folder(
                 if e.benchmark in NOT_TRAINING:
                     continue
             logs.append(CheckedLog(path, error=str(e).removeprefix(f'{path}: ')))
-    if foreign and not any(log.run for log in logs):
+    if foreign and len(foreign) == len(paths):
         return None, foreign
     omitted = [e for e in foreign if e.benchmark in NOT_TRAINING]
     return make_run_set(paths[0].parent, logs), omitted

@@ -57,7 +57,7 @@ def _published_set(entry: Mapping[str, Any]) -> RunSet:
             last_epoch=epochs,
             epochs_to_converge=epochs if status == 'converged' else None,
             evaluations=[
-                Evaluation(epoch, accuracy, 0, None, None, None) for epoch, accuracy in curve
+                Evaluation(epoch, accuracy, None, None, None, None) for epoch, accuracy in curve
             ],
             **facts,
         )

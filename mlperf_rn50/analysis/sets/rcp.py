@@ -40,7 +40,11 @@ def is_scaled(run_set: RunSet) -> bool:
     return (
         _ruleset(run_set) is not None
         and {r.division for r in run_set.runs if r.division} == {keys.CLOSED}
-        and all((r.final_accuracy or 0) >= TARGET for r in run_set.converged)
+        and all(
+            (r.final_accuracy or 0) >= TARGET
+            for r in run_set.converged
+            if r.path not in run_set.judgement.misses
+        )
     )
 
 

@@ -429,7 +429,7 @@ def fact_refs(runs: Sequence[Run], field: str) -> Refs:
 
 
 def evaluation_refs(run: Run) -> Refs:
-    return ((run.path, run.evaluations[-1].line),) if run.evaluations else ()
+    return tuple((run.path, e.line) for e in run.evaluations[-1:] if e.line is not None)
 
 
 def clock_refs(run: Run) -> Refs:
@@ -443,10 +443,10 @@ def time_refs(*run_sets: RunSet | None) -> Refs:
 def training_refs(*run_sets: RunSet | None) -> Refs:
     """Return the first and last epoch and the last evaluation of each run."""
     return tuple(
-        (r.path, rows[place].line)
+        (r.path, line)
         for s in run_sets
         if s
         for r in s.scored or s.runs
         for rows, place in ((r.segments, 0), (r.segments, -1), (r.evaluations, -1))
-        if rows
+        if rows and (line := rows[place].line) is not None
     )

@@ -166,13 +166,13 @@ def _compare_pair(a: RunSet, b: RunSet) -> Split | None:
     nodes = {a.num_nodes, b.num_nodes}
     if not a.num_units or not rates or None in nodes or len(nodes) < 2 or has_other_units(a, b):
         return None
-    times = ratio(slow.time_s, fast.time_s)
+    times = ratio(fast.time_s, slow.time_s)
     return Split(
         units=a.num_units,
         faster=fast,
         slower=slow,
         difference=rates - 1,
-        time_difference=times - 1 if times else None,
+        time_difference=1 - times if times else None,
     )
 
 
@@ -376,6 +376,8 @@ def make_studies(
         raise UserError(f'--baseline: got {baseline}, {problem}')
     if chosen and chosen[0].refusal:
         raise UserError(f'--baseline: {baseline} is refused because {chosen[0].refusal}')
+    if chosen and not chosen[0].time_s:
+        raise UserError(f'--baseline: {baseline} has no time, expected one with a converged run')
     for run_set in sorted(run_sets, key=_is_apart):
         key: tuple = run_set.study, _kind(run_set)
         if chosen and _kind(run_set) == _kind(chosen[0]):

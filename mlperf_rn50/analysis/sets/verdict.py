@@ -6,7 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlperf_rn50.analysis.sets.judgement import folded, passed_rulesets, violations_of
+from mlperf_rn50.analysis.sets.judgement import (
+    folded,
+    lacks_epochs,
+    passed_rulesets,
+    violations_of,
+)
 from mlperf_rn50.analysis.sets.load import OtherBenchmark, describe_others
 from mlperf_rn50.analysis.sets.rcp import official_score_minutes
 from mlperf_rn50.analysis.sets.run_set import RUNS_OF_A_SCORE, RunSet
@@ -90,14 +95,17 @@ def _basis(verdict: Verdict) -> str:
     )
 
 
+def _passed(run_set: RunSet) -> tuple[str, ...]:
+    """Return the rulesets that a set passes."""
+    if not run_set.judgement.is_sound:
+        return ()
+    return tuple(r for r in passed_rulesets(run_set.logs) if not lacks_epochs(run_set, r))
+
+
 def make_check(run_sets: Sequence[RunSet], others: Sequence[OtherBenchmark] = ()) -> Answer:
     """Return the verdicts on sets of checked logs, and skipped logs of other benchmarks. As in
     MLPerf, one of five may fail."""
-    verdicts = [
-        Verdict(s, tuple(passed_rulesets(s.logs)) if s.judgement.is_sound else ())
-        for run_set in run_sets
-        for s in (run_set, *run_set.later)
-    ]
+    verdicts = [Verdict(s, _passed(s)) for run_set in run_sets for s in (run_set, *run_set.later)]
     logs = [log for v in verdicts for log in v.logs]
     is_passed = not any(v.run_set.judgement.violations for v in verdicts)
     first, *lines = _one_verdict(*verdicts) if len(verdicts) == 1 else _all_verdicts(verdicts)
@@ -172,6 +180,7 @@ def _other_rounds(verdicts: Sequence[Verdict]) -> list[str]:
         if logs or any(v.is_valid or v.run_set.judgement.violations for v in others):
             broken = violations_of(logs, ruleset)
             reasons = folded({log.path: broken.get(log.path, ())[:1] for log in logs})
+            reasons += filter(None, (lacks_epochs(v.run_set, ruleset) for v in others))
             results.setdefault(tuple(reasons), []).append(ruleset)
     texts = [
         f'{render_rounds(rulesets)} ' + (f'no ({_joined(reasons)})' if reasons else 'yes')

@@ -138,8 +138,8 @@ class Follower:
                 key.append((n, signature))
         if key != self._judged[0]:
             paths = [RunFolder(self.folder, n).result for n in numbers]
-            judged, foreign = load_folder(paths, Rules(now_s=now_s))
-            self._judged = key, judged.reasons if judged else tuple(map(str, foreign))
+            judged, _ = load_folder(paths, Rules(now_s=now_s))
+            self._judged = key, judged.reasons if judged else ()
         return self._judged[1]
 
     def _read(self, number: int, now_s: float) -> Run | UserError:
@@ -156,7 +156,9 @@ class Follower:
         if signature == before and not (is_open and abs(now_s - read_s) >= _READ_AGAIN_S):
             return run
         try:
-            run = read_run(path, now_s)
+            # this program also trains other networks, which are not judged
+            is_own = os.path.exists(RunFolder(self.folder, number).metrics)
+            run = read_run(path, now_s, is_own)
         except UserError as e:
             run = e
         self._logs[number] = signature, now_s, run
@@ -331,7 +333,7 @@ def _attempts(folder: Path, number: int | None) -> tuple[str, ...]:
     """Return how the launcher's attempts at a run ended; number is None for attempts that did not
     start a run."""
     texts = []
-    for attempt in [a for a in read_attempts(folder) if a.run == number][-MAX_ITEMS:]:
+    for attempt in [a for a in read_attempts(folder) if a.run == number]:
         end = text(attempt.end or '') or 'cut short'
         can = (
             ''

@@ -175,7 +175,7 @@ def judge_course(run: RunData, config: Config, batch: int, num_ranks: int) -> It
     yield weigh('crop', 'side of an image relative to its evaluated part', zoom, most=1.3)
     if d.crop == 'random_resized':
         figure = 'area of the largest training crop relative to the image'
-        yield weigh('crop', figure, d.max_area, least=0.5)
+        yield weigh('crop_area', figure, d.max_area, least=0.5)
     num_skipped = sum(r.now < r.before for r in run.all(LossScaleRecord))
     figure = 'steps that overflowed and were skipped'
     yield weigh('loss_scale', figure, num_skipped, most=10 + num_steps // 100)
@@ -215,7 +215,7 @@ def _has_effect(key: str, config: Config) -> bool:
             return config.schedule.decay == 'step'
         case 'schedule.decay_epochs':  # with steps it only ends a run
             return config.schedule.decay != 'step' or config.train.max_epochs is None
-        case 'data.min_area':
+        case 'data.min_area' | 'data.max_area':
             return config.data.crop == 'random_resized'
     return True
 
@@ -256,7 +256,14 @@ def find_better(run: RunData, config: Config) -> tuple[list[Config], str]:
     return [o.config for o in others if o.config], ''
 
 
-def _next_step(cause: str) -> str:
+def _next_step(cause: str, config: Config) -> str:
+    if cause == 'batch':
+        return f'change {config.batch_key}'
+    if cause == 'epochs' and config.schedule.decay_epochs <= config.num_epochs:
+        # After the end of its schedule, the learning rate is too small for further epochs.
+        decay = 'step_epochs' if config.schedule.decay == 'step' else 'decay_epochs'
+        last = 'train.max_epochs' if config.train.max_epochs else 'schedule.decay_epochs'
+        return f'change {" and ".join(dict.fromkeys((f"schedule.{decay}", last)))}'
     for key, name in _KEYS.items():
         if name == cause:
             return f'change {key}'
@@ -293,6 +300,7 @@ def explain_accuracy(
         probed: figures of a probe.
         weights: sentence that names the weights that were probed.
     """
+    run = run.preserved()
     config, log, standing = run.config, run.log, run.last(CourseRecord)
     if not config or not log or not log.global_batch_size:
         return None
@@ -309,9 +317,8 @@ def explain_accuracy(
         better, not_below = find_better(run, config)
         notes.append(not_below)
         # an elastic run scales the learning rate for the ranks that were configured at its start
-        begun = (load_run_config(run.folder, ()) or config).run
-        num_ranks = (begun.num_nodes or 0) * (begun.ranks_per_node or 0)
-        found += judge_recipe(config, num_ranks or log.num_ranks or 1, better)
+        begun = load_run_config(run.folder, ()) or config
+        found += judge_recipe(config, begun.world_size or log.num_ranks or 1, better)
         found += judge_course(run, config, log.global_batch_size, log.num_ranks or 1)
     found.sort(
         key=lambda c: (-c.strength if c.strength > 1 else 0, c.verdict == 'usual', -c.strength)
@@ -322,7 +329,7 @@ def explain_accuracy(
     named = [first for first, *_ in grouped(accused, lambda c: c.name).values()][:2]
     if named:
         shown = _causes_text(named)
-        next_step = ', or '.join(dict.fromkeys(_next_step(c.name) for c in named))
+        next_step = ', or '.join(dict.fromkeys(_next_step(c.name, config) for c in named))
     else:
         shown = (
             f'{"log and configuration" if probed is None else "weights and images"} show no cause'

@@ -207,9 +207,8 @@ def _unmeasured(
     return [(a, b) for a, b in found if a < b]
 
 
-def _preserved(records: Sequence[MetricsRecord]) -> tuple[list[Interval], float]:
-    """Return the intervals of a run and the time of checkpoints after the last one, without those
-    that a resume discarded."""
+def _intervals_of(records: Sequence[MetricsRecord]) -> tuple[list[Interval], float]:
+    """Return the intervals of a run and the time of checkpoints after the last one."""
     by_epoch: dict[int, RanksRecord] = {}
     checkpoint_s = 0.0
     for record in records:
@@ -220,15 +219,13 @@ def _preserved(records: Sequence[MetricsRecord]) -> tuple[list[Interval], float]
             checkpoint_s = record.checkpoint_s
         elif isinstance(record, ResumedRecord):
             checkpoint_s = 0.0
-            if (epoch := record.epoch) is not None:
-                by_epoch = {e: r for e, r in by_epoch.items() if e <= epoch + 1e-6}
     return [_interval_of(r) for r in by_epoch.values() if r.ranks], checkpoint_s
 
 
 def times_of(run: RunData) -> Times:
     """Return the times of a run, without a first interval that was slow only at its start, and
     without steps after the last evaluation, whose times are not known."""
-    intervals, last_checkpoint_s = _preserved(run.records)
+    intervals, last_checkpoint_s = _intervals_of(run.preserved().records)
     if not intervals:
         action = 'resume it' if run.all(RanksRecord) else 'train with this version'
         if run.log and run.log.status == 'running':

@@ -63,27 +63,12 @@ def judge_records(
     num_leaked = sum(key in known for key, _ in validation)
     num_labels = Counter(key for key, _ in {*train})
     num_contrary = sum(num_labels[key] > 1 for key, _ in train)
-    for name, figure, count, most in (
-        (
-            'leak',
-            'validation images that are also training images',
-            num_leaked,
-            len(validation) // 100,
-        ),
-        (
-            'label_noise',
-            'training images that recur with another label',
-            num_contrary,
-            len(train) // 100,
-        ),
-        (
-            'repeated_images',
-            'training images that are copies of others',
-            len(train) - len(known),
-            len(train) // 4,
-        ),
-    ):
-        yield weigh(name, figure, count, most=max(3, most))
+    figure = 'validation images that are also training images'
+    yield weigh('leak', figure, num_leaked, most=max(3, len(validation) // 100))
+    figure = 'training images that recur with another label'
+    yield weigh('label_noise', figure, num_contrary, most=max(3, len(train) // 100))
+    num_copies, figure = len(train) - len(known), 'training images that are copies of others'
+    yield weigh('repeated_images', figure, num_copies, most=max(3, len(train) // 4))
 
 
 def judge_changes(

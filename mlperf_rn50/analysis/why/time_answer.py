@@ -25,6 +25,13 @@ from mlperf_rn50.text import percent, plural, printable, significant
 _NO_CORES = (
     'Not recorded by the version that trained: whether other programs used the cores of the ranks.'
 )
+# values of a run whose times are not known, and of a comparison
+UNKNOWN = dict.fromkeys(
+    columns(
+        'sentence | next_step | notes | evidence | verdict | part | share | gain | also | '
+        'since_epoch | rank | host | bandwidth_bytes_per_s | peak_share | parts_s'
+    )
+) | render_goodput(None)
 _LEAST_CHANGE = 0.01  # of the time of a part; smaller changes are not named, however certain
 _VERDICTS = load_ini(Path(__file__).with_name('verdicts.ini'))
 _NAMES = _VERDICTS['names of parts']
@@ -58,11 +65,14 @@ def _text(found: Bottleneck, key: str) -> str:
     return _VERDICTS[f'{found.name} {found.part or ""}'.strip()][key]
 
 
-def _next_step(run: RunData, found: Bottleneck) -> str:
-    is_link = (found.name, found.part) == ('exchange', 'link')
+def _next_step(run: RunData, times: Times, found: Bottleneck) -> str:
     config = run.config or Config()
+    # changes that were made already
     is_small = config.train.precision == 'float16' or config.comm.compression == 'fp16'
-    return _text(found, 'next in 16 bits' if is_link and is_small else 'next')
+    made = {'link': is_small, 'latency': times.network.num_buckets == 1}
+    key = 'next otherwise' if found.name == 'exchange' and made.get(found.part or '') else 'next'
+    fewer = 'use fewer nodes, or ' if times.num_hosts > 1 else ''
+    return _text(found, key).format(batch=config.batch_key, fewer=fewer)
 
 
 def _share(value: float) -> str:
@@ -138,7 +148,7 @@ def explain_time(run: RunData) -> Answer:
         _sentence(times, found),
         columns('part | share | ms per step | median | 99th percentile'),
         rows,
-        next_step=_next_step(run, found),
+        next_step=_next_step(run, times, found),
         notes=[
             f'Also: {also}.',
             *([f'Goodput: {goodput.text}.'] if goodput else []),

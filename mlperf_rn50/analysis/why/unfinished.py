@@ -2,21 +2,22 @@
 
 import shlex
 
-from mlperf_rn50.analysis.run_data import RunData
+from mlperf_rn50.analysis.run_data import RunData, load_run_config
 from mlperf_rn50.config import Config
 from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.runfolder.names import newest_step
-from mlperf_rn50.runfolder.records import CourseRecord, EndRecord, TrainRecord
+from mlperf_rn50.runfolder.records import CourseRecord, EndRecord, ResumedRecord, TrainRecord
 from mlperf_rn50.text import duration
 
 
 def unfinished_sentence(run: RunData) -> str:
     """Return how far a run is that has not trained to the end of its schedule; '' for others."""
+    run = run.preserved()
     log, config, last = run.log, run.config, run.last(TrainRecord)
     if not log or not config or log.status == 'converged':
         return ''
     evaluated = log.curve[-1][0] if log.curve else 0.0
-    # A resumed run repeats epochs. The last steps of a run that has ended may not be recorded.
+    # The last steps of a run that has ended may not be recorded.
     epoch = max(last.epoch, evaluated) if last and log.status != 'aborted' else evaluated
     schedule = max(1, int(config.schedule.decay_epochs))
     planned = config.num_epochs
@@ -30,7 +31,8 @@ def unfinished_sentence(run: RunData) -> str:
         end = next(reversed(run.records), None)
         if not isinstance(end, EndRecord):
             return f'Failed {done}{_resume(run, log)}.'
-        return f'Failed {done}; train.log has the reason.' if end.status == 'failed' else ''
+        reason = f'; {run.folder.train_log.name} has the reason'
+        return f'Failed {done}{reason}.' if end.status == 'failed' else ''
     if was_behind(run, config) and evaluated < planned:
         return f'Ended {done}, because it was behind its reference runs.'
     return (
@@ -59,5 +61,9 @@ def _resume(run: RunData, log: Run) -> str:
         return '; it has no checkpoint to resume'
     nodes, ranks = log.num_nodes or 1, log.num_ranks or 1
     words = ['launch/ranks.sh', *['--hosts HOSTS'] * (nodes > 1), str(ranks // nodes)]
-    checkpoints = shlex.quote(str(run.folder.checkpoints))
-    return f'; resume with {" ".join(words)} mlperf-rn50 train --resume {checkpoints}'
+    words += ['mlperf-rn50 train --resume', shlex.quote(str(run.folder.checkpoints))]
+    begun, resumed = load_run_config(run.folder, ()), run.last(ResumedRecord)
+    configured = begun and begun.world_size
+    if configured and resumed and resumed.number_of_ranks not in (None, configured):
+        words.append('--elastic')
+    return f'; resume with {" ".join(words)}'

@@ -216,7 +216,7 @@ class RunResolver:
             log.flag('accuracy_missing', event.line, epoch)
         target_line = log.line(events.TARGET_ACCURACY) or 0
         reached = [e for e in evaluations if target is not None and e.accuracy >= target]
-        early = [e for e in reached if e is not last and e.line > target_line]
+        early = [e for e in reached if e is not last and (e.line or 0) > target_line]
         if early:
             log.flag('trained_past_target', early[0].line, early[0].epoch, last.epoch)
         starts = [*log.epochs.items(), *log.blocks.items()]
