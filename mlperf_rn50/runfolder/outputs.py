@@ -1,13 +1,13 @@
 """Folders of outputs, in which a command replaces only files that it wrote and that have not been
 changed since.
 
-LISTING contains the SHA-256 and the name of each such file, as sha256sum prints them. Commands that
+LISTING contains the SHA-256 and the path of each such file, as sha256sum prints them. Commands that
 are not repeated into the same folder have no listing and replace no file.
 """
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,8 +25,12 @@ LISTING = '.mlperf_rn50.sha256'
 _MAX_LISTING_BYTES = 1 << 22
 
 
-def _line_of(path: Path) -> str:
-    return f'{digest_of(path)}  {path.name}'
+def _line_of(path: Path, name: str = '') -> str:
+    return f'{digest_of(path)}  {name or path.name}'
+
+
+def _name_in(line: str) -> str:
+    return line.partition('  ')[2]
 
 
 def _read_listing(path: Path) -> list[str]:
@@ -60,9 +64,26 @@ def new_files(folder: Path, is_repeatable: bool = True) -> Iterator[Path]:
         found = {path: _line_of(path) for path in old if lines and path.is_file()}
         refuse_existing(path for path in old if found.get(path) not in lines or path.is_symlink())
         if is_repeatable:  # before the moves, so that an interrupted command can be repeated
-            others = {line for line in lines if folder / line.partition('  ')[2] not in old}
+            others = {line for line in lines if folder / _name_in(line) not in old}
             write_atomically(
                 listing, '\n'.join(sorted({*others, *found.values(), *map(_line_of, new)})) + '\n'
             )
         for path, target in zip(new, old):
             path.replace(target)
+
+
+def refuse_changed(folder: Path, paths: Iterable[Path]) -> None:
+    """Raise ConfigError for a listed file in a folder that was changed since."""
+    lines = _read_listing(folder / LISTING)
+    listed = set(map(_name_in, lines))
+    named = {path: str(path.relative_to(folder)) for path in paths}
+    refuse_existing(p for p, n in named.items() if n in listed and _line_of(p, n) not in lines)
+
+
+def list_files(folder: Path, source: Path, paths: Iterable[Path]) -> None:
+    """List files of a source folder before they are moved to the same places in a folder."""
+    new = {str(path.relative_to(source)): path for path in paths}
+    old = {_line_of(folder / name, name) for name in new if (folder / name).is_file()}
+    lines = [line for line in _read_listing(folder / LISTING) if _name_in(line) not in new]
+    listed = {*lines, *old, *(_line_of(path, name) for name, path in new.items())}
+    write_atomically(folder / LISTING, '\n'.join(sorted(listed)) + '\n')

@@ -209,6 +209,30 @@ def test_replacement_keeps_other_benchmarks_and_refuses_files_of_the_user(tmp_pa
             own.parent.rmdir()
 
 
+def test_replacement_refuses_files_that_were_changed_since(tmp_path, runs):
+    commit_program(tmp_path / 'checkout', runs)
+    home = make(tmp_path, runs).home
+    for path in (home / 'systems/box.json', home / NEW / 'box/README.md'):
+        text = path.read_text()
+        path.write_text(f'{text}\n')
+        with pytest.raises(UserError, match=f'{path} exists already and is not replaced'):
+            make(tmp_path, runs, is_replacing=True)
+        path.write_text(text)
+    make(tmp_path, runs, is_replacing=True)
+    listed = (tmp_path / 'out/.mlperf_rn50.sha256').read_text()
+    assert '  us/systems/box.json\n' in listed and '/mlperf_rn50/' not in listed
+
+
+def test_logs_with_a_name_of_the_site_are_not_packaged(tmp_path, runs):
+    commit_program(tmp_path / 'checkout', runs)
+    for path in runs.glob('env*.json'):
+        env = json.loads(path.read_text()) | {'host': {'hostname': 'secret7'}}
+        path.write_text(json.dumps(env))
+    (runs / 'result_1.txt').write_text((runs / 'result_1.txt').read_text() + 'on secret7\n')
+    made = make(tmp_path, runs)
+    assert made.home is None and 'result_1.txt: contains secret7' in made.refusals[0]
+
+
 def test_replacement_in_v05_keeps_the_program_beside_the_files_of_the_system(tmp_path, runs):
     code = f'mlperf_rn50-{commit_program(tmp_path / "checkout", runs)[:8]}'
     v05 = {'round_name': 'v0.5', 'poc_email': 'a@b.c'}

@@ -70,6 +70,7 @@ def test_required_fields_without_a_value_are_missing():
     gpu = {'accelerator_model_name': '', 'accelerator_memory_capacity': ''}
     assert missing_fields(content | gpu | {'accelerators_per_node': '0'}, 'v4.0') == []
     assert len(missing_fields(content | gpu, 'v4.0')) == 2
+    assert missing_fields(content | cores | {'accelerators_per_node': '0'}, 'v4.0') == []
 
 
 # --- facts of the machine

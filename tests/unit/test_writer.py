@@ -62,6 +62,22 @@ def test_events_follow_the_rules_with_epochs_from_one_and_in_v05_from_zero(tmp_p
     assert values(path, 'run_clear_caches', 'MLPv0.5.0') == [True]
     for line_format in ('MLLOG', 'MLPv0.5.0'):
         assert {e.metadata['file'] for e in events(path, line_format)} == {'tests/sample_log.py'}
+    # the official checker sorts the lines
+    last = sorted(line for line in path.read_text().splitlines() if 'MLPv0.5.0' in line)[-2:]
+    assert 'run_stop' in last[0] and 'run_final' in last[1]
+
+
+@pytest.mark.parametrize('num_ranks, expected', [(1, 1), (3, 2), (8, 4)])
+def test_partly_used_accelerator_counts(tmp_path, num_ranks, expected):
+    config = replace(
+        SGD,
+        run=replace(SGD.run, ranks_per_device=2),
+        train=replace(SGD.train, device='gpu'),
+    )
+    log = RunLog(tmp_path / 'log', None)
+    log.data(config, num_ranks, 1)
+    log.close()
+    assert values(tmp_path / 'log', 'accelerators_per_node') == [expected]
 
 
 def test_times_follow_the_monotonic_clock_when_the_wall_clock_jumps(tmp_path, monkeypatch):

@@ -56,7 +56,7 @@ class TreeVerdict:
 
 def read_params(home: Path, ruleset: str, system: str) -> tuple[set[str], list[Fault]]:
     """Return the options of package_checker that the files of a tree set for a system, and the
-    lines without effect.
+    lines without effect. system: '' for the file in the root only.
 
     From v2.0 on, the official script passes on whole lines of the file in the root.
     package_checker reads the files in results/<system> and below; there a line must equal an
@@ -64,7 +64,7 @@ def read_params(home: Path, ruleset: str, system: str) -> tuple[set[str], list[F
     """
     options, faults = set[str](), list[Fault]()
     results = home / 'results' / system
-    for folder in (home, results, results / 'resnet'):
+    for folder in (home, results, results / 'resnet') if system else (home,):
         path = folder / PARAMS
         if not path.is_file() or path.is_symlink():
             continue

@@ -44,6 +44,7 @@ from mlperf_rn50.mllog.package.tree_verdict import (
 from mlperf_rn50.mllog.read.description import load_env
 from mlperf_rn50.runfolder.locks import OUTPUT_LOCK, folder_lock
 from mlperf_rn50.runfolder.names import run_of
+from mlperf_rn50.runfolder.outputs import list_files, refuse_changed
 from mlperf_rn50.text import plural, printable, some
 
 _SAME_SCORE_MINUTES = 0.005  # a smaller difference disappears in rounding
@@ -123,6 +124,13 @@ def _own_paths(paths: TreeLayout) -> tuple[str, ...]:
     """Return the files and folders of one system, results first."""
     own = (paths.results, paths.description, paths.folder, paths.contact)
     return tuple(path for path in own if path)
+
+
+def _files_of(home: Path, paths: TreeLayout) -> list[Path]:
+    """Return the files of a system in a tree, without those of the program."""
+    own = [home / path for path in _own_paths(paths)]
+    found = [file for path in own for file in (path, *sorted(path.rglob('*')))]
+    return [file for file in found if file.is_file() and home / paths.code not in file.parents]
 
 
 def _write_tree(home: Path, runs: Sequence[Run], order: Order, commit: str) -> list[str]:
@@ -252,6 +260,7 @@ def make_package(runs: Sequence[Run], judgement: Judgement, order: Order) -> Pac
         *(check_commit(order.code, commit) if commit else [refusal]),
         *(f for run in runs for f in find_flaws(run)),
     ]
+    refusals = refusals or list(map(str, check_logs(runs, find_site(runs))))
     if refusals:
         return Package(order.round, None, list(dict.fromkeys(refusals)))
     with (
@@ -260,14 +269,13 @@ def make_package(runs: Sequence[Run], judgement: Judgement, order: Order) -> Pac
         tempfile.TemporaryDirectory(dir=order.out, prefix='.package-') as place,
     ):
         paths = layout_of(order.round).of(order.system, code_name(commit))
-        new = Path(place, 'new', order.tree)
+        new_out = Path(place, 'new')
+        new = new_out / order.tree
         copy_code(new / paths.code, order.code, commit)
         if flaws := check_configs(runs, accepted_keys(sources_of(new / paths.code))):
             return Package(order.round, None, flaws)
         notes += _write_tree(new, runs, order, commit)
         verdict = judge_package(new, order.round, {order.system: (runs, judgement)})
-        private = check_logs(runs, find_site(runs))
-        verdict = replace(verdict, faults=[*verdict.faults, *private])
         refuse_existing(
             path
             for p in new.rglob('*')
@@ -276,6 +284,9 @@ def make_package(runs: Sequence[Run], judgement: Judgement, order: Order) -> Pac
         _refuse_changed(order.home, new, paths.code)
         if order.is_replacing:
             _refuse_foreign(order.home, new, paths)
+            refuse_changed(order.out, _files_of(order.home, paths))
+        list_files(order.out, new_out, _files_of(new, paths))
+        if order.is_replacing:
             _swap(order.home, new, paths, Path(place, 'old'))
             notes += _remove_unused(order.home, layout_of(order.round), code_name(commit))
         else:

@@ -172,8 +172,9 @@ def missing_fields(content: JsonObject, round_name: str) -> list[str]:
         values = value if isinstance(value, list) else [value]
         if any(_value(name, v) not in ('', {}, [], 'False') for v in values):
             return False
-        if '0' in (str(part.get(key)) for key in ('accelerators_per_node', 'num_accelerators')):
-            return not name.startswith('accelerator')
+        counts = (str(part.get(key)) for key in ('accelerators_per_node', 'num_accelerators'))
+        if name.startswith('accelerator') and '0' in counts:
+            return False
         # one of the two is enough
         return not (name in _CORES and any(part.get(other) for other in _CORES))
 
