@@ -6,11 +6,13 @@ the ranks ended with.
 """
 
 import re
+import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
+from typing import Any, TypeVar
 
 from mlperf_rn50.errors import (
     EXIT_CODES,
@@ -32,6 +34,8 @@ MAX_STUCK = 3  # failed attempts without a newer checkpoint, after which the lau
 MAX_FAILURES = 2
 # before the restart after the first such attempt; doubled after each further one
 _FIRST_PAUSE_S = 5.0
+_STORAGE_LIMIT_S, _STORAGE_PAUSE_S = 60.0, 2.0
+T = TypeVar('T')
 _PHASES = {'eval_start': 'evaluation', 'epoch_start': 'training', 'eval_stop': 'training'}
 OVER = ('converged', 'aborted', 'failed')  # statuses of a finished run
 # The records that show the progress of a run; the others may be large, such as the times of all
@@ -121,6 +125,22 @@ def ends_of(folder: Path, first_run: int) -> list[str | None]:
 def is_writing(run: RunFolder) -> bool:
     """Return whether a checkpoint or a network of a run is incomplete."""
     return any(temporaries_in(folder) for folder in (run.checkpoints, run.weights))
+
+
+def patient(read: Callable[..., T]) -> Callable[..., T]:
+    """Return a function that reads again for a minute while storage fails."""
+
+    def read_again(*arguments: Any, **keys: Any) -> T:
+        end = time.monotonic() + _STORAGE_LIMIT_S
+        while True:
+            try:
+                return read(*arguments, **keys)
+            except OSError:
+                if time.monotonic() > end:
+                    raise
+            time.sleep(_STORAGE_PAUSE_S)
+
+    return read_again
 
 
 def read_progress(folder: Path, chosen: RunFolder | None = None) -> RunProgress:
@@ -238,6 +258,10 @@ def count_stuck(attempts: Sequence[Attempt]) -> int:
     cause do not count."""
     recent = takewhile(lambda a: not (a.gained or a.end in OVER), reversed(attempts))
     return sum(a.has_stepped or a.origin != 'outside' for a in recent)
+
+
+progress_before = patient(read_progress)
+attempt_after = patient(read_attempt)
 
 
 def bad_hosts(failures: Sequence[Failure], hosts: Sequence[str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import DEVNULL
@@ -222,5 +222,6 @@ class ReturnTests:
         if not running:
             for name in names:
                 command = [*_SSH, name, _HAS_CHECKOUT]
-                self._tests[name] = start_helper(command, stdout=DEVNULL, stderr=DEVNULL)
+                with suppress(OSError):  # no process can be started now
+                    self._tests[name] = start_helper(command, stdout=DEVNULL, stderr=DEVNULL)
         return found

@@ -33,6 +33,7 @@ from mlperf_rn50.launch.engines import (
     environment,
     plain_output,
     run_scontrol,
+    slurm_name,
 )
 from mlperf_rn50.launch.helpers import (
     HOST_LOST,
@@ -153,16 +154,26 @@ class StageClock:
         """
         now = time.monotonic()
         is_due = now - self._looked >= LOOK_S or self.left_s() <= 0
-        if not self._status or self.run_status or self.stage not in _WAITING or not is_due:
+        if not self._status or self.stage not in _WAITING or not is_due:
             return
         self._looked = now
-        self.run_status = self._status()
-        if self.run_status is not None:
-            self._limits[Stage.RUNNING] = float('inf')
-        if self.run_status:
+        was_over = bool(self.run_status)
+        with suppress(OSError):  # storage may answer at the next look
+            self.run_status = self._status()
+        is_over = bool(self.run_status)
+        if is_over and not was_over:
             self._since = now
             self.awaited = dict.fromkeys(_WAITING, 'the run has ended, but not its processes')
             self._limits[Stage.RUNNING], self._limits[Stage.STOPPING] = END_LIMITS_S
+        elif was_over and not is_over:  # the end was that of an earlier attempt
+            self.awaited = _WAITING
+            self._limits[Stage.STOPPING] = STOP_LIMIT_S
+        if self.run_status == '':
+            self._limits[Stage.RUNNING] = float('inf')
+
+    def wait_for_evaluation(self) -> None:
+        """Let the ranks stop without a limit of the launcher; they have their own."""
+        self._limits[Stage.STOPPING] = float('inf')
 
     def enter(self, stage: Stage) -> None:
         self.stage = stage
@@ -219,8 +230,10 @@ def run_engine(
         clock.update_limits()
         required = stage_of(number, signals.is_forced or not status)
         is_running = clock.stage is Stage.RUNNING
-        if required is None and is_running and clock.run_status == '' and should_stop():
+        can_stop = required is None and is_running and clock.run_status == ''
+        if can_stop and should_stop():
             required = Stage.STOPPING
+            clock.wait_for_evaluation()
         is_late = required is None and clock.left_s() <= 0
         if number == HOST_LOST or (is_late and is_running):
             has_failed = True
@@ -514,10 +527,11 @@ class Launcher:
             return EXIT_FAILED
         chosen = self.options.run
         resume = f'resume with: {resume_command(chosen.checkpoints if chosen else run_dir)}'
-        is_shown, shown = run_scontrol('show', 'job', job)
+        name = slurm_name(os.environ)
+        is_shown, shown = run_scontrol('show', 'job', name)
         if not is_shown:  # slurmctld may be starting again
             time.sleep(SCONTROL_PAUSE_S)
-            is_shown, shown = run_scontrol('show', 'job', job)
+            is_shown, shown = run_scontrol('show', 'job', name)
         if not is_shown:
             self.say(f'not requeued, because Slurm does not answer ({shown}); {resume}')
             return code
@@ -535,7 +549,7 @@ class Launcher:
         self.say(
             'stopped before the end of the run; the job is requeued and resumes from its checkpoint'
         )
-        is_done, reason = run_scontrol('requeue', job)
+        is_done, reason = run_scontrol('requeue', name)
         if not is_done:
             self.say(f'Slurm did not requeue the job ({reason}); {resume}')
         return code

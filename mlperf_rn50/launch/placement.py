@@ -46,6 +46,14 @@ class Placement:
             return failure.host
         return self.hosts[failure.rank // self.ranks_per_node]
 
+    def host_at_fault(self, failure: Failure) -> str:
+        """Return the host of a failure or, for a rank that waited, that of the late rank; '' if it
+        is not known."""
+        if failure.late_rank is None:
+            return self.name_of(failure)
+        is_known = failure.late_rank >= 0
+        return self.name_of(replace(failure, rank=failure.late_rank)) if is_known else ''
+
     def ranks_of(self, host: str) -> str:
         """Return the ranks of a host as text."""
         first = self.hosts.index(host) * self.ranks_per_node
@@ -122,7 +130,8 @@ def check_machine(engine: Engine, options: Options, placement: Placement, config
     num_here = (
         0 if engine.in_slurm else sum(map(is_here, placement.hosts)) * placement.ranks_per_node
     )
-    check_room(engine, num_here or placement.ranks_per_node)
+    # Slurm gives the limits of this process to those of each node; ssh does not
+    check_room(engine, placement.ranks_per_node if engine.in_slurm else num_here)
     found = ''
     num_cores = len(os.sched_getaffinity(0))
     num_cpus = ceil(min(num_cores, find_limits().quota_cpus or num_cores))

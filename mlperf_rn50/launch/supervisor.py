@@ -145,7 +145,7 @@ class Supervisor:
         while True:
             self._num_jobs += 1
             job = f'{self.token}-{self._num_jobs}'
-            before = attempts.read_progress(run_dir, chosen)
+            before = attempts.progress_before(run_dir, chosen)
 
             # the doctor, then the ranks
             code = doctor_code = 0 if is_checked else self._run_doctor(job, train_options)
@@ -155,7 +155,7 @@ class Supervisor:
                 code = self._start(job, ['train', *train_options], partial(self._status, before))
 
             # the result, its cause, and what follows from it
-            attempt = attempts.read_attempt(
+            attempt = attempts.attempt_after(
                 run_dir, before, exit_code=code, is_resumed=train_options[0] == '--resume'
             )
             if attempt.end == 'interrupted' and self._is_host_lost(job, code):
@@ -237,9 +237,10 @@ class Supervisor:
 
     def _is_host_lost(self, job: str, code: int) -> bool:
         """Return whether a run was interrupted because a host was lost, not by the user."""
-        if not self.options.hosts or self.signals.is_requested:
+        # a killed horovodrun stops its ranks
+        if self.signals.is_requested or not (self.options.hosts or code > _SIGNAL_CODES):
             return False
-        return code == EXIT_FAILED or self._has_failure(job)
+        return code != EXIT_RESUMABLE or self._has_failure(job)
 
     def _has_failure(self, job: str) -> bool:
         """Return whether a failure is recorded for a job, or a host does not answer."""
@@ -404,12 +405,12 @@ class Supervisor:
         for failure in read_failures(self.placement.run_dir):
             job = failure.job.removesuffix(_DOCTOR)
             if placement := self._placements.get(job):  # with the host names that the user gave
-                failures.append(replace(failure, job=job, host=placement.name_of(failure)))
+                failures.append(replace(failure, job=job, host=placement.host_at_fault(failure)))
         return attempts.bad_hosts(failures, self.placement.hosts)
 
     def _exclude(self, hosts: Collection[str]) -> None:
-        hosts_left = tuple(h for h in self.placement.hosts if h not in hosts)
-        self.placement = replace(self.placement, hosts=hosts_left)
+        left = (h for h in self.placement.hosts if h not in hosts)
+        self.placement = replace(self.placement, hosts=tuple(left))
         self._on_trial = self._on_trial.difference(hosts)
 
     def _find_returned(self) -> bool:
@@ -421,8 +422,10 @@ class Supervisor:
         if self._absent:
             self._returned = self.returned(self._absent)
         if self._returned:
-            names = names_of(self._returned)
-            self.say(f'stopping at a checkpoint to take back {names}, which answered twice')
+            self.say(
+                f'stopping at a checkpoint to take back {names_of(self._returned)}, which answered '
+                'twice'
+            )
         return bool(self._returned)
 
     def _ask_absent(self) -> None:
@@ -441,8 +444,8 @@ class Supervisor:
         self._on_trial, self._returned = self._returned, set()
         self._absent = [host for host in self._absent if host not in self._on_trial]
         present = self._on_trial.union(self.placement.hosts)
-        hosts = tuple(host for host in self._all_hosts if host in present)
-        self.placement = replace(self.placement, hosts=hosts)
+        hosts = filter(present.__contains__, self._all_hosts)
+        self.placement = replace(self.placement, hosts=tuple(hosts))
 
 
 def names_of(hosts: Collection[str]) -> str:

@@ -115,22 +115,22 @@ def fusion_of(config: Config, processor: Processor) -> Fusion:
     if config.train.device == 'cpu':
         is_fused = processor.has_avx512 if model.fused_bn_relu is None else model.fused_bn_relu
         return Fusion(nn.BatchNormReLU if is_fused else None, pads_images=pads_images(config))
-    is_suitable = _suits_kernels(config)
-    layers: list[type[nn.HybridBlock] | None] = []
-    for key, operator, layer, is_available in (
-        ('fused_bn_relu', 'BatchNorm with act_type', NormRelu, has_norm_relu()),
-        ('fused_bn_add_relu', 'BatchNormAddRelu', NormAddRelu, has_norm_add_relu()),
-    ):
-        configured = getattr(model, key)
-        if configured and not is_available:
-            raise ConfigError(
-                f'model.{key}: got true, but MXNet {mx.__version__} has no {operator}; omit the '
-                'key or use a build from NVIDIA'
-            )
-        is_used = is_suitable and is_available and configured is not False
-        layers.append(layer if is_used else None)
-    norm_relu, norm_add_relu = layers
-    return Fusion(norm_relu, norm_add_relu)
+    if model.fused_bn_relu and not has_norm_relu():
+        raise _lack_of('fused_bn_relu', 'BatchNorm with act_type')
+    if model.fused_bn_add_relu and not has_norm_add_relu():
+        raise _lack_of('fused_bn_add_relu', 'BatchNormAddRelu')
+    if not _suits_kernels(config):
+        return PLAIN
+    has_relu = has_norm_relu() and model.fused_bn_relu is not False
+    has_add_relu = has_norm_add_relu() and model.fused_bn_add_relu is not False
+    return Fusion(NormRelu if has_relu else None, NormAddRelu if has_add_relu else None)
+
+
+def _lack_of(key: str, operator: str) -> ConfigError:
+    return ConfigError(
+        f'model.{key}: got true, but MXNet {mx.__version__} has no {operator}; omit the key or use '
+        'a build from NVIDIA'
+    )
 
 
 def runs_nvidias_kernels(config: Config) -> bool:

@@ -37,12 +37,12 @@ class MovingAverage:
         """Queue an update after step 1, counted from 1, and after every PERIOD steps from then on,
         without waiting."""
         number, rest = divmod(step - 1, PERIOD)
+        if rest or not self.arrays:
+            return
         # An update stands for PERIOD steps. The first one copies the values, so initial values have
         # no share.
         kept = self._decay**PERIOD
         share = (1 - kept) / (1 - kept ** (number + 1))
-        if rest:
-            return
         for name, array in self.arrays.items():
             source = self._sources[name]
             # a backward pass changes statistics, but MXNet lets only a write wait for it

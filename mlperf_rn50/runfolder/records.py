@@ -306,6 +306,8 @@ class Failure:
     time_s: float = 0.0  # since 1970; 0 in records of earlier versions
     # since the rank's last sign of life; None for a host and in records of earlier versions
     silent_s: Number | None = None
+    # the rank for which this one waited, -1 if it is not known which; None if it waited for none
+    late_rank: int | None = None
 
 
 RECORDS = 'attempts.jsonl', 'failures.jsonl'  # of the launchers of a folder

@@ -189,7 +189,7 @@ def run_epochs(run: TrainingRun) -> events.Ended:
         if plan.is_eval_epoch(epoch):
             evaluated = evaluate_epoch(run, epoch, first_epoch)
             if evaluated.accuracy.top1 >= plan.config.train.target_accuracy:
-                return end(run, 'converged', epoch + 1, evaluated.time_s)
+                return end(run, 'converged', evaluated)
             if plan.config.run.stop_when_behind and run.comm.sum([run.comparison.is_behind])[0]:
                 save_checkpoint(run)
                 return end(run, 'aborted')
@@ -290,12 +290,11 @@ def report_reads(run: TrainingRun, epoch: int) -> None:
     """Report the bytes of records that each host read for an epoch."""
     if run.plan.config.data.synthetic:
         return
-    own = dict.fromkeys((h.name for h in run.hosts), (0, 0))
-    own[run.host] = run.trainer.take_bytes()
+    names = list(dict.fromkeys(host.name for host in run.hosts))
+    taken = run.trainer.take_bytes()
     # two numbers for each host, in the order of the hosts
-    sums = run.comm.sum([n for counts in own.values() for n in counts])
-    num_bytes = dict(zip(own, sums[::2]))
-    num_new_bytes = dict(zip(own, sums[1::2]))
+    sums = run.comm.sum([n if name == run.host else 0 for name in names for n in taken])
+    num_bytes, num_new_bytes = (dict(zip(names, sums[k::2])) for k in (0, 1))
     run.emit(events.RecordsRead(EpochRecord(epoch + 1, num_bytes, num_new_bytes)))
 
 
@@ -363,20 +362,14 @@ def save_checkpoint(run: TrainingRun) -> None:
         run.report_period()
 
 
-def end(
-    run: TrainingRun,
-    status: str,
-    epochs_to_converge: int | None = None,
-    time_s: float | None = None,
-) -> events.Ended:
-    """Log the end of the run, then write the remaining files. time_s: when the clock stopped; None
-    stops it now."""
-    if time_s is None:
-        time_s = run.clock.now_s()
+def end(run: TrainingRun, status: str, reached: events.Evaluated | None = None) -> events.Ended:
+    """Log the end of the run, then write the remaining files. reached: the evaluation at which the
+    clock stopped; None stops it now."""
+    time_s = reached.time_s if reached else run.clock.now_s()
     ended = events.Ended(
         status,
         best_top1=run.progress.best_top1,
-        epochs_to_converge=epochs_to_converge,
+        epochs_to_converge=reached.epoch + 1 if reached else None,
         time_s=time_s,
         images_per_s=run.progress.images_per_s,
         checkpoint_s=run.times.checkpoint_s,
@@ -407,13 +400,16 @@ class StepReporter:
     def __init__(self, run: TrainingRun):
         self._run = run
         self._start = time.monotonic()
+        self._saved_s = run.times.checkpoint_s
         self._pending = deque[PendingStep]()
         self._losses: list[float] = []
         self._first = run.progress.step
         self._num_steps = 0
 
     def elapsed_s(self) -> float:
-        return time.monotonic() - self._start
+        """Return the time of the steps, without the checkpoints between them."""
+        saved_s = self._run.times.checkpoint_s - self._saved_s
+        return time.monotonic() - self._start - saved_s
 
     def push(self, step: int) -> None:
         """Push a step to the device, with the requests of this rank; steps count from 0."""

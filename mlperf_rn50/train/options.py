@@ -125,7 +125,7 @@ class CommConfig:
             it is computed.
         stall_limit_s: end a run if a rank gives no sign of life for this long in training, or for a
             shorter limit learned from the run; 0 disables it.
-        start_limit_s: stall limit while the ranks connect and before the first step; 0 disables it.
+        start_limit_s: stall limit while the ranks connect, until training begins; 0 disables it.
         eval_limit_s: stall limit in an evaluation, or a shorter one learned from the run; 0
             disables it.
         checkpoint_limit_s: stall limit in a checkpoint and the first step after it; 0 disables it.

@@ -98,7 +98,7 @@ def make_plan(config: Config, world_size: int) -> Plan:
     """Return the plan for a number of ranks; raise ConfigError if the configuration does not fit
     that number."""
     t, r = config.train, config.run
-    configured = config_world_size(config)
+    configured = config.world_size
     if configured not in (None, world_size):
         raise ConfigError(
             f'run.num_nodes x run.ranks_per_node: got {r.num_nodes} x {r.ranks_per_node} = '
@@ -162,17 +162,10 @@ def resumed_step(plan: Plan, step: int, global_batch_size: int, has_same_nodes: 
     return epoch * plan.steps_per_epoch + num_images // plan.global_batch_size
 
 
-def config_world_size(config: Config) -> int | None:
-    """Return the configured number of ranks; None if not configured."""
-    if config.run.num_nodes is None or config.run.ranks_per_node is None:
-        return None
-    return config.run.num_nodes * config.run.ranks_per_node
-
-
 def rate_world_size(config: Config, world_size: int, is_elastic: bool) -> int:
     """Return the number of ranks for which the learning rate is configured, which an elastic run
     scales for the started ones."""
-    configured = config_world_size(config) if is_elastic else None
+    configured = config.world_size if is_elastic else None
     return configured or world_size
 
 

@@ -249,9 +249,10 @@ def report_resumption(run: TrainingRun, loaded: LoadedCheckpoint) -> None:
         text = 'the images were not compared, because the checkpoint has no digest of them'
         run.emit(events.Noted(text))
     elapsed_s = clock.without_s + progress.clock_s
-    changes = find_changes(before.config, run.plan.config)
+    changes, time_s = find_changes(before.config, run.plan.config), None
     if run.comm.rank == 0:
         changes = with_taken_back(changes, run.folder, run.plan.config)
+        time_s = (read_run(run.folder.result, is_own=True).start_s or 0.0) + elapsed_s
     run.emit(
         events.Resumed(
             run.plan,
@@ -265,6 +266,7 @@ def report_resumption(run: TrainingRun, loaded: LoadedCheckpoint) -> None:
             checkpoint=str(loaded.path),
             before=before,
             changes=changes,
+            time_s=time_s,
         )
     )
     for resume in clock.resumes[-1:]:

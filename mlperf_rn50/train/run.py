@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from mlperf_rn50.config import Config, check_values, to_tree
-from mlperf_rn50.data.recordio import data_digest, find_split
-from mlperf_rn50.errors import ConfigError, DataError, UserError
+from mlperf_rn50.data.recordio import find_split
+from mlperf_rn50.errors import ConfigError, RunFailed
 from mlperf_rn50.files import make_folder, writing
 from mlperf_rn50.mllog.writer import RunLog
 from mlperf_rn50.model.fused import layout_warnings, with_layout
@@ -32,15 +32,10 @@ from mlperf_rn50.train.build import build, start_clock
 from mlperf_rn50.train.checkpoint.progress import Progress
 from mlperf_rn50.train.checkpoint.resumable import clear_abandoned, clear_run
 from mlperf_rn50.train.comm.horovod import Comm
+from mlperf_rn50.train.comm.rank_checks import digest_of_all_hosts
 from mlperf_rn50.train.compare import find_reference, open_comparison
 from mlperf_rn50.train.loop import OpenRun, RankPlace, train_to_end
-from mlperf_rn50.train.plan import (
-    Plan,
-    config_world_size,
-    make_elastic_plan,
-    make_plan,
-    rate_world_size,
-)
+from mlperf_rn50.train.plan import Plan, make_elastic_plan, make_plan, rate_world_size
 from mlperf_rn50.train.resume import load_resumption, plan_resumed
 from mlperf_rn50.train.sinks.drilled import Drilled
 from mlperf_rn50.train.sinks.every_rank import Sampled, TraceFile, Watched
@@ -163,15 +158,7 @@ def data_of_all_hosts(config: Config, comm: Comm) -> str:
     if not config.data.synthetic:
         for split in ('train', 'validation'):
             find_split(config.data, split)
-    # each rank reads its own manifest, also for keys that default to it
-    own = data_digest(config.data)
-    digest = comm.from_rank_0(lambda: own)
-    if own != digest:
-        raise DataError(
-            f'{config.data.dir}: got data with SHA-256 {own:.12}…, expected {digest:.12}… as on '
-            'rank 0; copy the same data to all hosts'
-        )
-    return digest
+    return digest_of_all_hosts(config.data, comm)
 
 
 def nodes_of(hosts: Sequence[RankPlace]) -> list[int]:
@@ -190,7 +177,7 @@ def plan_new(
     is_elastic: whether the number of ranks may differ from the configured one, for whose global
     batch size the learning rate is.
     """
-    configured = config_world_size(config) if is_elastic else None
+    configured = config.world_size if is_elastic else None
     full = plan = make_plan(config, configured or comm.world_size)
     if configured:
         plan = make_elastic_plan(config, comm.world_size, full.global_batch_size)
@@ -247,7 +234,7 @@ def _take(lock: FileLock, waited_s: float) -> bool:
         if lock.take():
             return True
     if waited_s > LOCK_LIMIT_S:
-        raise UserError(
+        raise RunFailed(  # a host that was lost may still hold it, so that a restart helps
             f'{lock.path}: {lock.holder()} writes this run and has not ended within '
             f'{LOCK_LIMIT_S:.0f} s; wait for it or stop it'
         )

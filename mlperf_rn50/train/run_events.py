@@ -87,7 +87,8 @@ class Resumed(Event, frozen=True):
     clock_s: training that the checkpoint covers. elapsed_s: time since run_start. stopped_s: this
     time at the last sign of life before. after_fault: whether a fault ended the attempt before.
     parts: of elapsed_s. before: state in the checkpoint. hosts: as in Opened. changes:
-    configuration changes since the checkpoint.
+    configuration changes since the checkpoint. time_s: since 1970 by the clock of the run, which
+    cannot be set; on rank 0.
     """
 
     plan: Plan
@@ -101,6 +102,7 @@ class Resumed(Event, frozen=True):
     checkpoint: str
     before: Progress
     changes: Sequence[Change] = ()
+    time_s: float | None = None
 
 
 class EpochStarted(Event, frozen=True):
@@ -115,7 +117,7 @@ class EpochStarted(Event, frozen=True):
 
 class StepDone(Recorded, frozen=True):
     """End of a step; learning_rate: the one applied. record: of the steps of its epoch since the
-    one before, so that a resumed run has the same, or None for a step whose record is not due."""
+    one before or a resume, or None for a step whose record is not due."""
 
     record: records.TrainRecord | None
     step: int

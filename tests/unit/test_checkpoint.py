@@ -318,6 +318,18 @@ def test_failed_read_that_may_pass_permits_a_restart(tmp_path, monkeypatch, faul
     assert e.value.exit_code == code
 
 
+def test_error_of_storage_that_passes_is_no_damage(tmp_path, monkeypatch):
+    save_all(tmp_path, 5)
+    read, error = checkpoint.read_bytes, OSError(errno.EIO, 'x')
+    monkeypatch.setattr(checkpoint, '_STORAGE_PAUSE_S', 0.0)
+    again = Mock(side_effect=[error, *[read(tmp_path / 'step_00000005/arrays.npz')] * 2])
+    monkeypatch.setattr(checkpoint, 'read_bytes', again)
+    assert load_newest(tmp_path).path.name == 'step_00000005'
+    monkeypatch.setattr(checkpoint, 'read_bytes', Mock(side_effect=error))
+    with pytest.raises(CheckpointError, match='none of its 1 checkpoints is intact'):
+        load_newest(tmp_path)
+
+
 def test_file_of_a_killed_writer_with_the_same_process_number_is_no_obstacle(tmp_path):
     (path,) = save_all(tmp_path, 5)
     path.rename(files.temporary_of(path))

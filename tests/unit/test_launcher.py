@@ -1,5 +1,6 @@
 """Start of the ranks: stages of a stop, limits, guards and leftovers."""
 
+import errno
 import os
 import pty
 import resource
@@ -10,7 +11,9 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from itertools import chain, repeat
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from helpers import (
@@ -77,10 +80,10 @@ def run_shell(tmp_path, monkeypatch):
     """Function that runs a shell script as an engine; returns its exit code and remaining processes
     of the job."""
 
-    def run_shell(script, *events, is_late=False, stop_limit_s=5.0, **keys):
+    def run_shell(script, *events, is_late=False, **keys):
         (tmp_path / 'up').unlink(missing_ok=True)
         signals = ScriptedSignals(tmp_path, events, is_late)
-        for name, value in (('time', signals), ('STOP_LIMIT_S', stop_limit_s), ('LOOK_S', 1.0)):
+        for name, value in (('time', signals), ('STOP_LIMIT_S', 5.0), ('LOOK_S', 1.0)):
             monkeypatch.setattr(launcher, name, value)
         keys.setdefault('status', lambda: None)
         job = f'{os.getpid()}-{time.monotonic_ns():x}'
@@ -128,8 +131,7 @@ def test_run_is_stopped_for_a_returned_host_once_it_has_begun(run_shell):
     asked = []
     code, _ = run_shell(
         WAITS,
-        is_late=True,
-        stop_limit_s=200.0 * HANG_LIMIT_S,  # a second of this clock takes 5 ms
+        is_late=True,  # without effect on a stop that was not requested
         status=lambda: '',
         should_stop=lambda: not asked.append(1),
     )
@@ -178,6 +180,14 @@ def test_limits_of_an_engine(run_shell, script, events, keys, code, texts):
     late = []
     assert run_shell(script, *events, is_late=True, report=late.append, **keys) == (code, [])
     assert late == texts
+
+
+@pytest.mark.parametrize('later', ['', OSError(errno.ESTALE, 'x')], ids=['continues', 'storage'])
+def test_run_that_continues_or_is_not_seen_is_not_killed(run_shell, later):
+    """The end that was seen is that of an earlier attempt; an error of storage tells nothing."""
+    found = [later, 'interrupted', ''] if later else ['interrupted', '']
+    status = Mock(side_effect=chain(found, repeat('')))
+    assert run_shell('UP; sleep 1; exit 7', is_late=True, status=status) == (7, [])
 
 
 # Stand-in for ssh up to the first line of the far side; the job is the last word of the remote
@@ -322,6 +332,15 @@ def test_slurm_job_is_requeued_if_its_next_start_can_go_on(
     assert slurm.requeue(code, tmp_path, has_begun=has_begun) == code
     assert word in capfd.readouterr().err
     assert (tmp_path / 'calls').exists() == (word == 'is requeued')
+
+
+def test_task_of_an_array_is_requeued_without_the_other_ones(tmp_path, monkeypatch):
+    write_programs(tmp_path, scontrol=f'echo JobState=RUNNING; echo "$@" >>{tmp_path}/calls')
+    prepend_path(monkeypatch, tmp_path)
+    for name, value in (('JOB_ID', '9'), ('ARRAY_JOB_ID', '9'), ('ARRAY_TASK_ID', '3')):
+        monkeypatch.setenv(f'SLURM_{name}', value)
+    slurm_launcher().requeue(75, tmp_path, has_begun=True)
+    assert (tmp_path / 'calls').read_text() == 'show job 9_3\nrequeue 9_3\n'
 
 
 def test_cancelled_job_names_the_run_that_it_resumed(tmp_path, monkeypatch, capfd):

@@ -180,6 +180,18 @@ def test_requested_trace_and_change_of_the_loss_scale_are_reported_once(
     assert changed.record == LossScaleRecord(step=6, before=1024.0, now=512.0)
 
 
+def test_speed_is_that_of_the_steps_without_checkpoints(tmp_path, monkeypatch):
+    name = 'mlperf_rn50.train.trainer.Trainer.average_statistics'
+    monkeypatch.setattr(name, lambda _: time.sleep(0.5))
+    with tiny_run(tmp_path, CONFIG, period_steps=3) as (run, recorder):
+        start = time.monotonic()
+        assert not loop.train_epoch(run, 0, is_block_start=True)
+        took_s = time.monotonic() - start
+        run.writer.finish()
+    [done] = [e for e in recorder.events if isinstance(e, events.EpochDone)]
+    assert took_s > 3 * 0.5 and done.images_per_s > 76 / (took_s - 1.0)
+
+
 @pytest.mark.parametrize(
     'period_s, period_steps, expected',
     json_table("""

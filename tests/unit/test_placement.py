@@ -57,6 +57,16 @@ def test_ranks_that_this_machine_cannot_bear_are_refused(
                 check_machine(ENGINES[name], options, place, config)
 
 
+@pytest.mark.parametrize('script, is_refused', [('mpirun', False), ('slurm', True)])
+def test_limits_of_this_machine_hold_for_ranks_here_and_in_a_job(monkeypatch, script, is_refused):
+    """Slurm gives them to the nodes, and ssh does not."""
+    limit = {resource.RLIMIT_NOFILE: (300, 300)}
+    monkeypatch.setattr(resource, 'getrlimit', lambda kind: limit.get(kind, (-1, -1)))
+    options = launch_options(script=script)
+    with refusal('ulimit -n: got 300' if is_refused else ''):
+        check_machine(ENGINES[script], options, Placement(None, ('h1', 'h2'), 99), Config())
+
+
 FILE = RunConfig('/r', num_nodes=2, ranks_per_node=3)
 
 
@@ -103,6 +113,13 @@ def test_failures_have_the_host_names_of_the_user():
     assert place.ranks_of('10.0.0.2') == '2, 3'
     ranks = {None: 'n', 0: '10.0.0.1', 3: '10.0.0.2', 4: '10.0.0.3', 6: 'n'}
     assert {r: place.name_of(Failure('a', 'n', 'killed', r)) for r in ranks} == ranks
+
+
+def test_host_at_fault_is_that_of_the_rank_for_which_others_wait():
+    place = Placement(None, ('h1', 'h2'), 2)
+    hosts = {None: 'h1', 3: 'h2', -1: ''}
+    waiting = {r: Failure('a', 'h1', 'no progress', 0, late_rank=r) for r in hosts}
+    assert {r: place.host_at_fault(f) for r, f in waiting.items()} == hosts
 
 
 def test_missing_or_full_tmpdir_is_refused_although_another_folder_has_space(tmp_path, monkeypatch):

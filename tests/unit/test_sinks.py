@@ -196,6 +196,14 @@ def test_changes_of_a_resumed_run_are_in_every_output(tmp_path, capsys):
     assert found.text.endswith('schedule.base_lr 0.02 -> 0.5, train.max_epochs None -> 9')
 
 
+def test_log_of_a_resumed_run_continues_although_the_wall_clock_was_set(tmp_path):
+    log = RunLog(tmp_path / 'result_0.txt', None)
+    MlperfLog(log).handle(msgspec.structs.replace(RESUMED, time_s=1.6e9))
+    log.epoch_start(2)
+    times_s = [event.time_s for _, event in read_events(tmp_path / 'result_0.txt')]
+    assert len(times_s) > 1 and all(abs(s - 1.6e9) < 9 for s in times_s)
+
+
 def test_log_has_the_learning_rates_of_a_run_on_fewer_ranks_than_configured(tmp_path):
     log = RunLog(tmp_path / 'result_0.txt', tmp_path / 'v06.txt')
     plan = replace(PLAN, lr_scale=0.75)

@@ -24,6 +24,7 @@ from mlperf_rn50.train.watchdog import watcher as watchers
 from mlperf_rn50.train.watchdog.heartbeat import PHASES, Heartbeat, Pauses, RankState
 from mlperf_rn50.train.watchdog.stall_report import (
     explain,
+    find_late,
     full_folders,
     read_states,
     stalled_folder,
@@ -264,6 +265,11 @@ def test_explanation_of_stalled_rank(rank, size, states, message):
     ten = ''.join(f'rank {k} on h{k + 1} (busy: x), ' for k in range(1, 11))
     message = message.replace('TEN_RANKS', ten).replace('STEP_12', STEP_12)
     assert explain(own, known, int(size)) == message
+
+
+@pytest.mark.parametrize('reached, late', [((9, 9), ''), ((9, 8), '1'), ((9, 8, 8), '')])
+def test_late_rank_is_known_if_it_is_of_one_host(reached, late):
+    assert find_late([state(k, n) for k, n in enumerate(reached)]) == late
 
 
 def test_outdated_and_invalid_states_are_ignored(tmp_path):

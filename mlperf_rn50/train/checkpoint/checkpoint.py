@@ -9,6 +9,7 @@ import errno
 import hashlib
 import json
 import shutil
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +32,7 @@ FORMAT = 4
 _ASIDE = 'damaged_'
 _UNSEALED = (1, 2, 3)  # formats that had no SHA-256 of state.json
 _MAX_STATE_BYTES = 1 << 24
+_STORAGE_PAUSE_S = 5.0  # before a second read
 
 
 @dataclass(frozen=True)
@@ -187,6 +189,17 @@ def load_newest(folder: Path) -> LoadedCheckpoint:
 
 
 def _load(path: Path) -> tuple[Progress, TrainerState]:
+    """Load a checkpoint; read it twice before an error of storage counts as damage."""
+    try:
+        return _load_once(path)
+    except DamagedCheckpoint as e:
+        if getattr(e.__cause__, 'errno', None) != errno.EIO:
+            raise
+    time.sleep(_STORAGE_PAUSE_S)
+    return _load_once(path)
+
+
+def _load_once(path: Path) -> tuple[Progress, TrainerState]:
     try:
         described = _unseal(read_text(path / 'state.json', _MAX_STATE_BYTES))
         progress, trainer = parse_state(described['state'])

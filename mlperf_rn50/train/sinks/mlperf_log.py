@@ -48,6 +48,8 @@ class MlperfLog:
                 log.data(event.plan.config, event.plan.world_size, event.num_hosts)
             case events.Resumed():
                 epoch = event.step // event.plan.steps_per_epoch
+                if event.time_s is not None:
+                    log.set_time(event.time_s)
                 log.run_resumed(
                     event.step,
                     epoch,

@@ -14,7 +14,6 @@ from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.system.launcher_env import print_stderr
 from mlperf_rn50.text import plural, printable, some
 from mlperf_rn50.train import run_events as events
-from mlperf_rn50.train.plan import config_world_size
 
 _PLAIN_PERIOD_S = 30.0  # time between two progress lines if stderr is not a terminal
 
@@ -85,7 +84,7 @@ class ProgressLines:
             f'{plural(plan.world_size, "rank")} x {plan.global_batch_size // plan.world_size} = '
             f'global batch {plan.global_batch_size}; seed {event.seed}'
         )
-        configured = config_world_size(config)
+        configured = config.world_size
         if configured not in (None, plan.world_size):  # with --elastic
             self._print(
                 f'{plan.world_size} of {configured} configured ranks: learning rate times '

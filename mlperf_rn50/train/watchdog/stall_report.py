@@ -61,7 +61,11 @@ def run_limited(limit_s: float, work: Callable[[], str]) -> str:
 
 
 def note_failed(
-    folder: Path | None, reason: str, is_outside: bool, silent_s: float | None = None
+    folder: Path | None,
+    reason: str,
+    is_outside: bool,
+    silent_s: float | None = None,
+    late_rank: int | None = None,
 ) -> str:
     """Add this rank and its host to the failures of the run, which a launcher counts to choose
     hosts; return ''."""
@@ -73,6 +77,7 @@ def note_failed(
             rank=launched_rank(),
             is_outside=is_outside,
             silent_s=silent_s,
+            late_rank=late_rank,
         )
         note_failure(folder.parent.parent, failure)
     return ''
@@ -143,6 +148,13 @@ def explain(own: RankState, others: Sequence[RankState], size: int) -> str:
     else:
         text = f'waiting in {exchange}, which all ranks have reached; check the network'
     return f'{text}; no report from {_name_ranks(silent)}' if silent else text
+
+
+def find_late(states: Sequence[RankState]) -> str:
+    """Return the rank for which the others wait, '' if none or those of several hosts are late."""
+    front = max(s.num_reached for s in states)
+    late = [s for s in states if s.num_reached < front]
+    return str(late[0].rank) if len({s.host for s in late}) == 1 else ''
 
 
 def _name_ranks(ranks: Sequence[int]) -> str:

@@ -36,7 +36,7 @@ from mlperf_rn50.system.signals import (
     handle_in_thread,
 )
 from mlperf_rn50.train.watchdog import stall_report
-from mlperf_rn50.train.watchdog.heartbeat import PHASES, Heartbeat
+from mlperf_rn50.train.watchdog.heartbeat import PHASES, WAITING, Heartbeat, RankState
 
 _GRACE_S = 15.0  # time for a checkpoint after the launcher has ended
 # time for other stalled ranks to write their reports; their last beat may be a step later
@@ -142,9 +142,11 @@ class Watcher:
             if action is Action.RECORD:
                 self.health = replace(self.health, stacks=self._record())
             elif action is not Action.WAIT:
+                late_rank = None
                 if action is Action.END_AND_EXPLAIN:
                     reason += self._describe_stall()
-                self._end(reason)
+                    late_rank = self._late_rank()
+                self._end(reason, late_rank)
                 return EXIT_FAILED
 
     def refresh(self) -> None:
@@ -249,27 +251,45 @@ class Watcher:
             text += f'; {full}' if full else ''
         return f'{text}; stacks: {stacks}' if stacks else text
 
-    def _explain(self) -> str:
+    def _others(self) -> list[RankState]:
         assert self.folder
-        own = self.heartbeat.state()
         states = stall_report.read_states(self.folder, self._start_s)
-        others = [s for s in states if s.rank != own.rank]
-        return stall_report.explain(own, others, launched_size() or 1)
+        return [s for s in states if s.rank != self.health.rank]
 
-    def _end(self, reason: str) -> None:
+    def _explain(self) -> str:
+        return stall_report.explain(self.heartbeat.state(), self._others(), launched_size() or 1)
+
+    def _late_rank(self) -> int | None:
+        """Return the rank for which this one waits, -1 if it is not known which; None if it waits
+        for none."""
+        own = self.heartbeat.state()
+        if own.doing != WAITING:
+            return None
+        if not self.health.stacks:
+            return -1
+        find = lambda: stall_report.find_late([own, *self._others()])  # noqa: E731
+        return int(stall_report.run_limited(_READ_LIMIT_S, find) or -1)
+
+    def _end(self, reason: str, late_rank: int | None) -> None:
         where = str(self.heartbeat)
         self._kill()
-        self._report(reason, where, self.health.is_stopped)
+        self._report(reason, where, self.health.is_stopped, late_rank)
         end = time.monotonic() + _GRACE_S  # a rank that waits for storage may never end
         while not os.waitpid(self.pid, os.WNOHANG)[0] and time.monotonic() < end:
             time.sleep(0.05)
 
-    def _report(self, reason: str, where: str | None = None, is_outside: bool = False) -> None:
+    def _report(
+        self,
+        reason: str,
+        where: str | None = None,
+        is_outside: bool = False,
+        late_rank: int | None = None,
+    ) -> None:
         if self.health.orphaned_at is None:
             cause = reason.partition(';')[0]
             silent_s = time.monotonic() - self.health.beat_at
             note = partial(stall_report.note_failed, self.folder, cause, is_outside, silent_s)
-            stall_report.run_limited(_READ_LIMIT_S, note)
+            stall_report.run_limited(_READ_LIMIT_S, partial(note, late_rank))
         with suppress(OSError):  # the terminal may be gone
             print_stderr(f'mlperf-rn50: {rank_name()}, {where or self.heartbeat}: {reason}')
 
