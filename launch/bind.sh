@@ -9,7 +9,7 @@ here=$(CDPATH='' cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 . "$here/launch/engines/program.sh"
 # Create the folder for Open MPI's shared memory, see launch/engines/openmpi.sh.
 [ -z "${MLPERF_RN50_JOB:-}" ] || mkdir -m 700 "/dev/shm/mlperf_rn50-$MLPERF_RN50_JOB" 2>/dev/null || true
-if [ "${MLPERF_RN50_RANKS_PER_DEVICE:-1}" != 1 ]; then
+if [ "${MLPERF_RN50_RANKS_PER_DEVICE:-1}" != 1 ] && [ "${MLPERF_RN50_DEVICE:-}" != cpu ]; then
     "$here/launch/mps.sh" start
     CUDA_MPS_PIPE_DIRECTORY=$("$here/launch/mps.sh" folder)
     export CUDA_MPS_PIPE_DIRECTORY

@@ -28,7 +28,7 @@ while [ $# -gt 0 ]; do
         --image) image=$2; shift ;;
         --mount)
             [ -d "$2" ] || fail "--mount: got $2, expected a folder"
-            add_mount "$(realpath "$2")"
+            add_mount "$(realpath -s "$2")" # the data are looked for there, also if this is a link
             shift ;;
         *) rest+=("$1") ;;
     esac
@@ -37,20 +37,30 @@ done
 for name in $("$(dirname -- "${BASH_SOURCE[0]}")/engines/variables.sh"); do
     options+=(--env "$name")
 done
-if command -v nvidia-smi >/dev/null; then
-    case $(basename "$engine") in
+kind=$(basename "$engine") user=$(id -u):$(id -g) groups=$(id -G) is_rootless=''
+[[ $("$engine" --version 2>/dev/null) != *podman* ]] || kind=podman # podman-docker
+# Without root, an engine gives other ids to the container, which could then not write to the folders.
+if [[ $EUID != 0 && $kind = podman ]]; then
+    is_rootless=yes groups=keep-groups
+    options+=(--userns keep-id)
+elif [[ $EUID != 0 && $("$engine" info --format '{{.SecurityOptions}}' 2>/dev/null) = *rootless* ]]; then
+    is_rootless=yes groups='' user=0:0 # which is this user outside
+fi
+for group in $groups; do
+    options+=(--group-add "$group")
+done
+# env.json records the digest, and not the name, which may contain a host.
+read -r digest variant < <("$engine" image inspect \
+    --format '{{.Id}} {{index .Config.Labels "mlperf_rn50.variant"}}' "$image" 2>/dev/null) || true
+options+=(--env "MLPERF_RN50_IMAGE=${digest:-}")
+if [ "${variant:-}" != cpu ] && command -v nvidia-smi >/dev/null; then
+    case $kind in
         podman) options+=(--device nvidia.com/gpu=all) ;; # Container Device Interface
         *) options+=(--gpus all) ;;
     esac
-    options+=(--ulimit memlock=-1)
+    # without root, a limit cannot be raised
+    [[ $is_rootless && $(ulimit -Hl) != unlimited ]] || options+=(--ulimit memlock=-1)
 fi
-# Without root, podman gives other ids to the container, which could then not write to the folders.
-if [[ $(basename "$engine") = podman && $EUID != 0 ]]; then
-    options+=(--userns keep-id)
-fi
-# env.json records the digest, and not the name, which may contain a host.
-digest=$("$engine" image inspect --format '{{.Id}}' "$image" 2>/dev/null) || digest=''
-options+=(--env "MLPERF_RN50_IMAGE=$digest")
 # Use the host's shared memory and the user's ids. Let `docker stop` wait longer than 10 s, for a checkpoint.
-exec "$engine" run --rm --network host --ipc host --user "$(id -u):$(id -g)" --env HOME=/tmp --stop-timeout 630 \
+exec "$engine" run --rm --network host --ipc host --user "$user" --env HOME=/tmp --stop-timeout 630 \
     --workdir "$PWD" "${options[@]}" --entrypoint /opt/mlperf_rn50/launch/local.sh "$image" "${rest[@]}"

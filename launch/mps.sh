@@ -17,7 +17,7 @@ fail() {
 # Rejects a folder that other users can write to or have created.
 check_folder() {
     local state
-    state=$(stat -c '%F, owner %u, mode %a' -- "$folder" 2>/dev/null) || state=nothing
+    state=$(LC_ALL=C stat -c '%F, owner %u, mode %a' -- "$folder" 2>/dev/null) || state=nothing
     [[ $state =~ ^directory,\ owner\ $EUID,\ mode\ 2?700$ ]] ||
         fail "$folder on $HOSTNAME: got ${state/directory/a folder}, expected a folder, owner $EUID, mode 700; remove it, or set CUDA_MPS_PIPE_DIRECTORY to a folder of yours"
 }

@@ -108,7 +108,10 @@ check() {
 }
 set_up() {
     local build='' time='1 to 2'
-    { : >>.venv.lock; } 2>/dev/null || fail "$PWD is not writable, but .venv is created there; use a writable checkout"
+    { : >>.venv.lock; } 2>/dev/null || {
+        [ ! -w . ] || [ ! -f .venv.lock ] || fail "$PWD/.venv.lock and .venv are of user $(stat -c %U .venv.lock); remove them as this user"
+        fail "$PWD is not writable, but .venv is created there; use a writable checkout"
+    }
     exec 9>>.venv.lock # child processes inherit the lock, which is free when the last of them has ended
     flock -n 9 2>/dev/null || [ $? != 1 ] || { # above 1, the file system has no locks
         say "waiting for another set-up, $(cat .venv.lock)"

@@ -27,6 +27,11 @@ printf -v hex %04X "$port"
 [ -r "$keys" ] || fail "--authorized-keys: cannot read ${keys:-nothing}"
 [[ $keys =~ ^/[A-Za-z0-9/._-]*$ ]] || fail "--authorized-keys: got $keys, expected an absolute path without spaces"
 
+# sshd gives sessions no variable of the container by itself, and reads only the first SetEnv.
+settings=()
+for name in LD_LIBRARY_PATH $(compgen -e | grep -E '^(NCCL|UCX)_' || true); do
+    [[ -z ${!name:-} || ${!name} = *[\"\\]* ]] || settings+=("\"$name=${!name}\"")
+done
 folder=$(mktemp -d)
 ssh-keygen -q -t ed25519 -N '' -f "$folder/host_key"
 cat >"$folder/sshd_config" <<EOF
@@ -39,6 +44,7 @@ StrictModes no
 PasswordAuthentication no
 KbdInteractiveAuthentication no
 UsePAM no
+${settings:+SetEnv ${settings[*]}}
 # mpirun and the guards of all launchers connect at the same time.
 MaxStartups 200
 EOF

@@ -14,6 +14,8 @@ done
 options=(--bind-to none --oversubscribe --mca mpi_yield_when_idle 1 --mca btl_vader_single_copy_mechanism none
     # Detect a lost host after 25 s without an answer.
     --mca oob_tcp_keepalive_time 10 --mca oob_tcp_keepalive_intvl 5 --mca oob_tcp_keepalive_probes 3
+    # Start all hosts from here; from the 65th on, another host would, which may lack the key.
+    --mca plm_rsh_no_tree_spawn 1
     # End the other ranks at once when one has failed; the default of 1 s is waited four times in a row. Ranks that must
     # write a checkpoint are stopped by SIGUSR1 instead.
     --mca odls_base_sigkill_timeout 0
@@ -29,7 +31,8 @@ read -r up_s _ </proc/uptime
 read -r boot </proc/sys/kernel/random/boot_id
 export MLPERF_RN50_STARTED="$boot $up_s"
 for name in $("$here/launch/engines/variables.sh"); do
-    options+=(-x "$name")
+    # A batch system lists GPUs of this host by UUID, which other hosts do not have.
+    [[ $name = CUDA_VISIBLE_DEVICES && ${!name} = *-* && $slots = *,* ]] || options+=(-x "$name")
 done
 start=()
 if [ -n "${SLURM_JOB_ID:-}" ]; then # under launch/slurm.sbatch, mpirun starts orted with srun

@@ -230,7 +230,10 @@ def stop_mps(launcher: Launcher, placement: Placement, job: str, device: str) ->
 def run_ranks(argv: Sequence[str]) -> int:
     """Run a program with a number of ranks on this machine or each host."""
     # unlike Parser, leaves $ and ~ to the program
-    o, _ = ArgumentParser.parse_known_args(ranks_parser(), argv)
+    parser = ranks_parser()
+    o, unknown = ArgumentParser.parse_known_args(parser, argv)
+    if unknown:
+        raise option_error(f'unrecognized arguments: {unknown[0]}', parser)
     from mlperf_rn50.launch.launcher import Launcher
 
     engine = ENGINES['local']
@@ -238,7 +241,7 @@ def run_ranks(argv: Sequence[str]) -> int:
     options = parse_arguments(engine.make_parser('local'), ['--ranks-per-device', per_device])
     options = replace(options, hosts=o.hosts, command=os.environ.get(COMMAND, ''))
     signals = SignalQueue(LAUNCHER_SIGNALS, STOPPING if o.words[:1] == ['train'] else '')
-    device = os.environ.get(DEVICE_VARIABLE, 'cpu')
+    device = os.environ.get(DEVICE_VARIABLE, '')  # unknown: ranks stay near the GPUs, if any
     program = [o.program, *o.words]
     return Launcher('ranks', engine, options, signals).run_program(
         o.ranks_per_node, program, device

@@ -113,11 +113,9 @@ def run(argv: Sequence[str]) -> int:
     check_hosts(o, layouts)
     worst = EXIT_OK
     signals = SignalQueue(LAUNCHER_SIGNALS, STOPPING)
+    first = rf'^{layouts[0].num_nodes}(?= ?x)'
     for layout in layouts:
-        num_nodes = str(layouts[0].num_nodes)
-        platform_name = re.sub(
-            rf'^{num_nodes}(?= ?x)', str(layout.num_nodes), config.run.submission_platform
-        )
+        platform_name = re.sub(first, str(layout.num_nodes), config.run.submission_platform)
         words = launch_words(o, layout, platform_name)
         worst = max(worst, run_layout(o, layout, [*words, *rest], signals))
         if signals.is_requested:

@@ -103,15 +103,9 @@ def _print_plan(config: cfg.Config, options: Namespace) -> int:
     unusable data."""
     from mlperf_rn50.analysis.recipe.differences import expected_time, find_deviations
     from mlperf_rn50.system.environment import query_gpus
-    from mlperf_rn50.train.plan import (
-        config_world_size,
-        make_elastic_plan,
-        make_plan,
-        rate_world_size,
-        render_plan,
-    )
+    from mlperf_rn50.train.plan import make_elastic_plan, make_plan, rate_world_size, render_plan
 
-    ranks = options.ranks or config_world_size(config) or 1
+    ranks = options.ranks or config.world_size or 1
     configured = rate_world_size(config, ranks, options.elastic)
     if options.elastic and options.resume:
         batch = config.global_batch_size(configured) or configured

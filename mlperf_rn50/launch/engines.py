@@ -168,7 +168,6 @@ def launch_parser(name: str, description: str, has_hosts: bool, image_option: st
         )
     if image_option:
         add(f'{image_option} IMAGE', 'container image of every rank', dest='image', type=filled)
-    if image_option == '--container':
         add(
             '--mount DIR',
             'folder to mount in addition to the current one',
@@ -221,23 +220,26 @@ def _program_in_apptainer(options: Options, folder: str) -> list[str]:
             'docker-daemon:mlperf_rn50:cpu'
         )
     command = ['apptainer', 'exec']
-    if shutil.which('nvidia-smi'):
+    # hosts may have GPUs where this machine has none; without a driver, --nv only prints a note
+    if options.hosts or shutil.which('nvidia-smi'):
         command.append('--nv')
-    binds = ['--bind', folder, '--bind', str(CHECKOUT)]
+    folders = [folder, str(CHECKOUT), *(_mount(m, not options.hosts) for m in options.mounts)]
     temporary = os.path.abspath(tmp_dir())
     if not Path(temporary).is_relative_to('/tmp'):  # which Apptainer itself binds
-        binds += ['--bind', temporary]
+        folders.append(temporary)
+    binds = [word for path in folders for word in ('--bind', path)]
     return [*command, *binds, '--pwd', folder, image, *_IN_IMAGE]
 
 
-def _mount(folder: str) -> str:
-    path = os.path.realpath(folder)
-    if not os.path.isdir(path):
+def _mount(folder: str, is_here: bool = True) -> str:
+    """Return a checked path to mount; is_here: whether this machine has it."""
+    path = os.path.abspath(folder)  # the data are looked for there, also if this is a link
+    if is_here and not os.path.isdir(path):
         raise ConfigError(f'--mount: got {folder}, expected a folder')
     if set(path) & {',', ':'}:
         raise ConfigError(
-            f'--mount: got {folder}, expected a path without commas and colons; Pyxis splits at '
-            'them'
+            f'--mount: got {folder}, expected a path without commas and colons, which separate '
+            'mounts'
         )
     return path
 
@@ -335,6 +337,13 @@ def nodes_of_slurm_job(env: Mapping[str, str]) -> list[str]:
     if not is_done:
         raise ConfigError(f'scontrol: {text}')
     return [parse_host(name) for name in text.split()]
+
+
+def slurm_name(env: Mapping[str, str]) -> str:
+    """Return the name of the surrounding Slurm job, in an array that of its task only. The number
+    of one task is also that of the whole array."""
+    array, task = env.get('SLURM_ARRAY_JOB_ID'), env.get('SLURM_ARRAY_TASK_ID')
+    return f'{array}_{task}' if array and task else env['SLURM_JOB_ID']
 
 
 def run_scontrol(*words: str) -> tuple[bool, str]:

@@ -41,6 +41,8 @@ NEEDED_PATHS = (
     '/var/lib/extrausers',
 )
 LABEL_LENGTH = 63  # characters that Kubernetes allows in a label
+_LEAST_UID = 500  # that libnss-extrausers looks up
+_LARGEST_ID = 2**31 - 1  # in Kubernetes
 
 EPILOG = """examples:
   launch/kubernetes.sh --image registry.example/mlperf_rn50:cu117 --nodes 4 --ranks-per-node 4 \\
@@ -131,6 +133,10 @@ def _is_within(path: str, folder: str) -> bool:
 def _user(text: str) -> User:
     _matching(r'[1-9][0-9]{0,9}(:[0-9]{1,10})?', 'UID or UID:GID, not root')(text)
     uid, _, gid = text.partition(':')
+    if not _LEAST_UID <= int(uid) <= _LARGEST_ID or int(gid or 0) > _LARGEST_ID:
+        raise argparse.ArgumentTypeError(
+            f'got {text!r}, expected a UID from {_LEAST_UID} and ids up to {_LARGEST_ID}'
+        )
     return User(int(uid), int(gid) if gid else None)
 
 
@@ -294,9 +300,8 @@ def _given(o: argparse.Namespace) -> list[str]:
 
 def _passed(o: argparse.Namespace) -> list[str]:
     """Return the options of the launcher that are no keys, as options of train."""
-    elastic = ['--elastic'] if o.elastic else []
-    allowed = ['--allow-changed', o.allow_changed] if o.allow_changed else []
-    return [*elastic, *allowed]
+    words = ['--elastic'] if o.elastic else []
+    return [*words, '--allow-changed', o.allow_changed] if o.allow_changed else words
 
 
 def train_words(argv: Sequence[str]) -> list[str]:

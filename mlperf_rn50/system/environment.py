@@ -101,7 +101,8 @@ def parse_storage(text: str) -> list[Facts]:
     disks = []
     for device in _decoded(text, 'blockdevices'):
         if device.get('type') == 'disk' and int(device.get('size') or 0):
-            kind = 'HDD' if device.get('rota') else 'SSD'
+            # '0' or '1' in lsblk of util-linux before 2.33
+            kind = 'HDD' if device.get('rota') in (True, '1') else 'SSD'
             if device.get('tran') == 'nvme':
                 kind = 'NVMe SSD'
             if str(device.get('name')).startswith('vd'):

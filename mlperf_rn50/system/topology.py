@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from mlperf_rn50.errors import EXIT_USAGE, UserError
 from mlperf_rn50.system.cgroup import find_limits, parse_cpu_list, read_small, render_cpu_list
-from mlperf_rn50.system.gpu_env import missing_settings
+from mlperf_rn50.system.gpu_env import DEVICE_VARIABLE, missing_settings
 from mlperf_rn50.system.gpus import all_bus_ids, find_visible_gpus
 from mlperf_rn50.system.launcher_env import (
     environment_number,
@@ -192,7 +192,9 @@ def _bind(command: Sequence[str]) -> None:
     if os.environ.get('MLPERF_RN50_BIND') == 'off':
         os.execvp(command[0], list(command))
     per_device = environment_number('MLPERF_RN50_RANKS_PER_DEVICE') or 1
-    visible = [g.bus_id for g in find_visible_gpus()]
+    # ranks that train on CPUs spread over all cores
+    is_on_cpu = os.environ.get(DEVICE_VARIABLE) == 'cpu'
+    visible = [] if is_on_cpu else [g.bus_id for g in find_visible_gpus()]
     bus_ids, gpu = choose_devices(visible, all_bus_ids(SYS), -(-local_size // per_device))
     topology = find_topology(SYS, sorted(os.sched_getaffinity(0)), bus_ids)
     binding = choose_binding(topology, local_rank, local_size, per_device, gpu=gpu)

@@ -34,7 +34,8 @@ def options_of(program: str, *words: str) -> set[str]:
     if program != 'mlperf-rn50':
         text = (ROOT / program).read_text()
         if not (started := re.search(r'^run_program (.+) "\$@"$', text, re.MULTILINE)):
-            return set(re.findall(r'--[a-z-]+', text.partition('\nset ')[0]))
+            keys = {f'--{key}' for key in KEYS} if 'launch/local.sh' in text else set()
+            return keys | set(re.findall(r'--[a-z-]+', text.partition('\nset ')[0]))
         words = tuple(started[1].split())
     texts = [help_of(*words)]
     if words and words[0] in ('launch', 'sweep'):

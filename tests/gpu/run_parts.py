@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / 'docs'))
 from make_speeds import expected_speed  # noqa: E402
 
+from mlperf_rn50.system.gpus import find_visible_gpus  # noqa: E402
 from mlperf_rn50.text import grouped  # noqa: E402
 
 IS_DRY = os.environ.get('MLPERF_RN50_TEST_GPU') == 'dry'
@@ -173,6 +174,7 @@ def make_parts(is_nvidias: bool, num_gpus: int, work: Path, torch_python: str = 
             'two ranks per GPU',
             small,
             '--run.ranks_per_device=2',
+            env={'MLPERF_RN50_RANKS_PER_DEVICE': '2'},
             num_ranks=2 * num_gpus,
             needs=RANKS,
         ),
@@ -430,7 +432,7 @@ def main() -> int:
     variant = os.environ.get('MLPERF_RN50_VARIANT', '')
     asked = output_of('nvidia-smi', '--query-gpu=name,compute_cap', '--format=csv,noheader')
     found = re.match(r'(.+), (\d+)\.', asked)
-    num_gpus = 2 if IS_DRY else len(asked.splitlines())
+    num_gpus = 2 if IS_DRY else len(find_visible_gpus())
     card = found[1] if found else 'CPU'
     torch_python = next(filter(has_torch, options.torch_python), '')
     missing = find_missing(bool(torch_python))

@@ -126,6 +126,12 @@ def write_ends(study, ends):
         run.metrics.write_text(json.dumps({'event': 'end', 'status': end}) + '\n' if end else '')
 
 
+@pytest.mark.parametrize('word', ['--hostfile=hosts', '--ranks-per-device=2', '-np'])
+def test_unknown_option_of_ranks_sh_is_refused(word):
+    done = call('launch', 'ranks', word, 4, 'true', '--of-the-program')
+    assert_one_line(done, word.partition('=')[0])
+
+
 @pytest.fixture
 def sweep(tmp_path, monkeypatch):
     """Function that makes a sweep of one layout; returns its exit code and the calls of the
@@ -168,6 +174,23 @@ def test_apptainer_binds_a_temporary_folder_outside_tmp(tmp_path, monkeypatch, f
     (tmp_path / 'x.sif').touch()
     options = launch_options('--image', tmp_path / 'x.sif', script='apptainer')
     assert (folder in ENGINES['apptainer'].program(options)) == is_bound
+
+
+@pytest.mark.parametrize('hosts, has_driver', [('', False), ('--hosts h1,h2', True)])
+def test_gpus_of_hosts_are_visible_in_apptainer(tmp_path, monkeypatch, hosts, has_driver):
+    """Without a driver on this machine."""
+    monkeypatch.setenv('PATH', str(tmp_path))
+    (tmp_path / 'x.sif').touch()
+    options = launch_options(f'--image {tmp_path}/x.sif {hosts}', script='apptainer')
+    assert ('--nv' in ENGINES['apptainer'].program(options)) == has_driver
+
+
+def test_folder_is_mounted_where_it_is_named(tmp_path):
+    (tmp_path / 'real').mkdir()
+    (tmp_path / 'data').symlink_to('real')
+    options = launch_options(f'--container x --mount {tmp_path}/data', script='slurm')
+    words = ENGINES['slurm'].program(options)
+    assert words[words.index('--container-mounts') + 1].endswith(f'{tmp_path}/data:{tmp_path}/data')
 
 
 def test_environment_of_ranks_and_of_redirected_output():

@@ -52,6 +52,8 @@ def test_lsblk_output_is_parsed():
         ('nvme0n1', 'disk', 1920, False, 'nvme', 'PM9A3 '),
         ('sda', 'disk', 8000, True, 'sata', None),
         ('sdb', 'disk', 960, False, 'sata', 'S4510'),
+        ('sdc', 'disk', '961', '0', 'sata', None),
+        ('sdd', 'disk', '8001', '1', 'sata', None),
         ('vda', 'disk', 100, True, None, None),
         ('zram0', 'disk', 0),
         ('loop0', 'loop', 5),
@@ -61,6 +63,8 @@ def test_lsblk_output_is_parsed():
         ('NVMe SSD', 'PM9A3', 1920),
         ('HDD', None, 8000),
         ('SSD', 'S4510', 960),
+        ('SSD', None, 961),
+        ('HDD', None, 8001),
         ('virtual disk', None, 100),
     ]
     for output in ('', '[]'):  # if the programs are missing

@@ -158,6 +158,8 @@ GPU = '--train.device gpu --model.fused_bn_relu false'
 "--memory 64"                | "a size such as 64Gi"
 "--cpus 0"                   | "a number of cores"
 "--user 0"                   | "UID or UID:GID, not root"
+"--user 300"                 | "expected a UID from 500"
+"--user 1000:3000000000"     | "and ids up to 2147483647"
 "--namespace A"              | "--namespace"
 "--gpus-per-node 2"          | "train.device=cpu and --ranks-per-node 1, expected 0"
 "{gpu} --ranks-per-node 4 --gpus-per-node 2" | "expected 4"
