@@ -41,7 +41,8 @@ kind=$(basename "$engine") user=$(id -u):$(id -g) groups=$(id -G) is_rootless=''
 [[ $("$engine" --version 2>/dev/null) != *podman* ]] || kind=podman # podman-docker
 # Without root, an engine gives other ids to the container, which could then not write to the folders.
 if [[ $EUID != 0 && $kind = podman ]]; then
-    is_rootless=yes groups=keep-groups
+    is_rootless=yes
+    [[ $groups = *' '* ]] && groups=keep-groups || groups=''
     options+=(--userns keep-id)
 elif [[ $EUID != 0 && $("$engine" info --format '{{.SecurityOptions}}' 2>/dev/null) = *rootless* ]]; then
     is_rootless=yes groups='' user=0:0 # which is this user outside

@@ -32,7 +32,7 @@ read -r boot </proc/sys/kernel/random/boot_id
 export MLPERF_RN50_STARTED="$boot $up_s"
 for name in $("$here/launch/engines/variables.sh"); do
     # A batch system lists GPUs of this host by UUID, which other hosts do not have.
-    [[ $name = CUDA_VISIBLE_DEVICES && ${!name} = *-* && $slots = *,* ]] || options+=(-x "$name")
+    [[ $name = CUDA_VISIBLE_DEVICES && ${!name} = *[A-Za-z]* && $slots = *,* ]] || options+=(-x "$name")
 done
 start=()
 if [ -n "${SLURM_JOB_ID:-}" ]; then # under launch/slurm.sbatch, mpirun starts orted with srun

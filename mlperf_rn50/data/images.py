@@ -69,13 +69,12 @@ def encode_image(
     ):
         if image.format == 'EPS':
             raise ValueError('got EPS, expected pixels')
+        scale = (resize_shorter or min(image.size)) / min(image.size)
         # an evaluation enlarges small images
-        scale = (resize_shorter or max(min(image.size), _EVALUATED)) / min(image.size)
-        if (num_pixels := round(image.width * image.height * scale**2)) > max_pixels:
-            raise ValueError(
-                f'got {num_pixels:,} pixels, expected up to {max_pixels:,}; resize it, as with '
-                '--resize-shorter 512'
-            )
+        largest = max(scale, _EVALUATED / min(image.size))
+        if (num_pixels := round(image.width * image.height * largest**2)) > max_pixels:
+            advice = 'resize it, as with --resize-shorter 512' if largest == scale else 'replace it'
+            raise ValueError(f'got {num_pixels:,} pixels, expected up to {max_pixels:,}; {advice}')
         image.load()
         turn = _turn_of(image)
         if resize_shorter not in (None, min(image.size)):

@@ -9,6 +9,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -20,8 +21,11 @@ from mlperf_rn50.errors import (
     EXIT_RESUMABLE,
     EXIT_USAGE,
     ConfigError,
+    UserError,
 )
 from mlperf_rn50.files import temporaries_in
+from mlperf_rn50.mllog.goodput import read_goodput
+from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.runfolder import records
 from mlperf_rn50.runfolder.locks import is_locked
 from mlperf_rn50.runfolder.names import RunFolder, list_runs, newest_run, newest_step
@@ -258,6 +262,19 @@ def count_stuck(attempts: Sequence[Attempt]) -> int:
     cause do not count."""
     recent = takewhile(lambda a: not (a.gained or a.end in OVER), reversed(attempts))
     return sum(a.has_stepped or a.origin != 'outside' for a in recent)
+
+
+def drill_result(run: RunFolder, found: Sequence[Attempt]) -> str:
+    """Return what the fault of a drill cost the run in whose attempts it was caused."""
+    if not any(a.end in (None, 'failed') for a in found):
+        return 'the fault did not happen in this run'
+    lost = ''
+    if found[0].run != run.index:
+        lost = '; before it, the fault ended a run that had no checkpoint'
+    goodput = None
+    with suppress(UserError):
+        goodput = read_goodput(read_run(run.result, is_own=True))
+    return f'goodput {goodput.text if goodput else "unknown"}{lost}'
 
 
 progress_before = patient(read_progress)

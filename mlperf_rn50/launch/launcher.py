@@ -132,7 +132,7 @@ class StageClock:
         self.run_status: str | None = None
         self._status = status
         self._since = self._looked = time.monotonic()
-        self._limits = {
+        self.limits = {
             Stage.RUNNING: limit_s or float('inf'),
             Stage.STOPPING: STOP_LIMIT_S,
             Stage.TERMINATING: TERM_LIMIT_S,
@@ -141,7 +141,7 @@ class StageClock:
 
     @property
     def limit_s(self) -> float:
-        return self._limits[self.stage]
+        return self.limits[self.stage]
 
     def left_s(self) -> float:
         return self._since + self.limit_s - time.monotonic()
@@ -164,16 +164,12 @@ class StageClock:
         if is_over and not was_over:
             self._since = now
             self.awaited = dict.fromkeys(_WAITING, 'the run has ended, but not its processes')
-            self._limits[Stage.RUNNING], self._limits[Stage.STOPPING] = END_LIMITS_S
+            self.limits[Stage.RUNNING], self.limits[Stage.STOPPING] = END_LIMITS_S
         elif was_over and not is_over:  # the end was that of an earlier attempt
             self.awaited = _WAITING
-            self._limits[Stage.STOPPING] = STOP_LIMIT_S
+            self.limits[Stage.STOPPING] = STOP_LIMIT_S
         if self.run_status == '':
-            self._limits[Stage.RUNNING] = float('inf')
-
-    def wait_for_evaluation(self) -> None:
-        """Let the ranks stop without a limit of the launcher; they have their own."""
-        self._limits[Stage.STOPPING] = float('inf')
+            self.limits[Stage.RUNNING] = float('inf')
 
     def enter(self, stage: Stage) -> None:
         self.stage = stage
@@ -233,7 +229,7 @@ def run_engine(
         can_stop = required is None and is_running and clock.run_status == ''
         if can_stop and should_stop():
             required = Stage.STOPPING
-            clock.wait_for_evaluation()
+            clock.limits[required] = float('inf')  # after an evaluation; ranks have their own
         is_late = required is None and clock.left_s() <= 0
         if number == HOST_LOST or (is_late and is_running):
             has_failed = True
@@ -356,7 +352,9 @@ class Launcher:
             should_stop=should_stop,
             report=report,
         )
-        has_begun = status is not None and status() is not None
+        has_begun = False
+        with suppress(OSError):  # storage may answer again
+            has_begun = status is not None and status() is not None
         if code in _MPI_ERRORS and not has_begun:
             self.try_mpi(placement, job + SIDE_JOB, config.train.device)
         return code

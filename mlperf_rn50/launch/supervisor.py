@@ -4,7 +4,6 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,13 +16,10 @@ from mlperf_rn50.errors import (
     EXIT_RESUMABLE,
     EXIT_USAGE,
     ConfigError,
-    UserError,
 )
 from mlperf_rn50.launch import attempts
 from mlperf_rn50.launch.engines import Options
 from mlperf_rn50.launch.placement import Placement
-from mlperf_rn50.mllog.goodput import read_goodput
-from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.runfolder.names import RunFolder, newest_run, newest_step
 from mlperf_rn50.runfolder.records import (
     Attempt,
@@ -95,8 +91,9 @@ class Supervisor:
             self._ask_absent()
             self._take_back()
             code = self.run_to_end(is_resumed)
-            if number == 1 and self._has_drilled:
-                self._report_drill()
+            if number == 1 and self._has_drilled and (run := self._present_run()):
+                result = attempts.drill_result(run, self._attempts)
+                self.say(f'drill {self.options.drill}: {result}')
             last = self._attempts[-1].end if self._attempts else ''
             is_over = last in attempts.OVER
             num_over = number if is_over else number - 1
@@ -109,20 +106,6 @@ class Supervisor:
             if self.signals.is_requested or last == 'interrupted' or code == EXIT_USAGE:
                 break
         return EXIT_AT_ONCE if self.signals.is_forced and worst else worst
-
-    def _report_drill(self) -> None:
-        """Report the time of the run in which a fault was caused; nothing if it is unknown."""
-        run = self._present_run()
-        if run is None:
-            return
-        if not any(a.end in (None, 'failed') for a in self._attempts):
-            self.say(f'drill {self.options.drill}: the fault did not happen in this run')
-            return
-        is_new = bool(self._attempts) and self._attempts[0].run != run.index
-        lost = '; before it, the fault ended a run that had no checkpoint' if is_new else ''
-        with suppress(UserError):
-            if goodput := read_goodput(read_run(run.result, is_own=True)):
-                self.say(f'drill {self.options.drill}: goodput {goodput.text}{lost}')
 
     def _present_run(self) -> RunFolder | None:
         """Return the run to resume; None if there is none."""
@@ -237,10 +220,11 @@ class Supervisor:
 
     def _is_host_lost(self, job: str, code: int) -> bool:
         """Return whether a run was interrupted because a host was lost, not by the user."""
-        # a killed horovodrun stops its ranks
-        if self.signals.is_requested or not (self.options.hosts or code > _SIGNAL_CODES):
+        # a killed horovodrun stops its ranks; srun, in an image, may kill those that stop last
+        is_killed = code > _SIGNAL_CODES and not (self._returned or self.options.image)
+        if self.signals.is_requested or not (self.options.hosts or is_killed):
             return False
-        return code != EXIT_RESUMABLE or self._has_failure(job)
+        return is_killed or code == EXIT_FAILED or self._has_failure(job)
 
     def _has_failure(self, job: str) -> bool:
         """Return whether a failure is recorded for a job, or a host does not answer."""

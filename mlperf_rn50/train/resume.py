@@ -252,7 +252,8 @@ def report_resumption(run: TrainingRun, loaded: LoadedCheckpoint) -> None:
     changes, time_s = find_changes(before.config, run.plan.config), None
     if run.comm.rank == 0:
         changes = with_taken_back(changes, run.folder, run.plan.config)
-        time_s = (read_run(run.folder.result, is_own=True).start_s or 0.0) + elapsed_s
+        start_s = read_run(run.folder.result, is_own=True).start_s or 0.0
+        time_s = start_s + clock.now_s()
     run.emit(
         events.Resumed(
             run.plan,

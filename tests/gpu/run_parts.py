@@ -432,7 +432,7 @@ def main() -> int:
     variant = os.environ.get('MLPERF_RN50_VARIANT', '')
     asked = output_of('nvidia-smi', '--query-gpu=name,compute_cap', '--format=csv,noheader')
     found = re.match(r'(.+), (\d+)\.', asked)
-    num_gpus = 2 if IS_DRY else len(find_visible_gpus())
+    num_gpus = 2 if IS_DRY else max(1, len(find_visible_gpus()))
     card = found[1] if found else 'CPU'
     torch_python = next(filter(has_torch, options.torch_python), '')
     missing = find_missing(bool(torch_python))

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_FAILED, EXIT_OK, EXIT_RESUMABLE, EXIT_USAGE
-from mlperf_rn50.launch import supervisor
+from mlperf_rn50.launch import attempts, supervisor
 from mlperf_rn50.launch.supervisor import Placement, Supervisor
 from mlperf_rn50.parser import Drill
 from mlperf_rn50.runfolder.names import RunFolder
@@ -129,7 +129,8 @@ class Fake:
 def end_of(todo, hosts):
     """Return the logged status of a start, or None; a lost host causes interruptions without a stop
     request."""
-    has_lost = todo['code'] == EXIT_FAILED or bool(todo['silent'] & set(hosts))
+    is_killed = todo['code'] == EXIT_FAILED or todo['code'] > 128
+    has_lost = is_killed or bool(todo['silent'] & set(hosts))
     is_lost = todo['end'] == 'interrupted' and has_lost and not todo['has_stop']
     return todo['end'] if todo['begins'] and not is_lost else None
 
@@ -511,8 +512,8 @@ def test_hosts_that_have_just_answered_are_not_asked_again(fault, num_looks):
 
 
 def test_goodput_follows_the_run_of_the_drill_only(monkeypatch):
-    monkeypatch.setattr(supervisor, 'read_run', lambda path, is_own: path)
-    monkeypatch.setattr(supervisor, 'read_goodput', lambda run: SimpleNamespace(text=run.name))
+    monkeypatch.setattr(attempts, 'read_run', lambda path, is_own: path)
+    monkeypatch.setattr(attempts, 'read_goodput', lambda run: SimpleNamespace(text=run.name))
     _, world = fake_run([GAINS], restarts=1, seeds=2, drill=Drill('kill', rank=1, step=5))
     assert [m for m in world.messages if 'goodput' in m] == [
         'drill kill:rank1@step5: goodput result_0.txt'
@@ -525,8 +526,8 @@ def test_drill_whose_step_is_not_reached_says_so():
 
 
 def test_drill_before_the_first_checkpoint_says_that_a_run_is_lost(monkeypatch):
-    monkeypatch.setattr(supervisor, 'read_run', lambda path, is_own: path)
-    monkeypatch.setattr(supervisor, 'read_goodput', lambda run: SimpleNamespace(text=run.name))
+    monkeypatch.setattr(attempts, 'read_run', lambda path, is_own: path)
+    monkeypatch.setattr(attempts, 'read_goodput', lambda run: SimpleNamespace(text=run.name))
     _, world = fake_run([STUCK], restarts=1, drill=Drill('kill', rank=1, step=5))
     [text] = [m for m in world.messages if 'goodput' in m]
     assert 'goodput result_1.txt; before it, the fault ended a run' in text

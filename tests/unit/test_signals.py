@@ -354,8 +354,8 @@ def test_every_command_can_be_interrupted(tmp_path, command):
 def test_preparation_is_interrupted_between_two_images(tmp_path):
     from PIL import Image
 
-    for split, count in (('train', 2500), ('val', 1)):
-        folder = tmp_path / 'source' / split / 'a'
+    for place, count in (('train/a', 2500), ('train/b', 1), ('val/a', 1), ('val/b', 1)):
+        folder = tmp_path / 'source' / place
         folder.mkdir(parents=True)
         Image.effect_noise((600, 600), 50).save(folder / '0.png')
         for i in range(1, count):

@@ -100,10 +100,10 @@ def load_folder(
 ) -> tuple[RunSet | None, list[OtherBenchmark]]:
     """Return the judged set of a folder's logs, and the logs that are left out.
 
-    Those of programs that train nothing are left out and, if there are no others, those of other
-    benchmarks; then there is no set.
+    Those of programs that train nothing are left out and, if no other can be read, those of other
+    benchmarks. There is no set without a log.
     """
-    logs, foreign = [], []
+    logs, foreign, of_others = [], [], []
     for path in paths:
         try:
             logs.append(
@@ -114,11 +114,13 @@ def load_folder(
         except UserError as e:
             if isinstance(e, OtherBenchmark):
                 foreign.append(e)
+                of_others.append(path)
                 if e.benchmark in NOT_TRAINING:
                     continue
             logs.append(CheckedLog(path, error=str(e).removeprefix(f'{path}: ')))
-    if foreign and len(foreign) == len(paths):
-        return None, foreign
+    if foreign and not any(log.run for log in logs):
+        logs = [log for log in logs if log.path not in of_others]
+        return make_run_set(paths[0].parent, logs) if logs else None, foreign
     omitted = [e for e in foreign if e.benchmark in NOT_TRAINING]
     return make_run_set(paths[0].parent, logs), omitted
 

@@ -175,12 +175,17 @@ def _other_rounds(verdicts: Sequence[Verdict]) -> list[str]:
             and v.run_set.judgement.is_sound
             and any(ruleset in log.rulesets for log in v.logs)
         ]
-        logs = [log for v in others if ruleset not in v.passed for log in v.logs]
+        short = {v: text for v in others if (text := lacks_epochs(v.run_set, ruleset))}
+        failed = [v for v in others if ruleset not in v.passed and v not in short]
+        logs = [log for v in failed for log in v.logs]
         # The line on a set without a verdict lists the rounds that it passes.
-        if logs or any(v.is_valid or v.run_set.judgement.violations for v in others):
+        if logs or short or any(v.is_valid or v.run_set.judgement.violations for v in others):
             broken = violations_of(logs, ruleset)
             reasons = folded({log.path: broken.get(log.path, ())[:1] for log in logs})
-            reasons += filter(None, (lacks_epochs(v.run_set, ruleset) for v in others))
+            reasons += [
+                f'{v.run_set.name}: {text}' if len(verdicts) > 1 else text
+                for v, text in short.items()
+            ]
             results.setdefault(tuple(reasons), []).append(ruleset)
     texts = [
         f'{render_rounds(rulesets)} ' + (f'no ({_joined(reasons)})' if reasons else 'yes')

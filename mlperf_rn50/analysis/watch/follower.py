@@ -139,7 +139,9 @@ class Follower:
         if key != self._judged[0]:
             paths = [RunFolder(self.folder, n).result for n in numbers]
             judged, _ = load_folder(paths, Rules(now_s=now_s))
-            self._judged = key, judged.reasons if judged else ()
+            runs = [self._logs[n][2] for n in numbers]
+            foreign = tuple(str(run) for run in runs if isinstance(run, OtherBenchmark))
+            self._judged = key, judged.reasons if judged else foreign
         return self._judged[1]
 
     def _read(self, number: int, now_s: float) -> Run | UserError:

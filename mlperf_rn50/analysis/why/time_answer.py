@@ -69,7 +69,7 @@ def _next_step(run: RunData, times: Times, found: Bottleneck) -> str:
     config = run.config or Config()
     # changes that were made already
     is_small = config.train.precision == 'float16' or config.comm.compression == 'fp16'
-    made = {'link': is_small, 'latency': times.network.num_buckets == 1}
+    made = {'link': is_small, 'latency': 1 in (config.comm.num_buckets, times.network.num_buckets)}
     key = 'next otherwise' if found.name == 'exchange' and made.get(found.part or '') else 'next'
     fewer = 'use fewer nodes, or ' if times.num_hosts > 1 else ''
     return _text(found, key).format(batch=config.batch_key, fewer=fewer)

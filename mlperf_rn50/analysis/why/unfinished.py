@@ -6,7 +6,7 @@ from mlperf_rn50.analysis.run_data import RunData, load_run_config
 from mlperf_rn50.config import Config
 from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.runfolder.names import newest_step
-from mlperf_rn50.runfolder.records import CourseRecord, EndRecord, ResumedRecord, TrainRecord
+from mlperf_rn50.runfolder.records import CourseRecord, EndRecord, TrainRecord
 from mlperf_rn50.text import duration
 
 
@@ -62,8 +62,7 @@ def _resume(run: RunData, log: Run) -> str:
     nodes, ranks = log.num_nodes or 1, log.num_ranks or 1
     words = ['launch/ranks.sh', *['--hosts HOSTS'] * (nodes > 1), str(ranks // nodes)]
     words += ['mlperf-rn50 train --resume', shlex.quote(str(run.folder.checkpoints))]
-    begun, resumed = load_run_config(run.folder, ()), run.last(ResumedRecord)
-    configured = begun and begun.world_size
-    if configured and resumed and resumed.number_of_ranks not in (None, configured):
+    begun = load_run_config(run.folder, ())
+    if begun and begun.world_size and log.num_ranks not in (None, begun.world_size):
         words.append('--elastic')
     return f'; resume with {" ".join(words)}'

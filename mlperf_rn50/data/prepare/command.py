@@ -204,10 +204,10 @@ def _prepare_new(options: Namespace, name: str, num_workers: int) -> None:
     out, state = Path(options.out), _find_state(options)
     found = _find_dataset(options, name)
     if len(found.classes) < 2:
-        raise DataError(
-            f'--source: got 1 class ({found.classes[0]}), expected 2 or more; put the images of '
-            'each class into a folder of its own'
-        )
+        advice = ''
+        if options.dataset == 'folder':
+            advice = '; put the images of each class into a folder of its own'
+        raise DataError(f'--source: got 1 class ({found.classes[0]}), expected 2 or more{advice}')
     _print(*found.notes)
     with folder_lock(out, '--out', OUTPUT_LOCK):
         claim(out, found, has_config=options.dataset in ('folder', 'im2rec'))

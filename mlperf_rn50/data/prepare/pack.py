@@ -172,8 +172,10 @@ def _publish(path: Path, out: Path) -> None:
     try:
         os.link(path, out / path.name)
     except OSError:  # a file system without hard links
-        move = shutil.copyfile if path.name == _DAMAGED else os.rename
-        move(path, out / path.name)
+        if path.name == _DAMAGED:
+            write_atomically(out / path.name, read_bytes(path))
+        else:
+            path.rename(out / path.name)
 
 
 def claim(out: Path, dataset: Dataset, has_config: bool) -> None:
