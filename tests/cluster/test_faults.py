@@ -66,6 +66,8 @@ SHORT = ('--checkpoint.period_epochs', 0, '--train.max_epochs', 3)
 
 
 SILENT = f'does not answer h1; {RECORDED}'
+# a link that returns when the ranks end: the launcher may ask the host just before
+LOST = f'({CONTACT}|does not answer h1)'
 
 
 def cut(phase, *texts, num_hosts=2, until=None, options=ALONE, code=1, causes=None, ranks=()):
@@ -84,11 +86,11 @@ def cut(phase, *texts, num_hosts=2, until=None, options=ALONE, code=1, causes=No
         cut('training', 'aborted: the target', until=3, options=SHORT, causes=['aborted']),
         cut(
             'training',
-            f'{CONTACT}; {RECORDED}',
+            f'{LOST}; {RECORDED}',
             until=20,
             options=AGAIN,
             code=0,
-            causes=[f'host h2 {CONTACT}', 'converged'],
+            causes=[f'host h2 {LOST}', 'converged'],
             ranks=[2],
         ),
         cut(
