@@ -10,7 +10,9 @@ shift
 for host in ${slots//,/ }; do
     ((num_ranks += ${host##*:}))
 done
-folder=$(mktemp -d)
+# The launcher removes this folder if this script is killed, see launch/engines/openmpi.sh.
+folder=${TMPDIR:-/tmp}/mlperf_rn50-$MLPERF_RN50_JOB
+mkdir -m 700 -- "$folder"
 trap 'rm -rf -- "$folder"' EXIT
 # horovodrun starts this Python on all hosts; with -I it ignores variables of the modules that are loaded there.
 start='import multiprocessing.spawn, sys; sys.executable += " -I" # after multiprocessing has read it
@@ -18,8 +20,9 @@ from horovod.runner.launch import run_commandline; run_commandline()'
 mkfifo "$folder/out" "$folder/err"
 # Remove horovodrun's traceback, and keep its only information: the exit code of the first failed rank, or the error.
 awk -v report="$folder/code" '
+    BEGIN { printf "" >report } # opened at once, because the guard on this host may remove the folder
     /^Traceback \(most recent call last\)/ { own = 1 }
-    own && /^Exit code: / { print $3 > report; close(report); own = 0; next }
+    own && /^Exit code: / { print $3 >report; fflush(report); own = 0; next }
     own && /^[A-Za-z.]+: / { error = $0 }
     !own { sub(/^\[[0-9]+\]<stderr>:/, ""); print; fflush() }
     END { if (own) print "horovodrun: " error }' <"$folder/err" >&2 &

@@ -178,14 +178,15 @@ def test_job_that_is_submitted_elsewhere_is_refused_in_one_line(tmp_path):
         ('RuntimeError: one or more processes exited\nProcess name: 1\nExit code: 75', (75, '')),
     ],
 )
-def test_error_of_horovodrun_is_one_line(engines, last, expected):
+def test_error_of_horovodrun_is_one_line(engines, tmp_path, last, expected):
     text = f"""cat <<'END' >&2
 Traceback (most recent call last):
   File x, line 1
 {last}
 END
 exit 1"""
-    done = engines('engines/horovodrun.sh|localhost:1|true', {'.venv/bin/python': text})
+    programs = {'.venv/bin/python': text}
+    done = engines('engines/horovodrun.sh|localhost:1|true', programs, TMPDIR=str(tmp_path))
     assert (done.returncode, done.stderr) == expected
 
 

@@ -4,6 +4,7 @@ A start takes seconds, so the tests share the results of one start for each numb
 """
 
 import json
+import os
 import sys
 from functools import cache
 from itertools import product
@@ -37,7 +38,8 @@ def on_ranks(folder, num_ranks, calls, num_sharing=1, has_mpi=True):
     done = run(
         under_ranks(num_ranks, command)
         if has_mpi
-        else [ROOT / 'launch/engines/horovodrun.sh', f'localhost:{num_ranks}', *command]
+        else [ROOT / 'launch/engines/horovodrun.sh', f'localhost:{num_ranks}', *command],
+        env={**os.environ, 'MLPERF_RN50_JOB': 'test', 'TMPDIR': str(folder)},
     )
     assert done.returncode == 0, done.stderr
     return [json.loads((out / f'{r}.json').read_text()) for r in range(max(1, num_ranks))]
