@@ -35,12 +35,12 @@ def on_ranks(folder, num_ranks, calls, num_sharing=1, has_mpi=True):
     out.mkdir()
     words = json.dumps([[key, name, [str(a) for a in arguments]] for key, name, arguments in calls])
     command = [sys.executable, WORKERS, out, num_sharing, words]
-    done = run(
-        under_ranks(num_ranks, command)
-        if has_mpi
-        else [ROOT / 'launch/engines/horovodrun.sh', f'localhost:{num_ranks}', *command],
-        env={**os.environ, 'MLPERF_RN50_JOB': 'test', 'TMPDIR': str(folder)},
-    )
+    if has_mpi:
+        done = run(under_ranks(num_ranks, command))
+    else:
+        engine = [ROOT / 'launch/engines/horovodrun.sh', f'localhost:{num_ranks}']
+        job = {'MLPERF_RN50_JOB': 'test', 'TMPDIR': str(folder)}
+        done = run([*engine, *command], env={**os.environ, **job})
     assert done.returncode == 0, done.stderr
     return [json.loads((out / f'{r}.json').read_text()) for r in range(max(1, num_ranks))]
 
