@@ -75,6 +75,23 @@ def course(config=DIGITS, losses=FALL, halved=0, num_reported=60):
     return RunData(folder, log, records, config)
 
 
+def test_rate_of_a_partly_filled_last_step_is_that_of_the_schedule():
+    """The last step applies a small part of the rate of a schedule that is cut after 12 epochs."""
+    run = course(changed('schedule.decay_epochs=40'))
+    last = run.records[-1]
+    rates = {'learning_rate': last.learning_rate / 10}
+    rates['scheduled_learning_rate'] = last.learning_rate
+    run = replace(run, records=[*run.records[:-1], msgspec.structs.replace(last, **rates)])
+    assert 'epochs' in {c['cause'] for c in explain_accuracy(run).data['causes']}
+
+
+def test_run_that_failed_after_it_reached_its_target_missed_nothing():
+    run = course(losses=[2.3] * 60)
+    log = replace(run.log, status='failed', target_accuracy=0.6)
+    assert explain_accuracy(replace(run, log=log)) is None
+    assert explain_accuracy(replace(run, log=replace(log, target_accuracy=0.61)))
+
+
 @pytest.mark.parametrize('status, names', [('aborted', {'epochs'}), ('failed', set())])
 def test_run_ended_by_a_fault_is_not_blamed_on_its_planned_epochs(status, names):
     run = course(num_reported=20)

@@ -33,6 +33,10 @@ def sentence(tmp_path):
     return make
 
 
+def test_epochs_of_a_long_run_have_all_digits(sentence):
+    assert sentence('running', 1234.5, max_epochs=2000).startswith('Running: 1,234 of at most 2000')
+
+
 @pytest.mark.parametrize(
     'status, records, size, words',
     [

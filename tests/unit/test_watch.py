@@ -66,7 +66,7 @@ epoch | 3.50 of 10, 38 s since the start
 Top-1 | 45.00 % at epoch 3, target 74.90 %
 reference | at epoch 3: on course: 5 of 5 reference runs
 speed | 128 images/s, 10 s/epoch, loss 2, learning rate 0.1
-limit | Healthy: 3 % of the time is forward and backward
+limit | 92 % of the time is outside steps, evaluations and checkpoints
 rank skew | 20.0 % above the median: rank 1 on n2 takes 0.15 s per step; \
 ranks wait 0.05 s per step on average
 left | 62 s to epoch 10, the end of the schedule

@@ -114,6 +114,8 @@ wait=40 | device="cpu" | healthy |
 wait=44 | device="cpu" net=[32,5000000] | exchange link |
 compute=20 wait=44 | net=[2,4000000] | exchange link |
 compute=20 python=60 | net=[2] | python |
+update=110 | | update | 110/206
+update=90 | | healthy |
 """),
 )
 def test_each_planted_limit_is_named_with_its_share(ms, keys, name, share):
@@ -141,6 +143,20 @@ def test_slow_rank_is_named_with_its_epoch():
     slow = two('wait=64 slow_rank=60 / compute=150')
     found, _ = limit_of(slow, 6, changed={1: two(), 3: two()})
     assert (found.name, found.rank.rank, found.since) == ('slow_rank', 1, 4)
+
+
+def test_slow_rank_is_named_with_the_first_epoch_of_an_interval_of_several():
+    run = made_run(two('wait=64 slow_rank=60 / compute=150'), 4, changed={1: two()})
+    every_fourth = [structs.replace(r, epoch=4 * r.epoch) for r in run.all(RanksRecord)]
+    found = find_bottleneck(times_of(replace(run, records=[NETWORK, *every_fourth])))
+    assert (found.name, found.since) == ('slow_rank', 5)
+
+
+def test_run_that_mostly_does_something_else_is_not_healthy():
+    run = made_run()
+    late = [structs.replace(r, time_s=3 * r.time_s) for r in run.all(RanksRecord)]
+    answer = explain_time(replace(run, records=[NETWORK, *late])).data
+    assert (answer['verdict'], answer['share']) == ('rest', pytest.approx(2 / 3))
 
 
 def test_stall_of_ranks_in_turn_counts_as_the_stalling_phase():
@@ -300,6 +316,8 @@ def test_rates_follow_from_the_network():
     times = times_of(made_run())
     # a ring of two ranks moves the gradients once
     assert times.bandwidth == pytest.approx(100e6 / 0.004)
+    hidden = [structs.replace(r, hidden_s=STEPS * 0.076) for r in two()]
+    assert times_of(made_run(hidden)).bandwidth == pytest.approx(100e6 / 0.080)
     assert times.peak_share * 2e12 == times.flops_per_s == pytest.approx(3 * 32e9 / 0.09)
     assert 'each rank 1,067 GFLOP/s' in explain_time(made_run()).data['notes'][0]
 

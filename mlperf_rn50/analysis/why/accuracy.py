@@ -130,7 +130,9 @@ def judge_course(run: RunData, config: Config, batch: int, num_ranks: int) -> It
     num_steps = num_epochs * per_epoch
 
     # The learning rate of the run. The reported steps may miss its peak.
-    rates = [(r.epoch, r.learning_rate) for r in records if r.learning_rate is not None]
+    # A partly filled last step applies a smaller one than the schedule's.
+    scheduled = ((r.epoch, r.scheduled_learning_rate or r.learning_rate) for r in records)
+    rates = [(epoch, rate) for epoch, rate in scheduled if rate is not None]
     peak = max([config.schedule.base_lr, *(rate for _, rate in rates)])
     if o.name == 'sgd':  # 3/8 of the lowest (digits), twice the highest (CIFAR-10) shipped rate
         rate = peak * 256 / batch * 0.1 / (1 - o.momentum)
@@ -306,7 +308,10 @@ def explain_accuracy(
         return None
     is_below = log.status != 'converged'
     is_behind = bool(standing and standing.behind)
-    has_missed = log.status in ('aborted', 'failed') or is_behind and is_below
+    target = math.inf if log.target_accuracy is None else log.target_accuracy
+    has_reached = (log.best_accuracy or 0.0) >= target  # and may have failed afterwards
+    has_ended = log.status in ('aborted', 'failed')
+    has_missed = not has_reached and (has_ended or is_behind and is_below)
     if probed is None and not (has_missed and log.evaluations):
         return None
 

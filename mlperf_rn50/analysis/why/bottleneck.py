@@ -41,6 +41,8 @@ _PHASES = (*_OWN, 'wait')
 _LEAST_SHARE = 1 - 1 / 1.1
 # Evaluation took 6 to 21 % on digits, where validation has a fourth of the training images.
 _LEAST_EVALUATION = 0.3
+# More than half of the time is no computation, so the run is not healthy.
+_LEAST_OTHER = 0.5
 # On CPUs, the cores that compute also move the gradients, so much exchange is normal, except over
 # a link of less than 1 Gbit/s (here in bytes/s).
 _LEAST_CPU_EXCHANGE, _SLOW_LINK = 0.3, 1.25e8
@@ -68,6 +70,7 @@ class Interval(NamedTuple):
     record: RanksRecord
     rank: RankSteps  # the one that waits least
     parts: dict[str, float]  # seconds along the critical path
+    first_epoch: int
 
 
 @dataclass(frozen=True)
@@ -98,24 +101,33 @@ class Times:
         latency_s = sum((i.record.latency_s or 0.0) * i.rank.num_steps for i in self.intervals)
         return 2 * self.network.num_buckets * latency_s > self.parts['exchange']
 
-    def _per_second(self, amount: float, part: str) -> float:
-        """Return the rate of an amount per step in a part of the time; 0 if it is unknown."""
-        seconds = self.parts[part]
+    def _per_second(self, amount: float, seconds: float) -> float:
+        """Return the rate of an amount per step in a time of all steps; 0 if it is unknown."""
         return amount * self.num_steps / seconds if seconds > 1e-9 else 0.0
 
     @property
-    def bandwidth(self) -> float:
-        """Bytes/s in a ring all-reduce, while the backward pass does not hide it; 0 if unknown."""
+    def _ring_bytes(self) -> float:
+        """Bytes that a rank sends in a ring all-reduce of a step."""
         num_ranks = len(self.intervals[-1].record.ranks)
-        ring = self.network.gradient_bytes * 2 * (num_ranks - 1) / num_ranks
-        return self._per_second(ring, 'exchange')
+        return self.network.gradient_bytes * 2 * (num_ranks - 1) / num_ranks
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes/s of a rank while gradients are exchanged; 0 if unknown."""
+        hidden_s = sum(i.rank.hidden_s for i in self.intervals)
+        return self._per_second(self._ring_bytes, self.parts['exchange'] + hidden_s)
+
+    @property
+    def most_bandwidth(self) -> float:
+        """Bytes/s of a rank if the backward pass had hidden no byte; 0 if unknown."""
+        return self._per_second(self._ring_bytes, self.parts['exchange'])
 
     @property
     def flops_per_s(self) -> float:
         """Operations/s of a rank in forward and backward, which has twice those of forward; 0 if
         unknown."""
         forward = self.network.flops_per_image * self.network.local_batch_size
-        return self._per_second(3 * forward, 'compute')
+        return self._per_second(3 * forward, self.parts['compute'])
 
     @property
     def peak_share(self) -> float:
@@ -128,7 +140,7 @@ class Bottleneck:
     """What limits a run, and its share of the time."""
 
     # the verdict: stopped, the name of a Shortage, input, python, exchange, slow_rank, computation,
-    # evaluation, checkpoints, batch, uneven or healthy
+    # evaluation, checkpoints, batch, update, rest, uneven or healthy
     name: str
     share: float
     part: str | None = None  # of input, a value of INPUT; of exchange, host, link or latency
@@ -146,7 +158,7 @@ def _own_s(rank: RankSteps, *names: str) -> float:
     return sum(getattr(rank, f'{name}_s') for name in names)
 
 
-def _interval_of(record: RanksRecord) -> Interval:
+def _interval_of(record: RanksRecord, first_epoch: int) -> Interval:
     rank = min(record.ranks, key=lambda r: r.wait_s)
     names = (*_PHASES, 'read', 'decode')
     # Version 0.5.0 did not record the critical path.
@@ -165,7 +177,7 @@ def _interval_of(record: RanksRecord) -> Interval:
         'evaluation': record.eval_s,
         'checkpoints': record.checkpoint_s,
     }
-    return Interval(record, rank, parts)
+    return Interval(record, rank, parts, first_epoch)
 
 
 def _logged_eval_s(log: Run, start_s: float) -> float:
@@ -219,7 +231,9 @@ def _intervals_of(records: Sequence[MetricsRecord]) -> tuple[list[Interval], flo
             checkpoint_s = record.checkpoint_s
         elif isinstance(record, ResumedRecord):
             checkpoint_s = 0.0
-    return [_interval_of(r) for r in by_epoch.values() if r.ranks], checkpoint_s
+    first_epochs = [1, *(epoch + 1 for epoch in by_epoch)]
+    with_ranks = ((r, first) for r, first in zip(by_epoch.values(), first_epochs) if r.ranks)
+    return [_interval_of(r, first) for r, first in with_ranks], checkpoint_s
 
 
 def times_of(run: RunData) -> Times:
@@ -307,7 +321,7 @@ def find_bottleneck(times: Times) -> Bottleneck:
 
     # A link is thin if its rate limits the exchange, not its latency or the cores that move the
     # gradients.
-    is_slow = 0 < times.bandwidth < _SLOW_LINK * (1 - waited)
+    is_slow = 0 < times.most_bandwidth < _SLOW_LINK * (1 - waited)
     is_thin = is_slow and times.num_hosts > 1 and not times.is_latency
 
     # The share of the time that ranks lost by waiting for cores.
@@ -341,7 +355,7 @@ def _slow_since(times: Times, excess_s: Sequence[float]) -> int | None:
         if s <= _LEAST_SHARE * _own_s(interval.rank, *_PHASES):
             since = None
         elif since is None:
-            since = interval.record.epoch
+            since = interval.first_epoch
     return since
 
 
@@ -383,9 +397,15 @@ def _largest_part(times: Times, is_thin: bool, lacking: float) -> Bottleneck | N
         'evaluation': parts['evaluation'],
         'batch': _fixed_s(times, is_thin, is_short),
         'exchange': parts['exchange'],
+        'update': parts['update'],
+        'rest': parts['rest'],
     }
     least = min(max(lacking / 2, _LEAST_SHARE), _LEAST_SHORT)
-    exceptions = {'evaluation': _LEAST_EVALUATION + least - _LEAST_SHARE}
+    exceptions = {
+        'evaluation': _LEAST_EVALUATION + least - _LEAST_SHARE,
+        'update': _LEAST_OTHER,
+        'rest': _LEAST_OTHER,
+    }
     if times.is_cpu and not is_thin:
         exceptions['exchange'] = _LEAST_CPU_EXCHANGE + 2 * lacking
     shares = {

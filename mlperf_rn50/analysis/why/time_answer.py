@@ -120,7 +120,7 @@ def explain_time(run: RunData) -> Answer:
     """Return what limits a run, the parts of its time, and the next thing to try."""
     times = times_of(run)
     found = find_bottleneck(times)
-    record, last, _ = times.intervals[-1]
+    record, last, *_ = times.intervals[-1]
     rows = []
     for name, s in times.parts.items():
         cells = ['-'] * 3
@@ -133,7 +133,7 @@ def explain_time(run: RunData) -> Answer:
         f'{text} {significant(value)} {unit}'
         for text, value, unit in (
             ('exchange under backward', 1000 * last.hidden_s / last.num_steps, 'ms per step'),
-            ('rest of the exchange', times.bandwidth / 1e9, 'GB/s'),
+            ('exchange at', times.bandwidth / 1e9, 'GB/s'),
             ('latency', 1000 * (record.latency_s or 0), 'ms'),
             ('each rank', times.flops_per_s / 1e9, 'GFLOP/s'),
             ('share of the measured peak', 100 * times.peak_share, '%'),

@@ -7,7 +7,7 @@ from mlperf_rn50.config import Config
 from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.runfolder.names import newest_step
 from mlperf_rn50.runfolder.records import CourseRecord, EndRecord, TrainRecord
-from mlperf_rn50.text import duration
+from mlperf_rn50.text import duration, significant
 
 
 def unfinished_sentence(run: RunData) -> str:
@@ -21,10 +21,10 @@ def unfinished_sentence(run: RunData) -> str:
     epoch = max(last.epoch, evaluated) if last and log.status != 'aborted' else evaluated
     schedule = max(1, int(config.schedule.decay_epochs))
     planned = config.num_epochs
-    done = f'after {epoch:.3g} of {planned} epochs'
+    done = f'after {significant(epoch)} of {planned} epochs'
     if log.status == 'running':
         first = _first_evaluation(log, config, last)
-        return f'Running: {epoch:.3g} of at most {planned} epochs{first}.'
+        return f'Running: {significant(epoch)} of at most {planned} epochs{first}.'
     if log.status == 'interrupted':
         return f'Stopped {done}{_resume(run, log)}.'
     if log.status == 'failed':
