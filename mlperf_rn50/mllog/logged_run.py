@@ -70,7 +70,8 @@ class Run:
     submission_status: str | None = None
     dataset: str | None = None
     is_imagenet: bool = True
-    num_nodes: int | None = None
+    num_nodes: int | None = None  # of a resumed run, since its last resume
+    has_changed_nodes: bool = False  # whether a resume has changed it
     num_ranks: int | None = None
     num_accelerators: int | None = None  # 0 for a run on CPUs
     accelerator: str | None = None  # model, from the system description

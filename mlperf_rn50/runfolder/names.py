@@ -6,6 +6,7 @@ while a program writes run k.
 """
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -84,6 +85,12 @@ def run_number(name: str) -> int | None:
     """Return k if the name of a file is result_<k>.txt, otherwise None."""
     m = re.fullmatch(LOG, name)
     return int(m[1]) if m else None
+
+
+def packed_logs(names: Sequence[str]) -> list[str]:
+    """Return the names of packed logs, without those that are also there unpacked."""
+    packed = (name for name in names if re.fullmatch(PACKED_LOG, name))
+    return sorted(name for name in packed if name.rpartition('.')[0] not in names)
 
 
 def run_of(log: Path) -> RunFolder:

@@ -1,5 +1,6 @@
 """State of a run folder at each stage of a run and with hostile content."""
 
+import gzip
 import json
 import os
 import shutil
@@ -226,6 +227,16 @@ def test_growing_file_is_read_incrementally_and_a_replaced_file_anew(tmp_path):
     for name, values in (('m', [3]), ('m', [4, 5, 6]), ('new', [1, 2, 3])):
         write_metrics(tmp_path / name, *({'a': v} for v in values)).replace(path)
         assert tail.read() == (True, [{'a': v} for v in values])
+
+
+def test_packed_log_is_refused_as_by_check(tmp_path):
+    log = write_live(tmp_path, train(10)) / 'result_0.txt'
+    packed = gzip.compress(log.read_bytes())
+    (tmp_path / 'result_0.txt.gz').write_bytes(packed)
+    assert not look(tmp_path).violations
+    (tmp_path / 'result_1.txt.gz').write_bytes(packed)
+    assert 'gzip' in look(tmp_path).violations[0]
+    assert not look(log).violations
 
 
 HOSTILE = [True, None, 'x', -1, 1e400, float('nan'), [], {}, 10**30, '\x1b[2J' * 3]

@@ -154,6 +154,17 @@ def test_log_of_a_run_that_initialises_is_that_of_the_newer_format(read):
     assert (run.opt_name, run.division) == ('sgd', 'closed')
 
 
+@pytest.mark.parametrize('is_resumed', [False, True])
+def test_end_of_an_attempt_before_a_resume_is_not_that_of_the_run(tmp_path, is_resumed):
+    """A kill between run_stop and the last line of metrics.jsonl leaves only the earlier end."""
+    records = [{'event': 'end', 'status': 'interrupted', 'time_to_train_s': 1.0}]
+    records += [{'event': 'resumed', 'step': 4}] * is_resumed
+    lines = ''.join(f'{json.dumps(r)}\n' for r in records)
+    write_files(tmp_path, {'metrics.jsonl': lines})
+    run = read_run(write_lines(tmp_path / 'result_0.txt', run_lines((0.5, 0.8))))
+    assert run.status == ('converged' if is_resumed else 'failed')
+
+
 # --- numbers of nodes, ranks and accelerators
 
 

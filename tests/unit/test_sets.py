@@ -119,6 +119,13 @@ def test_resumed_runs_have_no_score_and_their_times_are_left_out_or_marked(
     assert system.epochs == (2,) * (3 if num == 2 else 5)
 
 
+@pytest.mark.parametrize('nodes, node_hours', [(2, approx(2 * 82 / 3600)), (1, None)])
+def test_run_whose_nodes_changed_has_no_node_hours(tmp_path, nodes, node_hours):
+    folder = write_set(tmp_path / 'box', 1, nodes=2, ranks=2, number_of_nodes=2)
+    resume(folder, 0, number_of_nodes=nodes)
+    assert load_set(folder).node_hours == node_hours
+
+
 def test_facts_of_a_set_are_those_of_the_runs_that_determine_its_time(tmp_path):
     folder = write_set(tmp_path / 'box', ranks=2, epoch_s=lambda k: 10.0 + k / 2)
     resume(folder, 0, number_of_ranks=1)

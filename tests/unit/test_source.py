@@ -111,6 +111,12 @@ def test_step_and_exchange_come_from_bench_files(dump, step_ms, overlap, extra_s
     assert 'over 2 ranks on 2 nodes' in link.source
 
 
+@pytest.mark.parametrize('images, step_s', [('synthetic', 0.3), ('real', 0.4)])
+def test_step_with_real_images_has_the_mean_time_as_its_images_per_second(dump, images, step_s):
+    row = {'input': images, 'images_per_s': 80.0}
+    assert load_source([dump('a.json', bench_train(row))]).base.step_s == approx(step_s)
+
+
 def test_requested_link_takes_precedence_and_the_source_has_the_bytes(dump):
     step, exchange = dump('a.json', bench_train()), dump('b.json', bench_allreduce())
     small = dump('c.json', bench_train({'precision': 'float16', 'num_parameters': 1000}))

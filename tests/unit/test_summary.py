@@ -132,6 +132,14 @@ def test_refused_and_unconverged_systems_are_named(tmp_path):
     assert second.endswith(' and 2 more.') and 'reason' not in second
 
 
+def test_time_of_a_refused_set_is_marked_in_each_sentence(tmp_path):
+    write_series(tmp_path, 0.9)
+    sets = load_run_sets([tmp_path])
+    broken = [replace(s.judgement, violations=('reason',) * (s.num_nodes == 2)) for s in sets]
+    texts = texts_of(make_studies([replace(s, judgement=j) for s, j in zip(sets, broken)]))
+    assert texts[0].startswith('On 2 nodes, 2x4 takes 0.56 minutes (refused), ')
+
+
 def test_open_division_is_marked_and_not_ranked_among_closed_sets(tmp_path):
     for seed, name in enumerate('abc'):
         division = 'open' if name == 'b' else 'closed'

@@ -76,7 +76,16 @@ class MeasuredStep(_Measured, frozen=True):
     image_size: _Count
     num_parameters: _Bytes
     step_ms: _Ms
+    images_per_s: Annotated[float, Meta(gt=0, le=1e12)] | None = None
     gradient_bytes: _Bytes | None = None  # unknown in files of version 0.6.0
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step: the median or, with real images, the mean, because a step that waits
+        for several batches of images follows others that do not wait."""
+        if self.input == 'real' and self.images_per_s:
+            return self.local_batch_size * self.num_ranks / self.images_per_s
+        return self.step_ms / 1e3
 
     @property
     def kind(self) -> str:
@@ -250,15 +259,13 @@ def _from_bench(bench: Bench, local_batch_size: int | None) -> Source:
         num_units=step.num_ranks,
         has_accelerators=bench.accelerator is not None,
         global_batch_size=step.local_batch_size * step.num_ranks,
-        step_s=step.step_ms / 1e3,
+        step_s=step.step_s,
         evaluation_s=None,
         outside_s=0.0,
         train_samples=IMAGENET_TRAIN,
         dataset=f'images of {step.image_size} pixels',
         generation=generation_of(bench.accelerator),
-        steps=_other_steps(
-            step.local_batch_size, ((s.local_batch_size, s.step_ms / 1e3) for s in others)
-        ),
+        steps=_other_steps(step.local_batch_size, ((s.local_batch_size, s.step_s) for s in others)),
     )
     value_bytes = 2 if step.precision == 'float16' else 4
     num_bytes = step.gradient_bytes or value_bytes * step.num_parameters

@@ -25,14 +25,17 @@ def labels_of(run_sets: Collection[RunSet]) -> dict[RunSet, str]:
     return {s: f'{s.name}{mark}' if s.division == keys.OPEN else s.name for s in run_sets}
 
 
+def marks_of(run_set: RunSet) -> list[str]:
+    """Return the marks of times and ratios of refused sets and resumed runs."""
+    marks = ['refused'] if run_set.reasons else []
+    return [*marks, 'resumed'] if run_set.is_resumed else marks
+
+
 def mean_text(run_set: RunSet) -> str:
-    """Return over how many runs the time of a set is averaged, with marks of refused and resumed
-    ones."""
-    marks = [', refused'] if run_set.reasons else []
-    marks += [', resumed'] if run_set.is_resumed else []
+    """Return over how many runs the time of a set is averaged, with its marks."""
     num_runs = len(run_set.scored)
     runs = 'one run' if num_runs == 1 else f'mean of {num_runs} runs'
-    return ''.join([runs, *marks])
+    return ', '.join([runs, *marks_of(run_set)])
 
 
 def unit_name(study: Study) -> str:

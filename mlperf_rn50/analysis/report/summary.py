@@ -4,7 +4,12 @@ refused. Pure."""
 from collections.abc import Iterator, Sequence
 from math import log2
 
-from mlperf_rn50.analysis.report.headings import has_other_epochs, labels_of, mean_text
+from mlperf_rn50.analysis.report.headings import (
+    has_other_epochs,
+    labels_of,
+    marks_of,
+    mean_text,
+)
 from mlperf_rn50.analysis.sets.run_set import RunSet, evaluation_refs, time_refs, training_refs
 from mlperf_rn50.analysis.sets.scaling import Comparison, Study
 from mlperf_rn50.answer import Cell, number_cell, percent_cell
@@ -171,8 +176,9 @@ def _compared_series(compared: Sequence[Comparison], scope: str, names: _Names) 
 
 
 def _mark(run_set: RunSet) -> str:
-    """Return the mark of times and ratios of resumed runs."""
-    return ' (resumed)' if run_set.is_resumed else ''
+    """Return the marks of a time in parentheses."""
+    marks = marks_of(run_set)
+    return f' ({", ".join(marks)})' if marks else ''
 
 
 def _speedup(c: Comparison) -> Cell:
@@ -212,11 +218,9 @@ def _fastest(timed: Sequence[RunSet], names: _Names, goal: str) -> list[tuple]:
     if not timed:
         return []
     first, *others = timed
-    basis = mean_text(first)
-    if first.score_minutes is not None:
-        basis = 'MLPerf score'
-        if first.judgement.is_unchecked:
-            basis += ', rules not checked'
+    basis = 'MLPerf score' if first.score_minutes is not None else mean_text(first)
+    if first.judgement.is_unchecked:
+        basis += ', rules not checked'
     before = [
         (names[s], ' ', _time(s), _mark(s), _near(first.time_s, s.time_s, first, s)) for s in others
     ]

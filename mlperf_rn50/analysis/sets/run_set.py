@@ -314,7 +314,8 @@ class RunSet:
 
     @cached_property
     def node_hours(self) -> float | None:
-        if self.time_s is None or not self.num_nodes:
+        has_changed = any(r.has_changed_nodes for r in self.timed)
+        if self.time_s is None or not self.num_nodes or has_changed:
             return None
         return node_hours(self.time_s, self.num_nodes)
 

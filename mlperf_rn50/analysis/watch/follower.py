@@ -44,6 +44,7 @@ from mlperf_rn50.runfolder.names import (
     find_telemetry,
     host_of,
     list_checkpoints,
+    packed_logs,
     run_number,
     step_of,
 )
@@ -119,15 +120,18 @@ class Follower:
         state = self._look_at(RunFolder(self.folder, number), logs[number], state, now_s)
         if state.status == STARTING and (state.quiet_s or 0.0) < QUIET_S:
             return state
-        violations = self._judge(numbers if self._fixed is None else [number], now_s)
+        packed = packed_logs(names) if self._fixed is None else []
+        violations = self._judge(numbers if self._fixed is None else [number], packed, now_s)
         refused = [f'refused: {text("; ".join(violations))}'] if violations else []
         warnings = (*refused, *state.warnings)[:MAX_ITEMS]
         return replace(state, violations=violations, warnings=warnings)
 
-    def _judge(self, numbers: Sequence[int], now_s: float) -> tuple[str, ...]:
+    def _judge(
+        self, numbers: Sequence[int], packed: Sequence[str], now_s: float
+    ) -> tuple[str, ...]:
         """Return why logs are refused. They are judged again if a finished one changes, a running
         one has another error, or another run begins."""
-        key: list[Any] = []
+        key: list[Any] = [packed]
         for n in numbers:
             signature, _, run = self._logs[n]
             if isinstance(run, UserError):
@@ -138,6 +142,7 @@ class Follower:
                 key.append((n, signature))
         if key != self._judged[0]:
             paths = [RunFolder(self.folder, n).result for n in numbers]
+            paths += [self.folder / name for name in packed]
             judged, _ = load_folder(paths, Rules(now_s=now_s))
             runs = [self._logs[n][2] for n in numbers]
             foreign = tuple(str(run) for run in runs if isinstance(run, OtherBenchmark))
@@ -281,6 +286,7 @@ def _live_run(
         dataset=None if run.is_imagenet else text(run.dataset or '') or 'an unnamed data set',
         target=run.target_accuracy,
         num_nodes=resumed.number_of_nodes or run.num_nodes,
+        has_changed_nodes=run.has_changed_nodes,
         num_ranks=resumed.number_of_ranks or run.num_ranks,
         global_batch_size=resumed.global_batch_size or run.global_batch_size,
         opt_name=text(run.opt_name or '') or None,

@@ -128,6 +128,8 @@ def _checkpoints(run: LiveRun) -> str:
 
 
 def _hours(run: LiveRun, price: float | None) -> str:
+    if run.has_changed_nodes:
+        return 'unknown, because a resume has changed the number of nodes'
     parts = []
     for hours, when in (
         (run.node_hours(), 'so far'),

@@ -117,6 +117,7 @@ class LiveRun:
     dataset: str | None = None  # None for ImageNet
     target: float | None = None  # Top-1 as a fraction
     num_nodes: int | None = None
+    has_changed_nodes: bool = False  # by a resume
     num_ranks: int | None = None
     global_batch_size: int | None = None
     opt_name: str | None = None
@@ -163,6 +164,8 @@ class LiveRun:
         """Return the node-hours used so far or, with left_s, those used after that many more
         seconds."""
         if self.time_s is None or left_s is None or not self.num_nodes:
+            return None
+        if self.has_changed_nodes:  # how long each number was used is not known
             return None
         return node_hours(self.time_s + left_s, self.num_nodes)
 

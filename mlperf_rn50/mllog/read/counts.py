@@ -67,6 +67,14 @@ class CountReader:
             self._implied_batch(),
         )
 
+    @property
+    def has_changed_nodes(self) -> bool:
+        """Whether the run states more than one number of nodes at its start and its resumes."""
+        log = self._log
+        stated = [log.value(events.NUM_NODES)]
+        stated += [event.metadata.get(events.NUM_NODES) for event in log.resumed]
+        return len({number for n in stated if (number := integer(n, 1)) is not None}) > 1
+
     def _logged(self, key: str) -> Count | None:
         return make_count(integer(self._log.value(key), 1), self._log.source(key))
 

@@ -27,7 +27,7 @@ from mlperf_rn50.mllog.rulesets import LATER
 from mlperf_rn50.runfolder.jsonl import number
 from mlperf_rn50.runfolder.locks import is_locked
 from mlperf_rn50.runfolder.names import run_of
-from mlperf_rn50.runfolder.records import EndRecord, read_records
+from mlperf_rn50.runfolder.records import EndRecord, ResumedRecord, read_records
 from mlperf_rn50.text import plural
 
 _AVAILABILITIES = ('cloud', 'onprem', 'preview', 'research')
@@ -145,8 +145,11 @@ class RunResolver:
     def _is_sound(self) -> bool:
         """Return whether the log's times give a valid time to train; add findings about
         inconsistent times."""
-        ends = [e.time_to_train_s for _, e in read_records(run_of(self.path).metrics, EndRecord)]
-        return clock.check_times(self.log, ends[-1] if ends else None)
+        metrics = run_of(self.path).metrics
+        resumed_at = max((line for line, _ in read_records(metrics, ResumedRecord)), default=0)
+        # the end of an attempt before a resume is not that of the run
+        ends = [e for line, e in read_records(metrics, EndRecord) if line > resumed_at]
+        return clock.check_times(self.log, ends[-1].time_to_train_s if ends else None)
 
     def _status(self, target: float | None, time_s: float | None, is_sound: bool) -> RunStatus:
         """Return the status of the run; the evaluations must confirm a success."""
@@ -332,6 +335,7 @@ class RunResolver:
             dataset=dataset,
             is_imagenet=is_imagenet,
             num_nodes=counts.num_nodes,
+            has_changed_nodes=counts.has_changed_nodes,
             num_ranks=counts.num_ranks,
             num_accelerators=counts.num_accelerators,
             global_batch_size=counts.global_batch_size,
