@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlperf_rn50.cli.parsers import command_parser, config_parser
-from mlperf_rn50.errors import EXIT_OK, ConfigError, UserError, option_error
+from mlperf_rn50.errors import EXIT_CODES, EXIT_OK, ConfigError, UserError, option_error
 from mlperf_rn50.launch import kubernetes
 from mlperf_rn50.launch.engines import CHECKOUT, ENGINES, Options, parse_arguments, ranks_parser
 from mlperf_rn50.launch.helpers import LAUNCHER_SIGNALS
@@ -160,7 +160,7 @@ def choose_run(options: Options) -> Options:
 
 def supervise(launcher: Launcher, placement: Placement, config: Config) -> int:
     """Make the runs of a launcher; return its exit code."""
-    from mlperf_rn50.launch.attempts import first_run_of, read_progress
+    from mlperf_rn50.launch.attempts import end_of_job, first_run_of, read_progress
     from mlperf_rn50.launch.hosts import ReturnTests, silent_hosts
     from mlperf_rn50.launch.launcher import SIDE_JOB, new_token
     from mlperf_rn50.launch.supervisor import Supervisor
@@ -185,6 +185,10 @@ def supervise(launcher: Launcher, placement: Placement, config: Config) -> int:
                 is_requeued=options.is_requeued,
                 chosen=options.run,
             )
+        is_own_run = options.is_requeued and not options.resume and options.seeds == 1
+        if is_own_run and (end := end_of_job(run_dir, first_run)):
+            launcher.say(f'the run of this job has {end}')
+            return EXIT_CODES[end]
         if options.is_requeued:  # the job resumes its run
             options = replace(options, resume=options.resume or True)
         supervisor = Supervisor(

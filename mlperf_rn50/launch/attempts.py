@@ -181,6 +181,13 @@ def read_attempt(folder: Path, before: RunProgress, exit_code: int, is_resumed: 
     )
 
 
+def end_of_job(folder: Path, first_run: int) -> str | None:
+    """Return the status of the newest run from a number on, if it reached its target or gave up;
+    a failed one may be tried again."""
+    *_, end = [None, *ends_of(folder, first_run)]
+    return end if end in ('converged', 'aborted') else None
+
+
 def plan_runs(ends: Sequence[str | None], seeds: int, is_resume: bool) -> list[bool]:
     """Return for each run to make whether it resumes the newest run; with --resume, --seeds
     includes finished runs.
@@ -229,6 +236,8 @@ def judge(
     if is_free:
         return None, ''
     reason = '' if attempt.gained else 'stopped; this start wrote no checkpoint'
+    if attempt.end == 'interrupted' and attempt.exit_code == EXIT_USAGE:  # such as a full disk
+        return EXIT_USAGE, reason
     if attempt.end == 'interrupted' and not attempt.can_resume:  # writing it may have failed
         return EXIT_FAILED, reason
     if attempt.end is not None:

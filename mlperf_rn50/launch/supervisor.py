@@ -20,6 +20,7 @@ from mlperf_rn50.errors import (
 from mlperf_rn50.launch import attempts
 from mlperf_rn50.launch.engines import Options
 from mlperf_rn50.launch.placement import Placement
+from mlperf_rn50.runfolder.locks import LAUNCHER_LOCK
 from mlperf_rn50.runfolder.names import RunFolder, newest_run, newest_step
 from mlperf_rn50.runfolder.records import (
     Attempt,
@@ -69,6 +70,8 @@ class Supervisor:
         self._attempts: list[Attempt] = []  # including those before a requeue
         self._num_jobs = 0
         self._has_drilled = False  # whether ranks were started with the drill
+        self._lock = self.placement.run_dir / LAUNCHER_LOCK
+        self._has_lock = self._lock.exists()
         self._all_hosts = self.placement.hosts
         # excluded because they did not answer; hosts that failed while they answered stay excluded
         self._absent: list[str] = []
@@ -167,6 +170,11 @@ class Supervisor:
             )
             if end_code is not None:
                 return end_code
+
+            # without the mount, a new run would begin in the folder below it
+            if self._has_lock and not self._lock.exists():
+                self.say(f'{run_dir} has vanished, perhaps with a mount; restore it and resume')
+                return EXIT_FAILED
 
             # A restart checks the hosts again unless they passed, the cause was outside the program
             # and all answer.

@@ -1,5 +1,6 @@
 """Lock files: the kernel releases the lock when the holder ends, and the file names the holder."""
 
+import errno
 import fcntl
 import os
 import platform
@@ -19,6 +20,17 @@ LAUNCHER_LOCK = '.launcher.lock'  # in the run folder, held by its launcher
 OUTPUT_LOCK = '.mlperf_rn50.lock'  # in a folder of outputs
 
 
+def _lock(file: BinaryIO) -> None:
+    """Lock a file without a wait; raise BlockingIOError if another process has locked it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+        if e.errno != errno.EBADF:
+            raise
+        # NFS refuses an exclusive lock on another user's file, which is open for reading only.
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
 class FileLock:
     """A lock on a file, which is created if missing."""
 
@@ -31,7 +43,7 @@ class FileLock:
         are unsupported."""
         self._file = self._file or self._open()
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(self._file)
         except BlockingIOError:
             return False
         except OSError as e:

@@ -17,6 +17,7 @@ from mlperf_rn50.errors import EXIT_AT_ONCE, EXIT_FAILED, EXIT_OK, EXIT_RESUMABL
 from mlperf_rn50.launch import attempts, supervisor
 from mlperf_rn50.launch.supervisor import Placement, Supervisor
 from mlperf_rn50.parser import Drill
+from mlperf_rn50.runfolder.locks import LAUNCHER_LOCK, folder_lock
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import Failure, note_failure, read_attempts
 
@@ -155,7 +156,9 @@ def test_exit_code_of_launcher_matches_run_folder(script, restarts, is_elastic):
     if end in ('converged', 'aborted', 'failed'):
         assert code == (EXIT_OK if end == 'converged' else EXIT_FAILED)
     elif end or last['has_stop']:  # interrupted
-        assert code == (EXIT_RESUMABLE if world.has_checkpoint else EXIT_FAILED)
+        is_refused = end == 'interrupted' and last['code'] == EXIT_USAGE  # such as a full disk
+        resumable = EXIT_RESUMABLE if world.has_checkpoint else EXIT_FAILED
+        assert code == (EXIT_USAGE if is_refused else resumable)
     else:
         assert code == (EXIT_USAGE if last['code'] == EXIT_USAGE else EXIT_FAILED)
     assert all(a.cause for a in world.attempts)
@@ -255,6 +258,20 @@ def test_starts_and_exit_code_of_a_launcher(code, trace, script, options, messag
     got, world = fake_run(script, **options)
     assert (got, world.trace) == (code, trace)
     assert message in '\n'.join(world.messages)
+
+
+def test_run_folder_that_vanished_with_its_mount_gets_no_new_run(tmp_path):
+    world = Fake(tmp_path / 'run', attempt(1, begins=False))
+    with folder_lock(world.folder):
+        start = world.start
+
+        def unmount(*words):
+            (world.folder / LAUNCHER_LOCK).unlink()
+            return start(*words)
+
+        world.start = unmount
+        assert world.run(restarts=5) == EXIT_FAILED
+    assert world.trace == 't' and 'has vanished' in world.messages[-1]
 
 
 def test_origin_and_cause_of_attempts_are_recorded():
@@ -417,8 +434,9 @@ def test_stop_request_to_the_ranks_ends_the_set_of_seeds(tmp_path):
 
 
 def test_stop_whose_checkpoint_cannot_be_written_ends_the_set_of_seeds(tmp_path):
-    world = Fake(tmp_path / 'run', attempt(2, 'interrupted'))
-    assert world.run(seeds=2) == EXIT_FAILED and len(world.calls) == 1
+    for of_ranks, code in ((EXIT_RESUMABLE, EXIT_FAILED), (EXIT_USAGE, EXIT_USAGE)):
+        world = Fake(tmp_path / f'{of_ranks}', attempt(of_ranks, 'interrupted'))
+        assert world.run(seeds=2) == code and len(world.calls) == 1
 
 
 def test_failures_of_a_run_do_not_count_against_the_next_one():

@@ -2,6 +2,7 @@
 
 from contextlib import closing
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from helpers import (
@@ -14,7 +15,9 @@ from helpers import (
     write_metrics,
 )
 
-from mlperf_rn50.cli.launch import choose_run
+from mlperf_rn50.cli.launch import choose_run, supervise
+from mlperf_rn50.config import Config
+from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from mlperf_rn50.launch import attempts
 from mlperf_rn50.launch.attempts import (
     bad_hosts,
@@ -23,6 +26,7 @@ from mlperf_rn50.launch.attempts import (
     read_attempt,
     read_progress,
 )
+from mlperf_rn50.launch.placement import Placement
 from mlperf_rn50.runfolder.locks import FileLock
 from mlperf_rn50.runfolder.records import (
     Attempt,
@@ -65,6 +69,31 @@ def test_attempt_without_a_run_is_recorded(tmp_path):
     assert read_attempt(tmp_path, before, 1, is_resumed=False) == Attempt(
         1, 1, None, gained=False, can_resume=False, place='step 0, start-up'
     )
+
+
+def test_run_that_could_not_be_written_at_a_stop_is_not_resumed(tmp_path):
+    """A full disk ends a job; another start would fill it again."""
+    attempt = Attempt(0, EXIT_USAGE, 'interrupted', gained=True, can_resume=True)
+    assert attempts.judge(attempt, True, 0, [])[0] == EXIT_USAGE
+
+
+@pytest.mark.parametrize('end, code', [('converged', EXIT_OK), ('aborted', EXIT_FAILED)])
+def test_requeued_job_whose_run_has_ended_starts_nothing(tmp_path, monkeypatch, end, code):
+    monkeypatch.setenv('SLURM_JOB_ID', '7')
+    attempts.first_run_of(tmp_path, '7', is_resume=False, is_requeued=False)
+    run = begin_run(tmp_path)
+    keep_checkpoint(run, 24)
+    write_metrics(run, {'event': 'end', 'status': end})
+    options = replace(launch_options('--config', 'c.yaml', '--no-doctor'), is_requeued=True)
+    messages = []
+    launcher = SimpleNamespace(
+        options=options,
+        signals=None,
+        engine=SimpleNamespace(in_slurm=True),
+        say=messages.append,
+    )
+    assert supervise(launcher, Placement(tmp_path, ('h1',), 1), Config()) == code
+    assert messages == [f'the run of this job has {end}']
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ def test_stopped_rank_is_ended_before_the_ranks_that_wait_for_it(
 ):
     """It may be in an evaluation while others wait in the next step; its beat is 10 s older than
     its stop."""
-    now_s, states = [100.0], iter([True, False, True])
+    now_s, states = [100.0], iter([True, *[False] * 4, True])
     monkeypatch.setattr(
         watchers, 'time', SimpleNamespace(monotonic=lambda: now_s[0], time=time.time)
     )
@@ -147,11 +147,21 @@ def test_stopped_rank_is_ended_before_the_ranks_that_wait_for_it(
     assert watcher.health.limit_s == 900
     heartbeat.beat('evaluation')
     watcher.health = replace(watcher.health, num_beats=heartbeat.num_beats)
-    now_s[0] = 110.0
-    watcher.refresh()
-    now_s[0] = 112.0
-    watcher.refresh()
+    for now_s[0] in (102.5, 105.0, 107.5, 110.0, 112.0):
+        watcher.refresh()
     assert watcher.health.limit_s == limit_s
+
+
+@pytest.mark.parametrize('times_s, silent_s', [(range(1, 61), 60.0), ((1, 61), 1.5)])
+def test_time_in_which_the_watcher_was_suspended_is_no_silence(monkeypatch, times_s, silent_s):
+    """The rank was suspended with it, as by scontrol suspend."""
+    now_s = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now_s[0], time=time.time)
+    monkeypatch.setattr(watchers, 'time', clock)
+    watcher = watcher_of(Heartbeat())
+    for now_s[0] in times_s:
+        watcher.refresh()
+    assert now_s[0] - watcher.health.beat_at == silent_s
 
 
 @pytest.mark.parametrize(

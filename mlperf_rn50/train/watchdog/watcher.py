@@ -44,6 +44,8 @@ REPORTS_S = 10.0
 _RECORD_LIMIT_S = 15.0
 _READ_LIMIT_S = 5.0
 _POLL_S = 0.5
+# Least time without a poll after which this process was suspended, as by scontrol or docker pause.
+_LEAST_SUSPENSION_S = 5.0
 # Number of stored samples of the count of out-of-memory kills. The oldest must precede the kill
 # that ended the rank.
 _NUM_KILL_SAMPLES = 40
@@ -141,6 +143,7 @@ class Watcher:
             action, reason = assess(self.health, time.monotonic())
             if action is Action.RECORD:
                 self.health = replace(self.health, stacks=self._record())
+                self._refreshed_at = time.monotonic()  # recording took seconds
             elif action is not Action.WAIT:
                 late_rank = None
                 if action is Action.END_AND_EXPLAIN:
@@ -153,6 +156,10 @@ class Watcher:
         now, heartbeat, health = time.monotonic(), self.heartbeat, self.health
         if health.is_stopped:  # SIGCHLD wakes this process when the rank is stopped or continues
             heartbeat.add_stopped_s(now - self._refreshed_at)
+        suspended_s = now - self._refreshed_at - _POLL_S
+        if suspended_s > _LEAST_SUSPENSION_S:  # the rank, too, had no time to show a sign of life
+            health = replace(health, beat_at=health.beat_at + suspended_s, stacks=None)
+            self._running_at += suspended_s
         self._refreshed_at = now
         self._sample_memory()
         if heartbeat.num_beats != health.num_beats:
