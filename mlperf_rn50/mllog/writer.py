@@ -82,12 +82,17 @@ class RunLog:
         self._time_s = self._time_s if self._is_converged else self._opened_s + time.monotonic()
         return self._time_s
 
-    def _event(self, key: str, value: Any = None, **metadata: Any) -> None:
+    def _event(
+        self, key: str, value: Any = None, now: float | None = None, **metadata: Any
+    ) -> None:
         """Write an event as an MLLOG line, and as a 0.6.0 line if the run has a 0.6.0 log."""
-        now = self.time()
+        now = self.time() if now is None else now
         writers = {'start': self._mllog.start, 'stop': self._mllog.end}
         write = writers.get(key.rpartition('_')[2], self._mllog.event)
         write(key, value, metadata, time_ms=int(now * 1000))
+        self._event_v06(key, value, metadata, now)
+
+    def _event_v06(self, key: str, value: Any, metadata: dict[str, Any], now: float) -> None:
         if self._v06:
             event = events.LogEvent('MLL', key, now, value=value, metadata=metadata)
             self._v06.write(events.encode_v06(event))
@@ -107,9 +112,9 @@ class RunLog:
             keys.SUBMISSION_PLATFORM: run.submission_platform,
         }.items():
             self._event(key, value)
-        if self._v06:
-            self._event(keys.SUBMISSION_POC_NAME, run.submission_poc_name)
-            self._event(keys.SUBMISSION_ENTRY, run.submission_platform)
+        # other rounds do not have these keys, and publish no name of a person
+        self._event_v06(keys.SUBMISSION_POC_NAME, run.submission_poc_name, {}, self.time())
+        self._event_v06(keys.SUBMISSION_ENTRY, run.submission_platform, {}, self.time())
 
     def cache_clear(self, was_done: bool, reason: str) -> None:
         """Log whether the page cache was flushed on every node, and how or why not."""
@@ -295,7 +300,8 @@ class RunLog:
         )
 
     def clock_step(self, host: str, step_s: float) -> None:
-        self._event(events.CLOCK_STEP, round(step_s, 3), host=host)
+        # a run that has converged ends at the time of the line before
+        self._event(events.CLOCK_STEP, round(step_s, 3), self._time_s, host=host)
 
     def loss_scale(self, step: int, value: float) -> None:
         self._event(events.LOSS_SCALE, value, step=step)
@@ -319,7 +325,7 @@ class RunLog:
         """
         self._is_converged = reason == 'converged'
         status = keys.SUCCESS if self._is_converged else keys.ABORTED
-        parts = {'elapsed_parts': elapsed_parts} if elapsed_parts else {}
+        parts: dict[str, Any] = {'elapsed_parts': elapsed_parts} if elapsed_parts else {}
         self._event(keys.RUN_STOP, status=status, reason=reason, **parts)
         self._tag(tags.RUN_STOP, {'success': self._is_converged})
         self._time_s += 1e-6  # the official checker of v0.5 sorts lines by time, then by name

@@ -263,7 +263,8 @@ def _load_initial(trainer: Trainer, path: Path) -> tuple[str, list[str]]:
     notes = set_weights(trainer.net, trainer.from_unbiased(arrays), is_other)
     trainer.optimizer.reset_masters()
     origin = f'{found.epoch} epochs on {found.data["dataset"]}, SHA-256 {found.sha256[:12]}…'
-    return f'{path} ({found.model["name"]}, {origin})', notes
+    # without the folder, because logs are published
+    return f'{path.name} ({found.model["name"]}, {origin})', notes
 
 
 def device_notes(config: Config, environ: Mapping[str, str]) -> list[str]:

@@ -12,7 +12,7 @@ from made_systems import commit_program
 from sample_log import ENV, write_five
 
 from mlperf_rn50.analysis.sets.load import Rules, load_run_sets
-from mlperf_rn50.errors import UserError
+from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.mllog.check.official_tree import TreeVerdict
 from mlperf_rn50.mllog.package import submission
 from mlperf_rn50.mllog.package.code import accepted_keys, check_commit, copy_code, sources_of
@@ -186,9 +186,24 @@ def test_replaced_system_leaves_the_other_one_and_no_unused_program(tmp_path, ru
     notes = make(tmp_path, again, system='other', is_replacing=True).notes
     assert f'{data.parent}: unused, but not removed, because of data in it' in notes
     data.rmdir()
+    own = data.parent / 'mlperf_rn50/own.sh'
+    write_files(own.parent, {own.name: 'the user wrote this'})
+    notes = make(tmp_path, again, system='other', is_replacing=True).notes
+    assert 'because of mlperf_rn50/own.sh in it' in ' '.join(notes)
+    own.unlink()
     make(tmp_path, again, system='other', is_replacing=True)
     assert {p.name for p in (home / NEW).glob('mlperf_rn50-*')} == {f'mlperf_rn50-{second[:8]}'}
     assert first != second and not list((tmp_path / 'out').glob('.package-*'))
+
+
+def test_nothing_is_written_through_a_link_of_the_tree(tmp_path, runs):
+    commit_program(tmp_path / 'checkout', runs)
+    results = make(tmp_path, runs).home / 'results'
+    elsewhere = results.rename(tmp_path / 'elsewhere')
+    results.symlink_to(elsewhere)
+    with pytest.raises(ConfigError, match='results exists already and is not replaced'):
+        make(tmp_path, runs, system='box2')
+    assert [p.name for p in elsewhere.iterdir()] == ['box']
 
 
 def test_replacement_keeps_other_benchmarks_and_refuses_files_of_the_user(tmp_path, runs):
@@ -312,6 +327,7 @@ def test_readme_states_order_and_weights_of_the_configuration(tmp_path, runs, mo
     assert 'the weights best.npz of an earlier training |' in text and 'Xavier' not in text
     assert ', or 35 epochs |' in text
     assert '"best.npz"' in next(folder.glob('box_*.json')).read_text()
+    assert '--train.init_weights "${WEIGHTS:?' in (folder / 'run_and_time.sh').read_text()
 
 
 def test_readme_names_a_line_of_this_program_for_each_statement(tmp_path, runs, monkeypatch):

@@ -105,6 +105,17 @@ def test_words_of_the_program_are_published_though_a_host_has_such_a_name():
     assert (found['data'], found['train']) == (config['data'], config['train'])
 
 
+def test_host_called_like_a_word_of_every_log_is_no_fault(runs):
+    assert check_logs(runs, Site({'resnet': 'node1', 'node': 'node2'})) == []
+    assert check_logs(runs, Site({'resnet.site.org': 'node1', 'resnet50': 'node2'})) == []
+
+
+def test_path_of_initial_weights_is_searched_in_logs(runs):
+    config = {'train': {'init_weights': '/scratch/ada/best.npz'}}
+    runs[0].path.with_name('config.yaml').write_text(json.dumps(config))
+    assert '/scratch/ada/best.npz' in find_site(runs).paths
+
+
 @pytest.mark.parametrize(
     'text', ['dgx-10', '/home/me/imagenet', '/home/me', 'on dgx-1.site.org', '10.1.2.3']
 )

@@ -80,6 +80,22 @@ def test_partly_used_accelerator_counts(tmp_path, num_ranks, expected):
     assert values(tmp_path / 'log', 'accelerators_per_node') == [expected]
 
 
+def test_late_line_on_a_clock_does_not_move_the_end_of_a_run(tmp_path, monkeypatch):
+    """Checks after the last evaluation take 2 s, in which a step of the wall clock is noticed."""
+    now_s = [0.0]
+    monkeypatch.setattr('time.monotonic', lambda: now_s[0])
+    log = RunLog(tmp_path / 'log', None)
+    log.run_start()
+    now_s[0] = 10.0
+    log.eval_stop(0, 0.8)
+    now_s[0] = 12.0
+    log.clock_step('h1', 3.0)
+    log.run_stop('converged')
+    log.close()
+    start, stop = (events(tmp_path / 'log', key=k)[0] for k in ('run_start', 'run_stop'))
+    assert stop.time_s - start.time_s == pytest.approx(10.0, abs=0.01)
+
+
 def test_times_follow_the_monotonic_clock_when_the_wall_clock_jumps(tmp_path, monkeypatch):
     path, wall_s = tmp_path / 'result_0.txt', 1.6e9
     monkeypatch.setattr('time.time', lambda: wall_s)

@@ -39,7 +39,7 @@ def _clean(value: Any) -> Any:
     return printable(value).replace('|', '/').replace('`', "'") if isinstance(value, str) else value
 
 
-def _command(runs: Sequence[Run], data_dir: str) -> tuple[str, str]:
+def _command(runs: Sequence[Run], data_dir: str, has_weights: bool) -> tuple[str, str]:
     """Return the launcher of the runs, and its command line for the shell.
 
     It contains checked names and numbers, and no text of a log.
@@ -47,10 +47,12 @@ def _command(runs: Sequence[Run], data_dir: str) -> tuple[str, str]:
     nodes = next((r.num_nodes for r in runs if r.num_nodes), 1)
     ranks = next((r.num_ranks for r in runs if r.num_ranks), nodes)
     launcher = 'mpirun' if nodes > 1 else 'local'
+    # the README has their name
+    weights = ' --train.init_weights "${WEIGHTS:?set it to the path of the weights}"' * has_weights
     return launcher, (
         f'launch/{launcher}.sh --config "$here/config_0.yaml" --run-dir "$here/runs" '
         f'--data.dir "${{DATA_DIR:-{data_dir}}}" --run.seed null --seeds 5 '
-        f'--ranks-per-node {max(ranks // nodes, 1)} --clear-caches'
+        f'--ranks-per-node {max(ranks // nodes, 1)} --clear-caches{weights}'
     )
 
 
@@ -69,11 +71,11 @@ def write_system(
     config = _clean(load_tree(folder / 'config_0.yaml'))
     dataset = config.get('data', {}).get('dataset') or 'imagenet'
     kind = dataset if dataset in _PREPARED else 'folder'
-    launcher, command = _command(runs, f'data/{kind}')
     schedule_epochs = value_at(config, 'schedule', 'decay_epochs')
     epochs = value_at(config, 'train', 'max_epochs') or schedule_epochs
     # their path may not be published
     weights = str(value_at(load_tree(run_of(runs[0].path).config), 'train', 'init_weights'))
+    launcher, command = _command(runs, f'data/{kind}', has_weights=bool(weights))
     facts = {
         **config,
         'paths': asdict(paths),

@@ -52,6 +52,8 @@ _SITE = re.compile(
 )
 _ADDRESS = r'\d{1,3}(\.\d{1,3}){3}'
 _SHORTEST = 3  # characters of a name that is searched in logs
+# Names of hosts that every log may contain as words.
+_COMMON = {'localhost', 'resnet', 'imagenet', 'node', 'lars', 'open', 'closed', 'train'}
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def find_site(runs: Sequence[Run]) -> Site:
                 label = name if re.fullmatch(_ADDRESS, name) else name.partition('.')[0]
                 number = hosts.get(label) or f'node{len(set(hosts.values())) + 1}'
                 hosts |= {label: number, name: number}
-        for names in (('run', 'dir'), ('data', 'dir')):
+        for names in (('run', 'dir'), ('data', 'dir'), ('train', 'init_weights')):
             path = str(value_at(config, *names))
             home = re.match('/(home|Users)/[^/]+', path)
             paths |= {text for text in (path, home and home[0]) if text and text.startswith('/')}
@@ -138,7 +140,7 @@ def public_config(tree: JsonObject, site: Site) -> JsonObject:
 def check_logs(runs: Sequence[Run], site: Site) -> list[Fault]:
     """Return the names and paths of the site that occur in the logs, which are published as they
     are."""
-    names = [n for n in (*site.hosts, *site.paths) if len(n) >= _SHORTEST and n != 'localhost']
+    names = [n for n in (*site.hosts, *site.paths) if len(n) >= _SHORTEST and n not in _COMMON]
     if not names:
         return []
     pattern = _words(names)

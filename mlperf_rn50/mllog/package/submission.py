@@ -9,6 +9,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -230,17 +231,36 @@ def _swap(home: Path, new: Path, paths: TreeLayout, old: Path) -> None:
         raise
 
 
-def _remove_unused(home: Path, layout: TreeLayout, kept: str) -> list[str]:
+def _is_copy(path: Path, original: Path) -> bool:
+    if path.is_symlink() or original.is_symlink():
+        return False
+    if path.is_dir():
+        return original.is_dir()
+    return original.is_file() and path.read_bytes() == original.read_bytes()
+
+
+def _added(program: Path, checkout: Path) -> list[str]:
+    """Return the paths in a program of a tree that are not those of its commit, or were changed;
+    all paths if its commit is unknown."""
+    with tempfile.TemporaryDirectory() as place:
+        original = Path(place)
+        with suppress(ValueError, UserError):
+            copy_code(original, checkout, program.name.rpartition('-')[2])
+        paths = (p.relative_to(program) for p in sorted(program.rglob('*')))
+        own = (p for p in paths if '__pycache__' not in p.parts)
+        return [str(p) for p in own if not _is_copy(program / p, original / p)]
+
+
+def _remove_unused(home: Path, layout: TreeLayout, kept: str, checkout: Path) -> list[str]:
     """Remove the programs that no system of a tree uses any more; return notes on those that are
-    kept, because a user prepared data or packages in them."""
+    kept, because a user prepared data or packages in them, or changed them."""
     notes = []
-    known = {p.name for p in (home / layout.of('', kept).code).iterdir()}
     for path in sorted((home / layout.code).parent.glob(f'{PROGRAM}-????????')):
         users = layout.of('*', path.name)
         is_used = users.uses and any(home.glob(f'{users.folder}/{users.uses}'))
         if path.name == kept or is_used or not path.is_dir() or path.is_symlink():
             continue
-        if others := sorted({p.name for p in path.iterdir()} - known):
+        if others := _added(path, checkout):
             notes.append(f'{path}: unused, but not removed, because of {some(others, 5)} in it')
         else:
             shutil.rmtree(path)
@@ -279,7 +299,8 @@ def make_package(runs: Sequence[Run], judgement: Judgement, order: Order) -> Pac
         refuse_existing(
             path
             for p in new.rglob('*')
-            if p.is_dir() and not (path := order.home / p.relative_to(new)).is_dir()
+            if p.is_dir()
+            and ((path := order.home / p.relative_to(new)).is_symlink() or not path.is_dir())
         )
         _refuse_changed(order.home, new, paths.code)
         if order.is_replacing:
@@ -288,7 +309,8 @@ def make_package(runs: Sequence[Run], judgement: Judgement, order: Order) -> Pac
         list_files(order.out, new_out, _files_of(new, paths))
         if order.is_replacing:
             _swap(order.home, new, paths, Path(place, 'old'))
-            notes += _remove_unused(order.home, layout_of(order.round), code_name(commit))
+            layout = layout_of(order.round)
+            notes += _remove_unused(order.home, layout, code_name(commit), order.code)
         else:
             _merge(new, order.home)
     return Package(order.round, order.home, notes=notes, verdict=verdict)

@@ -131,12 +131,15 @@ def refusals_of(judgement: Judgement, runs: Sequence[Run], bypass: bool = False)
 
 
 def _link_faults(home: Path) -> Iterator[Fault]:
-    """Yield a fault for each link out of a tree: an archive would contain the link only."""
+    """Yield a fault for each link that leads to nothing elsewhere: an archive has the link only."""
     top = os.path.realpath(home)
     for place, folders, files in os.walk(home):
         for path in (os.path.join(place, name) for name in sorted([*folders, *files])):
-            if os.path.islink(path) and not Path(os.path.realpath(path)).is_relative_to(top):
-                text = 'is a link out of the tree; replace it with the files'
+            if not os.path.islink(path):
+                continue
+            is_inside = Path(os.path.realpath(path)).is_relative_to(top)
+            if os.path.isabs(os.readlink(path)) or not is_inside or not os.path.exists(path):
+                text = 'is a link out of the tree, absolute or broken; replace it with the files'
                 yield Fault(os.path.relpath(path, home), '', text, 'SR Directory structure')
 
 
