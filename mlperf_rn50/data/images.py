@@ -107,8 +107,8 @@ def _turn_of(image: Image.Image) -> Transpose | None:
 
 def _upright_rgb(image: Image.Image, turn: Transpose | None) -> Image.Image:
     """Return an image as upright 8-bit RGB. 16-bit grey is scaled to 8 bits, not truncated."""
-    if image.mode == 'F' and np.asarray(image).max() <= 1:
-        raise ValueError('got floating-point pixels of at most 1, expected 0 to 255')
+    if image.mode == 'F' and not 1 < (most := np.nanmax(np.asarray(image))) <= 255:
+        raise ValueError(f'got floating-point pixels of at most {most:g}, expected 0 to 255')
     if turn is not None:  # ImageOps.exif_transpose fails if other metadata is damaged
         image = image.transpose(turn)
     if image.mode.startswith('I'):
@@ -123,7 +123,12 @@ def encode_file(path: Path) -> bytes:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')
-            return encode_image(read_bytes(path), DecoderTest())
+            encoded = read_bytes(path)
+            with Image.open(io.BytesIO(encoded)) as image:
+                most = max(MAX_STORED_PIXELS, image.width * image.height)
+            return encode_image(encoded, DecoderTest(), max_pixels=most)
+    except DataError:  # DALI cannot start
+        raise
     except Exception as e:
         reason = f'{type(e).__name__}: {" ".join(str(e).split())[:120]}'
         if isinstance(e, OSError):

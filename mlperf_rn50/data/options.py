@@ -18,7 +18,7 @@ from mlperf_rn50.bounds import (
 from mlperf_rn50.files import parse_json, read_text
 
 IMAGENET = 'imagenet'
-_NUM_IMAGENET = 1_281_167, 50_000  # its images for training and validation
+NUM_IMAGENET = 1_281_167, 50_000  # its images for training and validation
 MANIFEST_NAME = 'manifest.json'  # in the folder written by prepare
 MAX_MANIFEST_BYTES = 1 << 28  # large, because a manifest lists every skipped image
 
@@ -97,8 +97,8 @@ class DataConfig:
 
     dir: str = free_option('data/imagenet')
     dataset: str = IMAGENET
-    num_train: int = option(_NUM_IMAGENET[0], ABOVE_0, 'images')
-    num_val: int = option(_NUM_IMAGENET[1], ABOVE_0, 'images')
+    num_train: int = option(NUM_IMAGENET[0], ABOVE_0, 'images')
+    num_val: int = option(NUM_IMAGENET[1], ABOVE_0, 'images')
     num_classes: int = option(1000, bounds.FROM_2, 'classes')
     synthetic: bool = False
     shuffle: Literal['global', 'node'] = 'global'
@@ -138,7 +138,7 @@ class DataConfig:
     @property
     def is_imagenet(self) -> bool:
         """Whether the images are those of ImageNet, all of them."""
-        is_whole = (self.num_train, self.num_val) == _NUM_IMAGENET
+        is_whole = (self.num_train, self.num_val) == NUM_IMAGENET
         return self.dataset == IMAGENET and is_whole and not self.synthetic
 
     def size_of(self, epoch: int = 0) -> int:

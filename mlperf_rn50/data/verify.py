@@ -7,6 +7,7 @@ their whole-file SHA-256 detects a difference but does not locate it.
 """
 
 import hashlib
+import io
 import json
 import os
 import zlib
@@ -117,8 +118,11 @@ def describe_records(rec_path: Path, made: Path, names: list[str], checksums: li
     size, idx = rec_path.stat().st_size, rec_path.with_suffix('.idx')
     arrays = {INDEX: parse_index(idx, size), CHECKSUMS: np.array(checksums, np.uint32)}
     for ending, array in arrays.items():
+        # NumPy would write to a file by itself, without the reason of an error
+        content = io.BytesIO()
+        np.save(content, array)
         with replacing(made.with_suffix(ending)) as f:
-            np.save(f, array)
+            f.write(content.getbuffer())
     paths = {'rec_sha256': rec_path, **described(made), 'idx_sha256': idx}
     digests = {key: digest_of(path) for key, path in paths.items()}
     return {'num_images': len(names), 'rec_bytes': size, **digests}

@@ -4,6 +4,8 @@ import io
 import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,12 +16,16 @@ from PIL import Image, ImageOps
 from prepared import shown
 
 from mlperf_rn50.data import images
-from mlperf_rn50.data.images import encode_image
+from mlperf_rn50.data.images import encode_file, encode_image
 from mlperf_rn50.data.pipeline import DecoderTest
+from mlperf_rn50.data.prepare.pack import make_record
+from mlperf_rn50.data.prepare.samples import Sample
+from mlperf_rn50.errors import DataError
 
 PIXELS = np.asarray(RGB)
 LATER = [RGB.rotate(180)]
 FRACTIONS = Image.fromarray((PIXELS[..., 0] / 255).astype(np.float32))
+HOLES = np.where(PIXELS[..., 0] > 99, np.nan, PIXELS[..., 0] / 255)  # NaN for no data
 DEEP = Image.fromarray(PIXELS[..., 0].astype(np.uint16) * 257)  # 16 bits of grey
 TEST = DecoderTest()
 
@@ -111,13 +117,35 @@ def test_other_image_becomes_a_png_of_its_first_frame(content, expected):
         (encoded('PNG')[:-40], 'truncated'),
         (b'', 'cannot identify'),
         (encoded('EPS'), 'got EPS, expected pixels'),
-        (encoded('TIFF', FRACTIONS), 'got floating-point pixels'),
+        (encoded('TIFF', FRACTIONS), 'got floating-point pixels of at most 0.9'),
+        (encoded('TIFF', Image.fromarray(HOLES.astype(np.float32))), 'got floating-point pixels'),
+        (encoded('TIFF', FRACTIONS.point(lambda x: x * 65535)), 'of at most 60138, expected 0 to'),
     ],
-    ids=range(5),
+    ids=range(7),
 )
 def test_damaged_image_is_refused(content, message):
     with pytest.raises(Exception, match=message):
         encode_image(content, TEST)
+
+
+def test_narrow_image_that_an_evaluation_would_enlarge_is_refused(tmp_path):
+    path = tmp_path / 'thin.png'
+    path.write_bytes(encoded('PNG', RGB.resize((30_000, 1))))
+    with pytest.raises(DataError, match=r'thin.png: ValueError: got 1,966,080,000 pixels'):
+        encode_file(path)
+
+
+def test_lack_of_memory_is_no_damage(monkeypatch):
+    class Full(DecoderTest):
+        def _build(self):
+            def run():
+                raise RuntimeError('std::bad_alloc')
+
+            return SimpleNamespace(feed_input=lambda *_: None, run=run)
+
+    sample = Sample(0, 'a.png', encoded('PNG'))
+    with pytest.raises(RuntimeError, match='bad_alloc'):
+        make_record(sample, 0, partial(encode_image, test=Full()))
 
 
 def test_postscript_inside_another_format_is_not_executed(tmp_path, monkeypatch):

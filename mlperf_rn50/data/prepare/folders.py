@@ -300,6 +300,7 @@ def im2rec(source: Path, name: str) -> Dataset:
     recs = {'train': train, 'validation': val}
     samples, lines = {}, list[str]()
     for split, rec in recs.items():
+        check_name(rec.name)
         samples[split], more = _record_samples(rec)
         lines += more
     known = {*range(len({s.label for s in samples['train']}))}

@@ -27,13 +27,14 @@ _MAX_TEXT_BYTES = 1 << 28
 
 
 def _members(
-    file: BinaryIO, where: str, part: tuple[int, int], endings: tuple[str, ...]
+    file: BinaryIO, where: str, part: tuple[int, int], endings: tuple[str, ...], folder: str = ''
 ) -> tuple[list[Sample], Counter[str]]:
     """Return the files with these endings in a tar, in order of name, and numbers of other entries.
 
     Args:
         where: path for messages.
         part: start and end of the tar in the file, in bytes.
+        folder: part of the names, for a tar in a tar.
     """
     samples, others = dict[str, Sample](), Counter[str]()
     try:
@@ -53,7 +54,7 @@ def _members(
                 elif not member.isreg() or member.issparse() or parts[-1] in samples:
                     raise tarfile.TarError(f'{member.name} is a link, has holes, or is there twice')
                 else:
-                    name = check_name(f'{Path(file.name).name}/{parts[-1]}')
+                    name = check_name(f'{Path(file.name).name}/{folder}{parts[-1]}')
                     start = member.offset_data
                     sample = Sample(-1, name, path=file.name, offset=start, size=member.size)
                     samples[parts[-1]] = sample
@@ -92,7 +93,8 @@ def _read_tar(path: Path, is_nested: bool) -> tuple[dict[str, list[Sample]], lis
         for tar in tars:
             name = PurePosixPath(tar.name)
             part = tar.offset, tar.offset + tar.size
-            images[name.stem], more = _members(file, f'{path}: {name.name}', part, ENDINGS)
+            where, folder = f'{path}: {name.name}', f'{name.stem}/'
+            images[name.stem], more = _members(file, where, part, ENDINGS, folder)
             others += more
     return dict(sorted(images.items())), unused(path, others)
 

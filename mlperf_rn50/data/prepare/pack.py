@@ -45,6 +45,7 @@ from mlperf_rn50.files import (
     write_atomically,
 )
 from mlperf_rn50.runfolder.jsonl import decode
+from mlperf_rn50.system.out_of_memory import explain_error
 from mlperf_rn50.text import plural, some
 
 PART_SIZE = 1000
@@ -87,6 +88,8 @@ def make_record(
     except DataError:
         raise
     except Exception as e:
+        if isinstance(e, RuntimeError) and explain_error(e):  # DALI lacked memory or threads
+            raise
         reason = ' '.join(str(e).split()).partition(' <_io')[0]  # without the name of a buffer
         return source, f'{type(e).__name__}: {reason[:120]}'
 
