@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any, Literal, get_args
 
 from mlperf_rn50.bounds import ABOVE_0, FROM_0, Bounds, free_option, refuse
-from mlperf_rn50.data.options import IMAGENET, DataConfig, check_data
+from mlperf_rn50.data.options import IMAGENET, NUM_IMAGENET, DataConfig, check_data
 from mlperf_rn50.model.options import ModelConfig, check_model
 from mlperf_rn50.train import options as train_options
 from mlperf_rn50.train.options import (
@@ -36,11 +36,13 @@ OPEN_ONLY: dict[str, Any] = {
 }
 _CLOSED = {
     'optimizer.nesterov': False,
+    'optimizer.lars_epsilon': 0.0,
     'data.mirror': 'random',
     'data.last_batch': 'wrap',
     'train.init_weights': None,
     **OPEN_ONLY,
 }
+_CLOSED_ON_IMAGENET = {'model.name': 'resnet50', 'data.image_size': 224}
 _FIXED_SIZE = ('alexnet', 'vgg16', 'vgg19')  # networks whose dense layers fit images of one size
 _LEAST, _MOST = 1e-30, 1e30  # MXNet's operators take float32, which ends at 1.2e-38 and 3.4e38
 # Unicode categories of controls, surrogates, line and paragraph separators
@@ -267,7 +269,9 @@ def _check_together(c: Config) -> None:
         f'run.ranks_per_node: got {c.run.ranks_per_node}, expected a multiple of '
         f'run.ranks_per_device={c.run.ranks_per_device}',
     )
-    for key, rule in _CLOSED.items():
+    is_imagenet = d.dataset == IMAGENET and not d.synthetic
+    closed = {**_CLOSED, **(_CLOSED_ON_IMAGENET if is_imagenet else {})}
+    for key, rule in closed.items():
         value = attrgetter(key)(c)
         refuse(
             value != rule and not is_open,
@@ -284,10 +288,10 @@ def _check_together(c: Config) -> None:
         'data.decoder: got mixed with train.device=cpu, expected cpu; nvJPEG needs '
         'train.device=gpu',
     )
-    has_published = d.dataset == IMAGENET and not d.synthetic
+    has_published = is_imagenet and c.model.name == 'resnet50' and d.num_train == NUM_IMAGENET[0]
     refuse(
         c.run.stop_when_behind and not (c.run.reference or has_published),
         f'run.stop_when_behind: got true on {d.dataset}{", synthetic" if d.synthetic else ""} '
-        'without a reference, expected false, or run folders in run.reference; only ImageNet has '
-        'published references',
+        'without a reference, expected false, or run folders in run.reference; only ResNet-50 on '
+        'all of ImageNet has published references',
     )

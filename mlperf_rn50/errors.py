@@ -40,6 +40,12 @@ class CheckpointError(UserError):
     """A checkpoint that is missing, damaged, cannot be written or read, or does not fit the run."""
 
 
+class NonFiniteState(CheckpointError):
+    """A state of training with values that are not finite, which no checkpoint may have."""
+
+    exit_code = EXIT_FAILED
+
+
 class DamagedCheckpoint(CheckpointError):
     """A checkpoint with damaged content. An earlier one may be intact."""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from mlperf_rn50.data.batches import Batch
-from mlperf_rn50.errors import RunFailed, UserError
+from mlperf_rn50.errors import NonFiniteState, RunFailed, UserError
 from mlperf_rn50.mllog.elapsed import Resume, elapsed_parts
 from mlperf_rn50.mllog.read.clock import STEP_S
 from mlperf_rn50.runfolder.names import RunFolder, check_present
@@ -159,6 +159,10 @@ def train_to_end(run: TrainingRun) -> events.Ended:
             cleanup.callback(write_best, run)
             cleanup.callback(run.writer.finish)
             run.emit(events.Ended('failed', run.progress.best_top1))
+        raise
+    except NonFiniteState as e:  # only rank 0 writes checkpoints, so it waits for no other rank
+        run.heartbeat.note_place(e)
+        run.emit(events.Ended('failed', run.progress.best_top1))
         raise
     except Exception as e:
         if isinstance(e, UserError):

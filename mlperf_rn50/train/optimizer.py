@@ -229,12 +229,14 @@ class Optimizer:
 
     def trust_ratios(self) -> list[tuple[list[str], NDArray]]:
         """Return the names of each bucket's weights and LARS's factors on their learning rates in
-        the last step."""
-        return [
-            ([t.name for t in b.tensors[: b.num_adapted]], rates[: b.num_adapted] / lr)
-            for b, rates, lr in self._applied
-            if b.num_adapted
-        ]
+        the last step; without a learning rate, they are not known."""
+        ratios = []
+        for b, rates, lr in self._applied:
+            n = b.num_adapted
+            if n and lr:
+                names = [t.name for t in b.tensors[:n]]
+                ratios.append((names, rates[:n] / (b.lr_factors[:n] * lr)))
+        return ratios
 
     def _update_each(self, bucket: Bucket, lr: float, rescale: float) -> None:
         """Update by SGD tensor by tensor, as Nesterov momentum requires: MXNet has no multi-tensor

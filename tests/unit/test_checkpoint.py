@@ -17,7 +17,13 @@ import pytest
 from helpers import deny, json_table
 
 from mlperf_rn50 import files
-from mlperf_rn50.errors import CheckpointError, DamagedCheckpoint, StorageError, UserError
+from mlperf_rn50.errors import (
+    EXIT_FAILED,
+    CheckpointError,
+    DamagedCheckpoint,
+    StorageError,
+    UserError,
+)
 from mlperf_rn50.runfolder.names import list_checkpoints, new_run, step_of
 from mlperf_rn50.train.checkpoint import checkpoint
 from mlperf_rn50.train.checkpoint.checkpoint import load, load_newest, save, seal
@@ -291,8 +297,9 @@ def test_arrays_of_different_model_are_refused(tmp_path, shapes, message):
 def test_values_that_are_not_finite_do_not_displace_a_checkpoint(tmp_path):
     save_all(tmp_path, 5)
     bad = replace(STATE, arrays={**STATE.arrays, 'w': np.array([1, np.nan], np.float32)})
-    with pytest.raises(CheckpointError, match='w has values that are not finite'):
+    with pytest.raises(CheckpointError, match='w has values that are not finite') as e:
         save(tmp_path, progress(6), bad, keep=1)
+    assert e.value.exit_code == EXIT_FAILED  # as at an evaluation; no error of the user
     assert [step_of(p) for p in list_checkpoints(tmp_path)] == [5]
 
 

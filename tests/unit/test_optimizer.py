@@ -140,13 +140,15 @@ def test_norms_of_large_tensors_and_values_match_float64(dtype, shape, scale):
         params[name].grad()[:] = mx.nd.array(arrays[1], dtype=dtype)
         norms.append([np.linalg.norm(a.astype(float)) for a in arrays])
     weights, grads = np.transpose(norms)
-    config = OptimizerConfig('lars', lars_eta=0.1, weight_decay=0.0, lars_epsilon=0.0)
+    config = OptimizerConfig('lars', lars_eta=0.1, weight_decay=0.0, last_layer_lr_factor=0.5)
     optimizer = Optimizer(params, config)
     np.testing.assert_allclose(optimizer.squared_norms().asnumpy(), grads**2, rtol=2e-5)
     optimizer.step(1e-9, 0.5)
     ((names, ratios),) = optimizer.trust_ratios()
     np.testing.assert_allclose(ratios.asnumpy(), 0.1 * weights / grads, rtol=1e-5)
     assert names == list(params)
+    optimizer.step(0.0, 0.5)
+    assert optimizer.trust_ratios() == []
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mlperf_rn50 import files
-from mlperf_rn50.errors import CheckpointError, DamagedCheckpoint, StorageError
+from mlperf_rn50.errors import CheckpointError, DamagedCheckpoint, NonFiniteState, StorageError
 from mlperf_rn50.files import read_bytes, read_text, temporary_of
 from mlperf_rn50.model.weights import write_npz
 from mlperf_rn50.npz import Arrays, find_non_finite, read_arrays
@@ -52,7 +52,7 @@ def save(folder: Path, progress: Progress, trainer: TrainerState, keep: int) -> 
     final = folder / f'{CHECKPOINT_PREFIX}{progress.step:08d}'
     temporary = temporary_of(final)
     if name := find_non_finite(trainer.arrays):
-        raise CheckpointError(
+        raise NonFiniteState(
             f'{final}: {name} has values that are not finite, which a ReLU can hide from the loss; '
             'not written; earlier ones are kept; lower schedule.base_lr, or check the memory'
         )
