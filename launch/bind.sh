@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Binds a rank to cores of one NUMA node and the nearest GPU, sets OMP_NUM_THREADS, and prints the binding.
+# Binds a rank to the nearest GPU and a share of the cores near it, sets OMP_NUM_THREADS, and prints the binding.
 # Usage: launch/bind.sh PROGRAM [ARGUMENTS...]     all launchers start their ranks with this script
 # MLPERF_RN50_BIND=off disables binding. The first number of an existing OMP_NUM_THREADS is kept.
 # SIGUSR1, the stop request, is blocked until the program unblocks it.

@@ -21,7 +21,10 @@ keep_sources() {
         export "${name^^}=$value"
     done
     [ -z "${UV_FIND_LINKS-}" ] || UV_FIND_LINKS=${UV_FIND_LINKS// /,}
-    [ -z "${PIP_NO_INDEX-}" ] || uv_options=(--no-index)
+    case ${PIP_NO_INDEX-} in
+        '' | 0 | n | no | f | false | off) ;; # as pip reads them
+        *) uv_options=(--no-index) ;;
+    esac
 }
 # Prints what the first Python with one of the names prints for a program, if the program succeeds.
 ask_python() { # PROGRAM NAME...

@@ -347,12 +347,18 @@ def sync_folder(path: Path) -> None:
     """Sync the entries of a folder to disk, unless its file system cannot sync folders."""
     fd = os.open(path, os.O_RDONLY)
     try:
+        sync_if_possible(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_if_possible(fd: int) -> None:
+    """Sync a file or folder to disk, unless its file system cannot, such as a read-only one."""
+    try:
         os.fsync(fd)
     except OSError as e:
         if e.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
-    finally:
-        os.close(fd)
 
 
 def make_folder(path: Path) -> None:

@@ -35,11 +35,12 @@ for name in $("$here/launch/engines/variables.sh"); do
     [[ $name = CUDA_VISIBLE_DEVICES && ${!name} = *[A-Za-z]* && $slots = *,* ]] || options+=(-x "$name")
 done
 start=()
+# mpirun splits the command of orted at spaces
+if [[ $here = *[[:space:]]* && (-n ${SLURM_JOB_ID:-} || $slots = *,*) ]]; then
+    echo "$here: got a path with a space, expected none under Slurm or on several hosts; move the checkout" >&2
+    exit 2
+fi
 if [ -n "${SLURM_JOB_ID:-}" ]; then # under launch/slurm.sbatch, mpirun starts orted with srun
-    if [[ $here = *[[:space:]]* ]]; then # mpirun splits the command of orted at spaces
-        echo "$here: got a path with a space, expected none under Slurm; move the checkout" >&2
-        exit 2
-    fi
     start=("$here/.venv/bin/python" -I "$here/launch/engines/block_term.py")
     options+=(--mca orte_launch_agent "${start[*]} $here/.venv/bin/orted")
 fi

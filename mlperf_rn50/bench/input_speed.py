@@ -10,7 +10,7 @@ from mlperf_rn50.bench.measure import BenchSession, ResultTable, Row, with_local
 from mlperf_rn50.config import with_size
 from mlperf_rn50.data.batches import train_batches
 from mlperf_rn50.errors import ConfigError
-from mlperf_rn50.files import open_regular
+from mlperf_rn50.files import open_regular, sync_if_possible
 from mlperf_rn50.model.fused import with_layout
 from mlperf_rn50.system.out_of_memory import PROC, read_numbers
 from mlperf_rn50.train.comm.horovod import wait_for
@@ -48,7 +48,7 @@ def measure_input(session: BenchSession, cache: str) -> Row:
     path = Path(config.data.dir) / 'train.rec'
     with open_regular(path) as f:
         if cache == 'cold':  # drop the clean pages of the file, which works without root
-            os.fsync(f.fileno())
+            sync_if_possible(f.fileno())
             os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         while cache == 'warm' and f.read(2**24):
             session.heartbeat.beat()

@@ -126,7 +126,9 @@ def _data(rows: Sequence[RankFacts]) -> list[Check]:
 
 
 def _disk(rows: Sequence[RankFacts], needed_bytes: int) -> Check:
-    row = min(rows, key=lambda r: r.disk_free_bytes)
+    # rank 0 writes, and the folder may be on a disk of its host
+    seen = [r for r in rows[1:] if r.run_folder_problem == '']
+    row = min([rows[0], *seen], key=lambda r: r.disk_free_bytes)
     return Check(
         'disk',
         'ok' if row.disk_free_bytes >= needed_bytes else 'failed',

@@ -162,7 +162,7 @@ def run_folder_problem(folder: Path, comm: Comm) -> str | None:
     token = f'.doctor-{secrets.token_hex(8)}'
     # Rank 0 writes a file.
     if comm.rank == 0:
-        made = [f for f in (folder, *folder.parents) if not f.exists()]
+        made = [f for f in (folder, *folder.parents) if not os.path.exists(f)]
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / token).touch()
@@ -175,7 +175,7 @@ def run_folder_problem(folder: Path, comm: Comm) -> str | None:
         for opened in (folder.parent, folder):  # opening a folder makes NFS look it up again
             with suppress(OSError):
                 os.close(os.open(opened, os.O_RDONLY))
-        problem = '' if file.exists() else f'no {file}'
+        problem = '' if os.path.exists(file) else f'no {file}'
     comm.barrier()
     # Rank 0 leaves no trace.
     if comm.rank == 0:
@@ -277,7 +277,7 @@ def _own_facts(config: Config, has_config: bool, comm: Comm) -> RankFacts:
         trial = try_batches(config, comm.world_size, comm.rank, usable_id)
 
     has_data = has_config and not config.data.synthetic
-    existing = next(f for f in (run_dir, *run_dir.parents) if f.exists())
+    existing = next(f for f in (run_dir, *run_dir.parents) if os.path.exists(f))
     checkpoint = None
     if has_config and comm.rank == 0:
         checkpoint = try_writing(existing, checkpoint_bytes(config))

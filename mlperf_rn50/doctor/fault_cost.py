@@ -13,6 +13,7 @@ from mlperf_rn50.config import Config
 from mlperf_rn50.doctor.result import Check, RankFacts, WriteTrial
 from mlperf_rn50.model.zoo import build_model, count_parameters
 from mlperf_rn50.system.cgroup import read_small
+from mlperf_rn50.system.out_of_memory import PROC
 from mlperf_rn50.system.power import BOOT_ID
 from mlperf_rn50.text import plural
 from mlperf_rn50.train.checkpoint.period import best_period_s, between_faults_s
@@ -29,7 +30,8 @@ def start_s() -> float | None:
     boot, _, up_s = os.environ.get(STARTED, '').partition(' ')
     if not boot or boot != read_small(BOOT_ID):
         return None
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - float(up_s)
+    # as openmpi.sh reads it; in some containers, it is not the host's
+    return float(read_small(PROC / 'uptime').split()[0]) - float(up_s)
 
 
 def checkpoint_bytes(config: Config) -> int:

@@ -213,7 +213,9 @@ def check_gpus(rows: Sequence[RankFacts], device: str) -> Check:
     for problem, fix in (pair for row in rows for pair in _gpu_problems(row)):
         return Check(name, 'failed', problem, fix)
     used = {(r.host, r.device, gpu.uuid): gpu.name for r in rows for gpu in r.used_gpus}
-    num_used = Counter(host for host, _ in {(host, uuid) for host, _, uuid in used})
+    # instances of a card count once
+    cards = {(r.host, gpu.bus_id or gpu.uuid) for r in rows for gpu in r.used_gpus}
+    num_used = Counter(host for host, _ in cards)
     # NCCL finds NVLink through NVML, which lists only GPUs that the process can open.
     # CUDA_VISIBLE_DEVICES does not matter, because since CUDA 10.1 NCCL reaches invisible devices
     # too (p2p.cc).

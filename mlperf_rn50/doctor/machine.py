@@ -16,8 +16,8 @@ from mlperf_rn50.system.mpi_session import (
     SESSION_BYTES,
     SHARED_MEMORY,
     free_bytes,
+    session_base,
     session_problem,
-    tmp_dir,
 )
 from mlperf_rn50.system.out_of_memory import soft_limit
 from mlperf_rn50.system.processor import omp_threads
@@ -43,7 +43,7 @@ _ULIMITS = {
 
 def limit_facts() -> dict[str, Any]:
     """Return the facts of RankFacts about limits of this process and its machine."""
-    folder = tmp_dir()
+    folder = session_base()
     is_first = launched_local()[0] == 0  # one rank of a node examines what all share
     return {
         'cpus': sorted(os.sched_getaffinity(0)),

@@ -37,6 +37,12 @@ def tmp_dir() -> Path:
     return Path(os.environ.get('TMPDIR') or '/tmp')
 
 
+def session_base() -> Path:
+    """Return the folder of Open MPI's session files: on all hosts that of the launcher, if any."""
+    base = os.environ.get('OMPI_MCA_orte_tmpdir_base')
+    return Path(base).parent if base else tmp_dir()
+
+
 def no_room(name: str, folder: Path, free: int, needed: int) -> str:
     """Return the message for a folder without space for Open MPI. free and needed are in bytes."""
     return (

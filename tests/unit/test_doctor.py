@@ -97,6 +97,8 @@ memory | warning: 0.0 GB available \
     | {"cgroup": {"memory_limit_bytes": 1000000000, "memory_used_bytes": 2000000000}}
 shared memory | warning: 8 MB free in /dev/shm on h2, 8 MB needed ... --shm-size=1g \
     | {"shared_memory_free_bytes": 8388608}
+disk | ok: 1000.0 GB free for the run folder on h1 \
+    | {"disk_free_bytes": 10, "run_folder_problem": "no /x"}
 shared memory | warning: no /dev/shm on h2 | {"shared_memory_free_bytes": null}
 shared memory | warning: ...1,074 MB needed \
     | {"shared_memory_free_bytes": 67108864, "requested": {"device": "gpu"}}
@@ -157,6 +159,10 @@ def test_limits_of_this_process(monkeypatch, tmp_path):
     monkeypatch.setenv('TMPDIR', str(tmp_path))
     limits = limit_facts()
     assert (limits['tmp_dir'], limits['tmp_dir_problem']) == (str(tmp_path), '')
+    # a rank on another host, whose TMPDIR is not that of the launcher
+    monkeypatch.setenv('OMPI_MCA_orte_tmpdir_base', '/scratch/mlperf_rn50-1')
+    assert limit_facts()['tmp_dir'] == '/scratch'
+    monkeypatch.delenv('OMPI_MCA_orte_tmpdir_base')
     assert limits['cpus'] == sorted(os.sched_getaffinity(0))
     assert min(limits['memory_available_bytes'], limits['ulimits']['open_files']) > 0
     assert not list(tmp_path.iterdir())

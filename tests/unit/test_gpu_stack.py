@@ -1,6 +1,8 @@
 """Checks of GPUs with made-up facts: MXNet builds, cards, drivers, libraries, environment and trial
 batches."""
 
+from dataclasses import replace
+
 import pytest
 from helpers import json_table
 from rank_facts import assert_reads, rank_facts
@@ -104,6 +106,12 @@ def test_ranks_that_cannot_open_the_other_gpus_do_not_use_nvlink(num_open, uuids
     rows = [row(gpus=[gpu(A100, uuid=u)], host=h, num_open_gpus=num_open) for u, h in ranks]
     warning = 'warning: NVLink is not used on h1, because each rank'
     assert_reads(check_gpus(rows, 'gpu'), warning if is_warned else 'ok: ')
+
+
+def test_ranks_on_instances_of_one_card_need_no_nvlink():
+    cards = [replace(gpu(A100, uuid=f'MIG-{k}'), bus_id='0000:3b:00.0') for k in 'ab']
+    rows = [row(gpus=[card], num_open_gpus=1) for card in cards]
+    assert check_gpus(rows, 'gpu').status == 'ok'
 
 
 FIRST, SECOND, THIRD = gpu(V100), gpu(H100, uuid='GPU-b'), gpu(V100, uuid='GPU-c')
