@@ -67,6 +67,14 @@ def _read_gpu(nvml: Any, handle: Any) -> Gpu:
     )
 
 
+def _handle_of(nvml: Any, handles: Sequence[Any], uuid: str) -> Any:
+    """Return the device of a UUID, or the only card whose UUID starts so."""
+    with suppress(Exception):  # an NVML error
+        return nvml.nvmlDeviceGetHandleByUUID(uuid)
+    [handle] = [h for h in handles if uuid and _text(nvml.nvmlDeviceGetUUID(h)).startswith(uuid)]
+    return handle
+
+
 def _visible_handles(nvml: Any, handles: Sequence[Any], visible: str | None) -> list[Any]:
     if visible is None:
         return list(handles)
@@ -76,16 +84,16 @@ def _visible_handles(nvml: Any, handles: Sequence[Any], visible: str | None) -> 
             if re.fullmatch('[0-9]{1,9}', word):
                 visible_handles.append(handles[int(word)])
             else:
-                visible_handles.append(nvml.nvmlDeviceGetHandleByUUID(word))
-        # an NVML error, or a number beyond the last card; CUDA ignores the rest of the list
+                visible_handles.append(_handle_of(nvml, handles, word))
+        # an NVML error, or an unknown number or UUID; CUDA ignores the rest of the list
         except Exception:
             break
     return visible_handles
 
 
 def find_visible_gpus() -> list[Gpu]:
-    """Return the devices that CUDA sees, from NVML. UUID prefixes and numbers of cards in MIG mode
-    are not resolved."""
+    """Return the devices that CUDA sees, from NVML. Numbers of cards in MIG mode, and prefixes of
+    the UUIDs of MIG instances, are not resolved."""
     nvml, handles = find_gpus()
     with suppress(Exception):  # an NVML error
         handles = _visible_handles(nvml, handles, os.environ.get(VISIBLE))

@@ -121,9 +121,12 @@ def test_killed_rank_of_a_gpu_is_restarted(tiny, tmp_path, device_options, figur
     epochs = f'--train.max_epochs={num_epochs} --schedule.decay_epochs={num_epochs}'.split()
     checkpoints = f'--checkpoint.period_steps={period}'
     job = Job(tmp_path, tiny, *words, *epochs, checkpoints, *device_options)
-    job.wait_for('training', 1)
-    job.ranks()[-1].kill()
-    code, out = job.end()
+    try:
+        job.wait_for('training', 1)
+        job.ranks()[-1].kill()
+        code, out = job.end()
+    finally:  # also at the limit of this part; the launcher ends its ranks
+        job.process.terminate()
     assert code == 1 and 'killed by signal 9 (SIGKILL)' in out, out  # the target is unreachable
     [resumed] = metrics(job.run_dir, 'resumed')
     figure('resumed after kill -9 of a rank, at', resumed['step'], 'step')

@@ -30,6 +30,18 @@ def test_ratio_to_the_fastest_other_program_and_shares_of_the_peak(compare, caps
     assert lines[-1] == 'training step, batch 8, images/s: ratio 0.725'
 
 
+def test_side_that_fails_is_left_out(compare, capsys):
+    def fail():
+        raise SystemExit('no Python.h')
+
+    sides = {'mlperf-rn50': lambda: ROW, 'torch eager': lambda: {'images_per_s': 100.0}}
+    compare.compare('batch 8', {**sides, 'torch compiled': fail}, 2)
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1].endswith('ratio 3.000') and 'no Python.h' in err
+    with pytest.raises(SystemExit, match=r'no Python\.h'):
+        compare.compare('batch 8', {'mlperf-rn50': lambda: ROW, 'torch compiled': fail}, 2)
+
+
 @pytest.mark.parametrize(
     'words, batches, precision, num_sides',
     [

@@ -40,6 +40,8 @@ null       | "GPU-a0 GPU-b1 GPU-c2"
 "1,3,0"    | "GPU-b1"
 "GPU-b1,0" | "GPU-b1 GPU-a0"
 "MIG-c1"   | "MIG-c1"
+"GPU-b,0"  | "GPU-b1 GPU-a0"
+"GPU-,0"   | ""
 """),
 )
 def test_visible_devices_count_up_to_the_first_invalid_entry(monkeypatch, visible, uuids):

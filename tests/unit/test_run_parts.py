@@ -69,6 +69,20 @@ def test_summary_has_ratio_decoding_and_reasons_for_parts_left_out():
     assert lines[-1] == 'not complete: no MPS: exchange, a kill; cut: steps'
 
 
+def test_reason_of_a_failed_doctor_is_what_it_found(tmp_path):
+    checks = [{'status': 'ok', 'found': 'a'}, {'status': 'failed', 'found': 'no code for sm_90'}]
+    text = json.dumps({'checks': checks}, indent=1)
+    result = run_part(python('doctor', f'print({text!r}); raise SystemExit(1)'), tmp_path, 600)
+    assert result['reason'] == 'no code for sm_90'
+
+
+def test_parts_between_gpus_precede_those_on_one(tmp_path):
+    one, two = ([p.name for p in make_parts(True, n, tmp_path)] for n in (1, 2))
+    assert two.index('all-reduce, 204') < two.index('ranks of a GPU') and 'exchange' in one
+    needs = {p.name: p.needs for p in make_parts(True, 2, tmp_path)}
+    assert all('Horovod' in needs[name] for name in ('digits', 'CIFAR-10'))
+
+
 @pytest.mark.parametrize('has_nccl', [True, False])
 def test_ranks_need_horovod_with_nccl(has_nccl, monkeypatch):
     build = f'[X] MXNet\n[X] MPI\n[{"X" if has_nccl else " "}] NCCL'
