@@ -21,7 +21,8 @@ keep_sources() {
         export "${name^^}=$value"
     done
     [ -z "${UV_FIND_LINKS-}" ] || UV_FIND_LINKS=${UV_FIND_LINKS// /,}
-    case ${PIP_NO_INDEX-} in
+    name=${PIP_NO_INDEX-}
+    case ${name,,} in
         '' | 0 | n | no | f | false | off) ;; # as pip reads them
         *) uv_options=(--no-index) ;;
     esac

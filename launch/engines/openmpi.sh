@@ -36,8 +36,8 @@ for name in $("$here/launch/engines/variables.sh"); do
 done
 start=()
 # mpirun splits the command of orted at spaces
-if [[ $here = *[[:space:]]* && (-n ${SLURM_JOB_ID:-} || $slots = *,*) ]]; then
-    echo "$here: got a path with a space, expected none under Slurm or on several hosts; move the checkout" >&2
+if [[ $here = *[[:space:]]* && (-n ${SLURM_JOB_ID:-} || $slots != localhost:*) ]]; then
+    echo "$here: got a path with a space, expected none under Slurm or with other hosts; move the checkout" >&2
     exit 2
 fi
 if [ -n "${SLURM_JOB_ID:-}" ]; then # under launch/slurm.sbatch, mpirun starts orted with srun

@@ -24,6 +24,7 @@ from mlperf_rn50.data.pipeline import (
 )
 from mlperf_rn50.errors import DataError
 from mlperf_rn50.files import read_bytes
+from mlperf_rn50.system.out_of_memory import explain_error
 
 # DALI decodes these formats with any bit depth and colours; it drops alpha and later frames. MPO is
 # JPEG with previews.
@@ -107,7 +108,7 @@ def _turn_of(image: Image.Image) -> Transpose | None:
 
 def _upright_rgb(image: Image.Image, turn: Transpose | None) -> Image.Image:
     """Return an image as upright 8-bit RGB. 16-bit grey is scaled to 8 bits, not truncated."""
-    if image.mode == 'F' and not 1 < (most := np.nanmax(np.asarray(image))) <= 255:
+    if image.mode == 'F' and not 1 < (most := np.asarray(image).max()) <= 255:  # or NaN
         raise ValueError(f'got floating-point pixels of at most {most:g}, expected 0 to 255')
     if turn is not None:  # ImageOps.exif_transpose fails if other metadata is damaged
         image = image.transpose(turn)
@@ -130,6 +131,8 @@ def encode_file(path: Path) -> bytes:
     except DataError:  # DALI cannot start
         raise
     except Exception as e:
+        if isinstance(e, RuntimeError) and explain_error(e):  # DALI lacked memory or threads
+            raise
         reason = f'{type(e).__name__}: {" ".join(str(e).split())[:120]}'
         if isinstance(e, OSError):
             reason = e.strerror or 'Pillow cannot decode it'

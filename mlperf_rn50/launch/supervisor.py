@@ -1,5 +1,6 @@
 """Supervision of runs: doctor, attempts and restarts."""
 
+import os
 import platform
 import time
 from collections import Counter
@@ -71,7 +72,7 @@ class Supervisor:
         self._num_jobs = 0
         self._has_drilled = False  # whether ranks were started with the drill
         self._lock = self.placement.run_dir / LAUNCHER_LOCK
-        self._has_lock = self._lock.exists()
+        self._has_lock = os.path.exists(self._lock)
         self._all_hosts = self.placement.hosts
         # excluded because they did not answer; hosts that failed while they answered stay excluded
         self._absent: list[str] = []
@@ -172,7 +173,7 @@ class Supervisor:
                 return end_code
 
             # without the mount, a new run would begin in the folder below it
-            if self._has_lock and not self._lock.exists():
+            if self._has_lock and not os.path.exists(self._lock):
                 self.say(f'{run_dir} has vanished, perhaps with a mount; restore it and resume')
                 return EXIT_FAILED
 

@@ -1,6 +1,5 @@
 """Options for the network."""
 
-import json
 from dataclasses import dataclass
 from typing import Literal
 
@@ -66,13 +65,6 @@ def check_model(m: ModelConfig, device: str, precision: str) -> None:
         f'model.layout: got NHWC with model.name={m.name}, expected NCHW; only ResNets support '
         'NHWC',
     )
-    for key in () if m.is_resnet else ('zero_gamma', 'fused_bn_relu', 'bn_momentum', 'bn_epsilon'):
-        value, default = getattr(m, key), getattr(ModelConfig, key)
-        refuse(
-            value != default,
-            f'model.{key}: got {json.dumps(value)} with model.name={m.name}, expected '
-            f'{json.dumps(default)}; only ResNets have this option',
-        )
     is_nvidia = (device, precision) == ('gpu', 'float16') and m.layout != 'NCHW' and m.is_resnet
     kind = f'train.device={device}, train.precision={precision}, model.layout={m.layout}'
     refuse(

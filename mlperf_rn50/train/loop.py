@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from mlperf_rn50.data.batches import Batch
-from mlperf_rn50.errors import NonFiniteState, RunFailed, UserError
+from mlperf_rn50.errors import CheckpointError, NonFiniteState, RunFailed, UserError
 from mlperf_rn50.mllog.elapsed import Resume, elapsed_parts
 from mlperf_rn50.mllog.read.clock import STEP_S
 from mlperf_rn50.runfolder.names import RunFolder, check_present
@@ -381,12 +381,15 @@ def end(run: TrainingRun, status: str, reached: events.Evaluated | None = None) 
     )
     # As in train_to_end, the last callback is called first, and all are, even if one fails: the end
     # is reported, the checkpoint that is being written is finished, and then networks are written.
-    with ExitStack() as cleanup:
-        cleanup.callback(write_networks, run, status)
-        cleanup.callback(run.writer.finish)
-        report_trace(run, is_end=True)
-        report_clock_steps(run)
-        run.emit(ended)
+    try:
+        with ExitStack() as cleanup:
+            cleanup.callback(write_networks, run, status)
+            cleanup.callback(run.writer.finish)
+            report_trace(run, is_end=True)
+            report_clock_steps(run)
+            run.emit(ended)
+    except NonFiniteState as e:  # of the last checkpoint; the end has been reported
+        raise CheckpointError(str(e)) from e
     return ended
 
 

@@ -123,9 +123,9 @@ def test_run_starts_from_weights_of_earlier_run(converged, tiny, tmp_path):
     options += ['--train.max_epochs=1', '--optimizer.weight_decay=0']
     done = call(*arguments(tmp_path, tiny, *options))
     assert_aborted(done)
-    assert f'starts from {converged}' in done.stderr
+    assert f'starts from {converged.name} (' in done.stderr
     [event] = events_of(tmp_path, 'initial_weights')
-    assert str(converged) in event['value'] and 'SHA-256' in event['value']
+    assert event['value'].startswith(f'{converged.name} (') and 'SHA-256' in event['value']
     assert event['metadata']['notes'] == []
     before, after = (trained_of(load_weights(p)[1]) for p in (converged, tmp_path))
     assert_near(after, before, rtol=1e-6)

@@ -136,8 +136,6 @@ CLOSED = '--run.submission_division=closed'
 --data.eval_size=300 | resize_shorter: got 256, expected at least eval_size=300
 --train.ema=1 | train.ema: got 1.0, expected a fraction from 0 to below 1
 --data.sizes=[160,224] --model.name=vgg16 | got other sizes than image_size=224 for vgg16
---model.name=vgg16 --model.zero_gamma=true | got true with model.name=vgg16, expected false
---model.name=googlenet --model.bn_momentum=0.8 | expected 0.9; only ResNets
 --run.stop_when_behind=true --model.name=resnet101 | only ResNet-50 on all of ImageNet
 --model.name=resnet51 | model.name: got resnet51, expected resnet18,
 --train.precision=fp16 | got fp16, expected float32, bfloat16 or float16; see

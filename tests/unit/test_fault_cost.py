@@ -1,7 +1,6 @@
 """What the doctor measures and states about checkpoints and faults."""
 
 import shutil
-import time
 from pathlib import Path
 
 import mxnet as mx
@@ -95,7 +94,7 @@ def test_nothing_is_written_without_space(tmp_path):
 
 def test_start_is_measured_on_the_host_of_the_launcher_only(monkeypatch):
     boot = Path('/proc/sys/kernel/random/boot_id').read_text().strip()
-    up_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    up_s = float(Path('/proc/uptime').read_text().split()[0])
     monkeypatch.setenv(STARTED, f'{boot} {up_s - 100:.2f}')
     measured = start_s()
     assert measured and measured >= 99.9

@@ -10,7 +10,13 @@ import pytest
 from helpers import json_table
 from tiny import tiny_config, tiny_run
 
-from mlperf_rn50.errors import DataError, RunFailed, StorageError
+from mlperf_rn50.errors import (
+    CheckpointError,
+    DataError,
+    NonFiniteState,
+    RunFailed,
+    StorageError,
+)
 from mlperf_rn50.runfolder.names import list_checkpoints, step_of
 from mlperf_rn50.runfolder.records import EpochRecord, LossScaleRecord
 from mlperf_rn50.train import loop
@@ -80,6 +86,24 @@ def test_checkpoint_in_progress_is_completed_before_an_error_ends_the_run(tmp_pa
         with pytest.raises(DataError):
             train_to_end(run)
     assert saved_by(run, recorder) == [4]
+
+
+@pytest.mark.parametrize('period_steps, status, code', [(4, 'failed', 1), (0, 'interrupted', 2)])
+def test_run_with_weights_that_are_not_finite_ends_once(
+    tmp_path, monkeypatch, period_steps, status, code
+):
+    """A checkpoint finds them during the training, or after a stop request."""
+
+    def stop(event, run):
+        if isinstance(event, events.StepDone) and event.step == 2 and not period_steps:
+            run.heartbeat.request_stop()
+
+    monkeypatch.setattr(loop.checkpoint, 'save', Mock(side_effect=NonFiniteState('not finite')))
+    with tiny_run(tmp_path, CONFIG, stop, period_steps=period_steps) as (run, recorder):
+        with pytest.raises(CheckpointError, match='not finite') as e:
+            train_to_end(run)
+    assert [x.status for x in recorder.events if isinstance(x, events.Ended)] == [status]
+    assert e.value.exit_code == code
 
 
 def test_failed_run_writes_nothing_into_the_folder_of_a_lost_mount(tmp_path):

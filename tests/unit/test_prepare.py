@@ -127,6 +127,9 @@ def test_imagenet_from_tars(tars, out):
     greys = [(0, 10), (0, 11), (1, 20), (1, 21), (2, 0), (2, 1)]
     assert stored(out) == [(label, bitmap(grey)) for label, grey in greys]
     assert stored(out, 'validation') == [(1, bitmap(91)), (0, bitmap(92)), (2, bitmap(93))]
+    # other archives may use a name in several synsets
+    first = (out / 'train.names.txt').read_text().splitlines()[0]
+    assert first == 'ILSVRC2012_img_train.tar/n01/n01_0.JPEG'
 
 
 def headers(*members: tuple) -> bytes:

@@ -107,7 +107,6 @@ def test_words_of_the_program_are_published_though_a_host_has_such_a_name():
 
 def test_host_called_like_a_word_of_every_log_is_no_fault(runs):
     assert check_logs(runs, Site({'resnet': 'node1', 'node': 'node2'})) == []
-    assert check_logs(runs, Site({'resnet.site.org': 'node1', 'resnet50': 'node2'})) == []
 
 
 def test_path_of_initial_weights_is_searched_in_logs(runs):

@@ -79,6 +79,12 @@ energy | not measured: no telemetry of the run
     assert levels == {'status': 'good', 'rank skew': 'warn'}
 
 
+def test_node_hours_are_unknown_if_a_resume_has_changed_the_nodes(run):
+    changed = replace(run, has_changed_nodes=True)
+    texts = {name.text: text.text for name, text in facts_of(changed, 3.0).rows}
+    assert texts['node-hours'].startswith('unknown') and changed.node_hours() is None
+
+
 def test_energy_to_the_end_grows_with_the_time_left_and_not_with_a_pause(run):
     """1 kWh in an hour on the clock, after 11 h with a pause, and one more hour left."""
     hour = 3600.0
