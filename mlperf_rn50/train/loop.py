@@ -25,7 +25,7 @@ from mlperf_rn50.runfolder.records import (
 from mlperf_rn50.train import run_events as events
 from mlperf_rn50.train.checkpoint import checkpoint
 from mlperf_rn50.train.checkpoint.best_weights import BackgroundWriter, BestWeights
-from mlperf_rn50.train.checkpoint.period import AutoPeriod
+from mlperf_rn50.train.checkpoint.period import AutoPeriod, is_due
 from mlperf_rn50.train.checkpoint.progress import Progress
 from mlperf_rn50.train.comm.horovod import Comm
 from mlperf_rn50.train.comm.rank_checks import WallClock, check_agreement, check_finite
@@ -160,13 +160,11 @@ def train_to_end(run: TrainingRun) -> events.Ended:
             cleanup.callback(run.writer.finish)
             run.emit(events.Ended('failed', run.progress.best_top1))
         raise
-    except NonFiniteState as e:  # only rank 0 writes checkpoints, so it waits for no other rank
-        run.heartbeat.note_place(e)
-        run.emit(events.Ended('failed', run.progress.best_top1))
-        raise
     except Exception as e:
         if isinstance(e, UserError):
             run.heartbeat.note_place(e)
+        if isinstance(e, NonFiniteState):  # only on rank 0, so it waits for no other rank
+            run.emit(events.Ended('failed', run.progress.best_top1))
         if run.writer.is_busy:
             run.heartbeat.beat('writing a checkpoint')
         # An error of the writer replaces this one.
@@ -335,12 +333,6 @@ def report_clock_steps(run: TrainingRun) -> None:
     for host, step_s in steps.items():
         if abs(step_s) > STEP_S:
             run.emit(events.ClockStepped(ClockStepRecord(host, step_s)))
-
-
-def is_due(period: int, number: int) -> bool:
-    """Check whether a number of steps or epochs is a multiple of a period; a period of 0 is never
-    due."""
-    return bool(period) and number % period == 0
 
 
 def save_checkpoint(run: TrainingRun) -> None:

@@ -1,4 +1,5 @@
-"""Period of checkpoints that costs least: the time of checkpoints and that of repeated training.
+"""Periods of checkpoints, and the one that costs least: the time of checkpoints and that of
+repeated training.
 
 Sources: Young, A first order approximation to the optimum checkpoint interval, CACM 17 (9), 1974;
 Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, Future
@@ -19,6 +20,12 @@ FIRST_S = 30.0  # period until the cost of a checkpoint is known
 # prior says, and the first one of a cheap checkpoint should not cost an hour.
 _MAX_RATIO = 1000.0
 _CHANGE = 1.5  # factor between two periods that are reported
+
+
+def is_due(period: int, number: int) -> bool:
+    """Check whether a number of steps or epochs is a multiple of a period; a period of 0 is never
+    due."""
+    return bool(period) and number % period == 0
 
 
 def between_faults_s(trained_s: float, num_faults: int, num_ranks: int) -> float:
