@@ -5,7 +5,9 @@
 set -euo pipefail
 export PATH="$1:$PATH"
 version=$2 folder=$3 nccl=${4:-}
-unset "${!HOROVOD_WITH@}" "${!OMPI_@}" "${!MPI_@}" CMAKE_PREFIX_PATH # of modules
+# Variables of modules would change the build.
+[ -n "${HOROVOD_CUDA_HOME:-}" ] || unset HOROVOD_CUDA_HOME
+unset "${!HOROVOD_WITH@}" "${!HOROVOD_GPU@}" HOROVOD_CPU_OPERATIONS "${!OMPI_@}" "${!MPI_@}" "${!CCL_@}" CMAKE_PREFIX_PATH
 export HOROVOD_WITH_MXNET=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1
 export HOROVOD_WITH_GLOO=1 HOROVOD_WITH_MPI=1
 if [ -n "$nccl" ]; then

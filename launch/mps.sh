@@ -7,6 +7,7 @@
 
 . "$(dirname -- "${BASH_SOURCE[0]}")/engines/help.sh"
 set -euo pipefail
+read -r HOSTNAME </proc/sys/kernel/hostname # the variable may come from another host
 folder=${CUDA_MPS_PIPE_DIRECTORY:-/tmp/mlperf_rn50-mps-$EUID}
 while [[ $folder == ?*/ ]]; do folder=${folder%/}; done # with a trailing slash, a link would be followed
 
@@ -25,6 +26,28 @@ ask() { # QUESTION
     echo "$1" | timeout 30 nvidia-cuda-mps-control >/dev/null 2>&1
 }
 
+lock_folder() {
+    exec 9<"$folder"
+    flock -w 60 9 || fail "$folder on $HOSTNAME is locked by another start or stop of the service for 60 s; end that, or set CUDA_MPS_PIPE_DIRECTORY to another folder"
+}
+answer() { # QUESTION
+    echo "$1" | timeout 30 nvidia-cuda-mps-control 2>/dev/null || true
+}
+# Succeeds if a process of another launcher uses the service. Without a launcher, all are ended.
+has_other_clients() {
+    local server client variables job
+    [ -n "${MLPERF_RN50_JOB:-}" ] || return 1
+    for server in $(answer get_server_list); do
+        for client in $(answer "get_client_list $server"); do
+            variables=$(tr '\0' '\n' 2>/dev/null <"/proc/$client/environ") 2>/dev/null || variables=''
+            [ -n "$variables" ] || continue # it has ended
+            job=$(sed -n 's/^MLPERF_RN50_JOB=//p' <<<"$variables")
+            [ "${job%-*}" = "${MLPERF_RN50_JOB%-*}" ] || return 0
+        done
+    done
+    return 1
+}
+
 case ${1:-} in
     start | stop) ;;
     folder) printf '%s\n' "$folder"; exit ;;
@@ -37,7 +60,12 @@ export CUDA_MPS_PIPE_DIRECTORY=$folder CUDA_MPS_LOG_DIRECTORY=${CUDA_MPS_LOG_DIR
 if [ "$1" = stop ]; then
     [ -e "$folder" ] || [ -L "$folder" ] || exit 0
     check_folder
-    ask quit || true
+    lock_folder
+    ! has_other_clients || exit 0
+    # With a time limit, or it would wait for the work of killed ranks.
+    ask 'quit -t 10' || exit 0
+    end=$((SECONDS + 30))
+    while ask get_server_list && ((SECONDS < end)); do sleep 0.1; done
     exit
 fi
 mkdir -m 700 -- "$folder" 2>/dev/null || true # the mode of an existing folder is not changed
@@ -50,6 +78,12 @@ mkdir -p -- "$CUDA_MPS_LOG_DIRECTORY" || fail "$CUDA_MPS_LOG_DIRECTORY cannot be
 # instance, which is served only by name.
 limits=(-u CUDA_MPS_ACTIVE_THREAD_PERCENTAGE -u HOROVOD_RANK -u MLPERF_RN50_JOB)
 [[ ${CUDA_VISIBLE_DEVICES:-} == MIG-* ]] || limits+=(-u CUDA_VISIBLE_DEVICES)
-exec 9<"$folder"
-flock -w 60 9 || fail "$folder on $HOSTNAME is locked by another start of the service for 60 s; end that, or set CUDA_MPS_PIPE_DIRECTORY to another folder"
-ask get_server_list || env "${limits[@]}" nvidia-cuda-mps-control -d 9<&-
+lock_folder
+ask get_server_list && exit
+env "${limits[@]}" nvidia-cuda-mps-control -d 9<&- || fail "the service does not start on $HOSTNAME; see $CUDA_MPS_LOG_DIRECTORY, or use --ranks-per-device 1"
+# Programs that start before the service answers run without it.
+end=$((SECONDS + 30))
+until ask get_server_list; do
+    ((SECONDS < end)) || fail "the service on $HOSTNAME does not answer 30 s after its start; see $CUDA_MPS_LOG_DIRECTORY, or use --ranks-per-device 1"
+    sleep 0.1
+done

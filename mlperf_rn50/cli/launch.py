@@ -15,9 +15,8 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlperf_rn50.cli.parsers import command_parser, config_parser
 from mlperf_rn50.errors import EXIT_CODES, EXIT_OK, ConfigError, UserError, option_error
@@ -160,7 +159,12 @@ def choose_run(options: Options) -> Options:
 
 def supervise(launcher: Launcher, placement: Placement, config: Config) -> int:
     """Make the runs of a launcher; return its exit code."""
-    from mlperf_rn50.launch.attempts import end_of_job, first_run_of, read_progress
+    from mlperf_rn50.launch.attempts import (
+        end_of_job,
+        first_run_of,
+        patient,
+        patient_progress,
+    )
     from mlperf_rn50.launch.hosts import ReturnTests, silent_hosts
     from mlperf_rn50.launch.launcher import SIDE_JOB, new_token
     from mlperf_rn50.launch.supervisor import Supervisor
@@ -174,11 +178,21 @@ def supervise(launcher: Launcher, placement: Placement, config: Config) -> int:
     batch_job = os.environ.get('SLURM_JOB_ID', token) if in_slurm else token
     if options.doctor and mpi_settings(os.environ, CHECKOUT / '.venv'):
         launcher.try_mpi(placement, f'{token}-{SIDE_JOB}', device)
+    shares_gpus = device == 'gpu' and (options.ranks_per_device or 1) > 1
+    last_code = EXIT_OK  # of the start before
+
+    def start(place: Placement, job: str, *arguments: Any) -> int:
+        nonlocal last_code
+        if last_code and shares_gpus:  # killed ranks may leave an unusable service
+            stop_mps(launcher, place, job + SIDE_JOB, device)
+        last_code = launcher.start(config, place, job, *arguments)
+        return last_code
+
     with folder_lock(run_dir):
-        before = read_progress(run_dir, options.run)
+        before = patient_progress(run_dir, options.run)
         first_run = 0
         if in_slurm:
-            first_run = first_run_of(
+            first_run = patient(first_run_of)(
                 run_dir,
                 batch_job,
                 is_resume=bool(options.resume),
@@ -186,13 +200,13 @@ def supervise(launcher: Launcher, placement: Placement, config: Config) -> int:
                 chosen=options.run,
             )
         is_own_run = options.is_requeued and not options.resume and options.seeds == 1
-        if is_own_run and (end := end_of_job(run_dir, first_run)):
+        if is_own_run and (end := patient(end_of_job)(run_dir, first_run)):
             launcher.say(f'the run of this job has {end}')
             return EXIT_CODES[end]
         if options.is_requeued:  # the job resumes its run
             options = replace(options, resume=options.resume or True)
         supervisor = Supervisor(
-            start=partial(launcher.start, config),
+            start=start,
             silent=lambda names: silent_hosts(names if options.hosts else (), signals),
             returned=ReturnTests().returned,
             say=launcher.say,
@@ -206,9 +220,9 @@ def supervise(launcher: Launcher, placement: Placement, config: Config) -> int:
         try:
             code = supervisor.run_all()
         finally:
-            if (options.ranks_per_device or 1) > 1:
+            if shares_gpus:
                 stop_mps(launcher, supervisor.placement, f'{token}-{SIDE_JOB}', device)
-        has_begun = read_progress(run_dir, options.run) != before
+        has_begun = in_slurm and patient_progress(run_dir, options.run) != before
     return launcher.requeue(code, run_dir, has_begun) if in_slurm else code
 
 

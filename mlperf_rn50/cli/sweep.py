@@ -32,14 +32,14 @@ from mlperf_rn50.errors import (
 from mlperf_rn50.files import read_text
 from mlperf_rn50.launch.engines import COUNT, PRINTING, announce
 from mlperf_rn50.launch.helpers import LAUNCHER_SIGNALS
-from mlperf_rn50.launch.hosts import load_hostfile, parse_hosts
+from mlperf_rn50.launch.hosts import check_ranks, load_hostfile, parse_hosts
 from mlperf_rn50.launch.sweep_layouts import (
     SweepLayout,
     parse_layouts,
     parse_lr_table,
     plan_layouts,
 )
-from mlperf_rn50.parser import Parser, option_adder
+from mlperf_rn50.parser import Parser, filled, option_adder
 from mlperf_rn50.system.signals import END_SIGNALS, STOPPING, SignalQueue, catch, interrupt
 from mlperf_rn50.text import plural
 
@@ -89,16 +89,17 @@ def make_parser() -> Parser:
         'file with lines: global_batch base_lr warmup_epochs (default: the learning rate is '
         'proportional to the global batch, starting from the first layout, with the same warm-up '
         'epochs)',
+        type=filled,
     )
     add(
         '--engine',
         'launcher for hosts (default mpirun); without hosts, the ranks of all nodes run on this '
-        'machine, and the log records this',
+        'machine, and the logs of several nodes record this',
         choices=('mpirun', 'horovodrun'),
         default='mpirun',
     )
-    add('--hosts h1,h2,...', 'hosts reached with ssh')
-    add('--hostfile FILE', 'file with one host per line')
+    add('--hosts h1,h2,...', 'hosts reached with ssh', type=filled)
+    add('--hostfile FILE', 'file with one host per line', type=filled)
     return parser
 
 
@@ -160,7 +161,8 @@ def check_seed(o: Namespace, rest: Sequence[str], config: Config) -> None:
 
 
 def check_hosts(o: Namespace, layouts: Sequence[SweepLayout]) -> None:
-    """Raise ConfigError if a layout needs more hosts than are given, before the first run."""
+    """Raise ConfigError if a layout needs more hosts, or more ranks of a host, than are given,
+    before the first run."""
     if o.hostfile is None and o.hosts is None:
         return
     hosts = load_hostfile(o.hostfile) if o.hostfile else parse_hosts(o.hosts)
@@ -170,6 +172,8 @@ def check_hosts(o: Namespace, layouts: Sequence[SweepLayout]) -> None:
             f'--layouts: got {most.name} with {plural(len(hosts), "host")}, expected at '
             'least as many hosts as nodes; add hosts or remove the layout'
         )
+    for layout in layouts:
+        check_ranks(hosts[: layout.num_nodes], layout.ranks_per_node, '--layouts')
 
 
 def plan_sweep(o: Namespace, config: Config) -> list[SweepLayout]:
@@ -186,6 +190,7 @@ def plan_sweep(o: Namespace, config: Config) -> list[SweepLayout]:
     return plan_layouts(
         splits,
         batch_size=config.global_batch_size(math.prod(splits[0])) or 0,
+        num_passes=config.train.gradient_accumulation_steps,
         is_weak=o.is_weak,
         base_lr=config.schedule.base_lr,
         warmup_epochs=config.schedule.warmup_epochs,
@@ -211,10 +216,11 @@ def launch_words(o: Namespace, layout: SweepLayout, platform_name: str) -> list[
         if o.hostfile:
             words += ['--hostfile', o.hostfile]
     else:
-        platform_name = (
-            f'{plural(nodes, "node")} of {plural(ranks, "rank")}, simulated by local ranks of '
-            f'{platform.node()}'
-        )
+        if nodes > 1:
+            platform_name = (
+                f'{nodes} nodes of {plural(ranks, "rank")}, simulated by local ranks of '
+                f'{platform.node()}'
+            )
         words = ['local', '--nodes', '1', '--ranks-per-node', str(nodes * ranks)]
     return [
         *words,
@@ -236,14 +242,17 @@ def run_layout(
 ) -> int:
     """Make the missing runs of a layout; return the worst exit code. words: launcher and its
     options."""
-    from mlperf_rn50.launch.attempts import end_of, read_metrics
-    from mlperf_rn50.runfolder.names import list_runs
+    from mlperf_rn50.launch.attempts import ends_of, patient
 
     def report(text: str) -> None:
         announce('sweep', f'{layout.name}: {text}')
 
     folder = folder_of(o, layout)
-    ends = [end_of(read_metrics(run)) for run in list_runs(folder)]
+    try:
+        ends = patient(ends_of)(folder, 0)
+    except UserError as e:
+        report(str(e))
+        return e.exit_code
     num_complete = sum(end in ('converged', 'aborted') for end in ends)
     if num_complete >= o.seeds:
         report(f'complete, skipped; {folder} has {plural(num_complete, "run")}')

@@ -21,9 +21,10 @@ from mlperf_rn50.errors import (
     EXIT_RESUMABLE,
     EXIT_USAGE,
     ConfigError,
+    StorageError,
     UserError,
 )
-from mlperf_rn50.files import temporaries_in
+from mlperf_rn50.files import PASSING_FAULTS, temporaries_in
 from mlperf_rn50.mllog.goodput import read_goodput
 from mlperf_rn50.mllog.read.reader import read_run
 from mlperf_rn50.runfolder import records
@@ -64,11 +65,12 @@ class RunProgress:
     chosen: RunFolder | None = None  # by the user; None: the newest run
 
 
-def read_metrics(run: RunFolder) -> list[ProgressRecord]:
+def read_metrics(run: RunFolder, must_end: bool = False) -> list[ProgressRecord]:
     """Return the ProgressRecords of metrics.jsonl; skip other records, and lines truncated by a
-    kill or a full disk."""
+    kill or a full disk. With must_end, raise OSError if storage fails."""
+    kind: Any = ProgressRecord
     lines: Iterator[tuple[int, ProgressRecord]]
-    lines = records.read_records(run.metrics, ProgressRecord)  # type: ignore[arg-type]
+    lines = records.read_records(run.metrics, kind, must_end)
     return [line for _, line in lines]
 
 
@@ -123,7 +125,8 @@ def first_run_of(
 
 def ends_of(folder: Path, first_run: int) -> list[str | None]:
     """Return the final status of each run of a folder from a number on."""
-    return [end_of(read_metrics(run)) for run in list_runs(folder) if run.index >= first_run]
+    runs = (run for run in list_runs(folder) if run.index >= first_run)
+    return [end_of(read_metrics(run, must_end=True)) for run in runs]
 
 
 def is_writing(run: RunFolder) -> bool:
@@ -132,16 +135,20 @@ def is_writing(run: RunFolder) -> bool:
 
 
 def patient(read: Callable[..., T]) -> Callable[..., T]:
-    """Return a function that reads again for a minute while storage fails."""
+    """Return a function that reads a folder, its first argument, again for a minute while storage
+    fails, and then raises StorageError."""
 
-    def read_again(*arguments: Any, **keys: Any) -> T:
+    def read_again(folder: Path, *arguments: Any, **keys: Any) -> T:
         end = time.monotonic() + _STORAGE_LIMIT_S
         while True:
             try:
-                return read(*arguments, **keys)
-            except OSError:
-                if time.monotonic() > end:
+                return read(folder, *arguments, **keys)
+            except OSError as e:
+                if e.errno not in PASSING_FAULTS:
                     raise
+                if time.monotonic() > end:
+                    problem = f'cannot be read for {_STORAGE_LIMIT_S:.0f} s: {e.strerror}'
+                    raise StorageError(f'{folder}: {problem}; resume when storage works') from e
             time.sleep(_STORAGE_PAUSE_S)
 
     return read_again
@@ -152,7 +159,8 @@ def read_progress(folder: Path, chosen: RunFolder | None = None) -> RunProgress:
     run = chosen or newest_run(folder)
     if run is None:
         return RunProgress(-1, 0, -1)
-    return RunProgress(run.index, len(read_metrics(run)), newest_step(run.checkpoints), chosen)
+    num_lines = len(read_metrics(run, must_end=True))
+    return RunProgress(run.index, num_lines, newest_step(run.checkpoints), chosen)
 
 
 def read_attempt(folder: Path, before: RunProgress, exit_code: int, is_resumed: bool) -> Attempt:
@@ -162,7 +170,8 @@ def read_attempt(folder: Path, before: RunProgress, exit_code: int, is_resumed: 
     is_same = run is not None and run.index == before.run
     if run is None or (is_same and not is_resumed):
         return Attempt(run=None, exit_code=exit_code, end=None, gained=False, can_resume=False)
-    lines = read_metrics(run)[before.lines if is_same else 0 :]
+    # a line that is not read may be the end of the run
+    lines = read_metrics(run, must_end=True)[before.lines if is_same else 0 :]
     step = newest_step(run.checkpoints)
     resumed_at = [m.step for m in lines if isinstance(m, records.ResumedRecord)]
     start = before.step if is_same else -1
@@ -286,7 +295,7 @@ def drill_result(run: RunFolder, found: Sequence[Attempt]) -> str:
     return f'goodput {goodput.text if goodput else "unknown"}{lost}'
 
 
-progress_before = patient(read_progress)
+patient_progress = patient(read_progress)
 attempt_after = patient(read_attempt)
 
 

@@ -292,7 +292,7 @@ class Engine:
             user = f'{num_ranks} ranks need' if num_ranks > 1 else 'horovodrun needs'
             raise ConfigError(
                 f'Horovod is not installed, but {user} it; start one rank with launch/local.sh, '
-                'or run launch/setup.sh (for GPUs with nvcc in PATH)'
+                'or run launch/setup.sh (for GPUs with nvcc of CUDA 11 in PATH)'
             )
 
 

@@ -148,14 +148,16 @@ def common_slots(hosts: Sequence[Host]) -> int | None:
     return hosts[0].slots if hosts else None
 
 
-def check_ranks(hosts: Sequence[Host], ranks_per_node: int) -> None:
-    """Raise ConfigError if a host does not allow this number of ranks."""
+def check_ranks(
+    hosts: Sequence[Host], ranks_per_node: int, option: str = '--ranks-per-node'
+) -> None:
+    """Raise ConfigError if a host does not allow this number of ranks, which the option sets."""
     for host in hosts:
         if ranks_per_node not in host.allowed:
             most = 'at most ' if len(host.allowed) > 1 else ''
             raise ConfigError(
                 f'{host.name}: got {ranks_per_node} ranks, expected {most}{host.allowed[-1]} as '
-                'given with the host; change that or --ranks-per-node'
+                f'given with the host; change that or {option}'
             )
 
 

@@ -497,7 +497,7 @@ class Launcher:
     def run_program(self, ranks_per_node: int, command: Sequence[str], device: str) -> int:
         """Run a program with a number of ranks on this machine or each host, without checks and
         restarts."""
-        check_ranks(self.options.hosts, ranks_per_node)
+        check_ranks(self.options.hosts, ranks_per_node, 'RANKS')
         hosts = tuple(h.name for h in self.options.hosts) or ('localhost',)
         job = new_token()
         bound = [str(CHECKOUT / 'launch/bind.sh'), *command]

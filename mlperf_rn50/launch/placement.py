@@ -1,6 +1,7 @@
 """Placement of the ranks on hosts, from options and configuration, and checks of this machine."""
 
 import os
+import re
 import resource
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,12 @@ from mlperf_rn50.launch.hosts import check_ranks, common_slots, is_here
 from mlperf_rn50.runfolder.locks import folder_lock
 from mlperf_rn50.runfolder.names import RunFolder, newest_run
 from mlperf_rn50.runfolder.records import Failure
-from mlperf_rn50.system.cgroup import find_limits, free_processes, processes_needed
+from mlperf_rn50.system.cgroup import (
+    find_limits,
+    free_processes,
+    processes_needed,
+    read_small,
+)
 from mlperf_rn50.system.gpus import all_bus_ids, find_visible_gpus
 from mlperf_rn50.system.mpi_session import SHARED_MEMORY, free_bytes, no_room, tmp_dir
 from mlperf_rn50.text import plural
@@ -23,6 +29,7 @@ SYS = Path('/sys')
 # of Open MPI, in addition to 4 per rank; with fewer, runs of 1 rank and of 4 ranks hung
 _NUM_OPEN_FILES = 32
 _MIN_FREE_BYTES = 16 << 20  # free space that the files of Open MPI and DALI need on this machine
+_MOUNTS = Path('/proc/self/mountinfo')
 _MAX_RANKS_PER_CPU = 8  # with more, a doctor takes minutes, and the machine is blocked for everyone
 
 
@@ -130,6 +137,7 @@ def check_machine(engine: Engine, options: Options, placement: Placement, config
     num_here = (
         0 if engine.in_slurm else sum(map(is_here, placement.hosts)) * placement.ranks_per_node
     )
+    check_kept(placement.run_dir)
     # Slurm gives the limits of this process to those of each node; ssh does not
     check_room(engine, placement.ranks_per_node if engine.in_slurm else num_here)
     found = ''
@@ -148,6 +156,22 @@ def check_machine(engine: Engine, options: Options, placement: Placement, config
             f'--nodes, --ranks-per-node: got {plural(len(placement.hosts), "node")} with '
             f'{plural(placement.ranks_per_node, "rank")}, {num_here} on this machine, which has '
             f'{found}; give other machines with --hosts of launch/mpirun.sh, or lower the numbers'
+        )
+
+
+def check_kept(run_dir: Path) -> None:
+    """Raise ConfigError if the run folder is in the container of launch/docker.sh, which is removed
+    at its end."""
+    if 'MLPERF_RN50_IMAGE' not in os.environ:
+        return
+    # the fifth word of each line, with octal numbers for white space; source: proc(5)
+    words = (line.split()[4] for line in read_small(_MOUNTS).splitlines())
+    points = {re.sub(r'\\(\d{3})', lambda m: chr(int(m[1], 8)), word) for word in words}
+    path = run_dir.resolve()
+    if points.isdisjoint(map(str, (path, *path.parents[:-1]))):
+        raise ConfigError(
+            f'--run-dir: got {run_dir}, expected a folder in the current one or in one of --mount; '
+            'it would be lost with the container'
         )
 
 

@@ -84,7 +84,9 @@ class Supervisor:
         """Make all runs in turn; return the largest exit code or, after a second Ctrl-C,
         EXIT_AT_ONCE."""
         is_resume, seeds = bool(self.options.resume), self.options.seeds
-        ends = attempts.ends_of(self.placement.run_dir, self.first_run)
+        ends: list[str | None] = []
+        if is_resume and seeds > 1:
+            ends = attempts.patient(attempts.ends_of)(self.placement.run_dir, self.first_run)
         runs = attempts.plan_runs(ends, seeds, is_resume)
         attempts.check_plan(runs, self.options.config)
         if not runs:
@@ -132,7 +134,7 @@ class Supervisor:
         while True:
             self._num_jobs += 1
             job = f'{self.token}-{self._num_jobs}'
-            before = attempts.progress_before(run_dir, chosen)
+            before = attempts.patient_progress(run_dir, chosen)
 
             # the doctor, then the ranks
             code = doctor_code = 0 if is_checked else self._run_doctor(job, train_options)

@@ -63,6 +63,7 @@ def parse_lr_table(text: str) -> dict[int, tuple[float, float]]:
 def plan_layouts(
     splits: Sequence[tuple[int, int]],
     batch_size: int,
+    num_passes: int,
     is_weak: bool,
     base_lr: float,
     warmup_epochs: float,
@@ -77,12 +78,13 @@ def plan_layouts(
     Args:
         splits: pairs of nodes and ranks per node; at least one.
         batch_size: images per step of the first layout.
+        num_passes: train.gradient_accumulation_steps.
         lr_table: (base_lr, warmup_epochs) by global batch size, instead of the scaled values; None
             for these.
 
     Raises:
-        ConfigError: the batch is not divisible by the number of ranks, or lr_table does not contain
-            it.
+        ConfigError: the batch is not divisible by the ranks and their passes, or lr_table does not
+            contain it.
     """
     first = splits[0][0] * splits[0][1]
     result = []
@@ -94,10 +96,12 @@ def plan_layouts(
                 'ranks of the first layout'
             )
         global_batch_size = batch_size // first * world_size if is_weak else batch_size
-        if global_batch_size % world_size:
+        if global_batch_size % (world_size * num_passes):
+            passes = f' and {num_passes} passes of each' if num_passes > 1 else ''
+            other = '' if is_weak else ', or --weak'
             raise ConfigError(
                 f'train.global_batch_size: got {global_batch_size}, expected a multiple of '
-                f'{num_nodes}x{ranks_per_node} = {world_size} ranks, or --weak'
+                f'{num_nodes}x{ranks_per_node} = {world_size} ranks{passes}{other}'
             )
         if lr_table is None:
             lr = base_lr * global_batch_size / batch_size

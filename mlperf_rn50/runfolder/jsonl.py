@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
-from mlperf_rn50.files import no_link, numbered_lines, regular_file
+from mlperf_rn50.files import PASSING_FAULTS, no_link, numbered_lines, regular_file
 
 MAX_LINE_BYTES = 1 << 24  # maximum length of a line; the times of 10,000 ranks take 8.1 MB
 _MAX_LINES, MAX_BYTES = 1 << 22, 1 << 29  # maximum read from one file
@@ -52,9 +52,14 @@ def append(path: Path, record: Any) -> None:
         f.write(line.encode())
 
 
-def read_lines(path: Path, kind: type[T], mark: bytes = b'') -> Iterator[tuple[int, T]]:
+def read_lines(
+    path: Path, kind: type[T], mark: bytes = b'', must_end: bool = False
+) -> Iterator[tuple[int, T]]:
     """Yield (number, value) of each complete line that contains mark and decodes to kind; a missing
-    file has none."""
+    file has none.
+
+    An error of the file ends the lines. But with must_end, raise OSError if storage fails.
+    """
     num_left = MAX_BYTES
     try:
         for number, line in itertools.islice(numbered_lines(path, MAX_LINE_BYTES), _MAX_LINES):
@@ -62,8 +67,9 @@ def read_lines(path: Path, kind: type[T], mark: bytes = b'') -> Iterator[tuple[i
                 return
             if mark in line and line.endswith(b'\n') and (value := decode(line, kind)) is not None:
                 yield number, value
-    except OSError:
-        return
+    except OSError as e:
+        if must_end and e.errno in PASSING_FAULTS:
+            raise
 
 
 class Tail:

@@ -251,11 +251,12 @@ MetricsRecord: TypeAlias = (
 )
 
 
-def read_records(path: Path, kind: type[T]) -> Iterator[tuple[int, T]]:
+def read_records(path: Path, kind: type[T], must_end: bool = False) -> Iterator[tuple[int, T]]:
     """Yield (line number, record) of the records of a kind, or of a union of kinds, in a
-    metrics.jsonl."""
+    metrics.jsonl; must_end: as in read_lines."""
     config = getattr(kind, '__struct_config__', None)  # a union has none
-    return read_lines(path, kind, f'"{config.tag}"'.encode() if config else b'')
+    mark = f'"{config.tag}"'.encode() if config else b''
+    return read_lines(path, kind, mark, must_end)
 
 
 def read_all_records(path: Path) -> Iterator[MetricsRecord]:
@@ -333,8 +334,9 @@ def note_batch_start(folder: Path, start: BatchStart) -> None:
 
 
 def read_batch_start(folder: Path, batch_job: str) -> BatchStart | None:
-    """Return the newest start of a batch_job in a folder; None if none is recorded."""
-    lines = read_lines(folder / 'attempts.jsonl', BatchStart)
+    """Return the newest start of a batch_job in a folder; None if none is recorded. Raise OSError
+    if storage fails."""
+    lines = read_lines(folder / 'attempts.jsonl', BatchStart, must_end=True)
     starts = deque((start for _, start in lines if start.job == batch_job), 1)
     return starts[0] if starts else None
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from helpers import ROOT, argv, call, run, write_files
 
+from mlperf_rn50.launch import attempts
 from mlperf_rn50.launch.engines import ENGINES
 
 DIGITS = ROOT / 'launch/configs/digits_cpu.yaml'
@@ -154,9 +155,16 @@ def test_slurm_with_pyxis_runs_every_rank_in_the_image(stand_in, tmp_path):
 # --- several ranks per GPU
 
 
-@pytest.mark.parametrize('option', ['--ranks-per-device', '--run.ranks_per_device'])
-def test_ranks_per_device_starts_mps_and_splits_the_threads(
-    stand_in, tmp_path, monkeypatch, option
+@pytest.mark.parametrize(
+    'option, restarts, device, start',
+    [
+        ('--ranks-per-device', '', 'gpu', 'started 100 100 quit'),
+        ('--run.ranks_per_device', '--restarts 1', 'gpu', 'started 100 100 quit'),
+        ('--ranks-per-device', '--restarts 1', 'cpu', '100 100'),
+    ],
+)
+def test_each_start_of_ranks_that_share_a_gpu_has_its_own_mps_and_splits_the_threads(
+    stand_in, tmp_path, monkeypatch, option, restarts, device, start
 ):
     monkeypatch.setenv('CUDA_MPS_PIPE_DIRECTORY', str(tmp_path / 'mps'))
     stand_in('nvidia-smi', '')
@@ -164,26 +172,29 @@ def test_ranks_per_device_starts_mps_and_splits_the_threads(
         'nvidia-cuda-mps-control',
         '''
 if [ "${1:-}" = -d ]; then echo started >>"$LOG"; touch "$LOG.alive"; exit 0; fi
-read -r word
+read -r word _
 [ -e "$LOG.alive" ] || exit 1
 echo "$word" >>"$LOG"
 [ "$word" != quit ] || rm "$LOG.alive"''',
     )
     # because the first to end ends the other
-    both = 'until [ "$(grep -c "^100$" "$LOG")" = 2 ]; do sleep 0.05; done'
-    rank = f'echo $CUDA_MPS_ACTIVE_THREAD_PERCENTAGE >>"$LOG"; {both}; exit 2'
+    both = 'until [ "$(wc -l <"$of_job")" = 2 ]; do sleep 0.05; done'
+    share = 'echo $CUDA_MPS_ACTIVE_THREAD_PERCENTAGE | tee -a "$of_job" >>"$LOG"'
+    rank = f'of_job=$LOG.$MLPERF_RN50_JOB; {share}; {both}; exit 3'
     program = [str(ROOT / 'launch/bind.sh'), 'sh', '-c', rank, 'sh']
+    monkeypatch.setattr(attempts, '_FIRST_PAUSE_S', 0.1)
     monkeypatch.setitem(ENGINES, 'local', replace(ENGINES['local'], get_program=lambda *_: program))
     done = call(
         *argv(
-            'launch local --config {} --run-dir {} --train.device gpu '
+            'launch local --config {} --run-dir {} --train.device {} '
             '--model.fused_bn_relu false --ranks-per-node 2 {} 2 --no-doctor',
             DIGITS,
             tmp_path / 'run',
+            device,
             option,
         ),
+        *restarts.split(),
     )
-    assert done.returncode == 2, done.stderr
-    assert [
-        line for line in called(tmp_path) if line != 'get_server_list'
-    ] == 'started 100 100 quit'.split()
+    assert done.returncode == 1 and 'Traceback' not in done.stderr, done.stderr
+    lines = [line for line in called(tmp_path) if line not in ('get_server_list', '')]
+    assert lines == start.split() * (2 if restarts else 1)

@@ -89,7 +89,12 @@ STATES = {
         fails=True,
         guard='trap "echo 1 hangs >>$STATE" TERM; exec >/dev/null\nwhile :; do sleep 0.1; done',
     ),
-    'end of MPS': state(*HERE, '--ranks-per-device', '2', **{'nvidia-smi': HANG}, fails=True),
+    'end of MPS': state(
+        *HERE,
+        *'--ranks-per-device 2 --train.device gpu --model.fused_bn_relu false'.split(),
+        **{'nvidia-smi': HANG},
+        fails=True,
+    ),
 }
 
 

@@ -134,6 +134,12 @@ def changed(checkout, code):
     return settings.parent
 
 
+def with_nvcc(release):
+    """Return shell code for changed() that adds the nvcc of a CUDA toolkit."""
+    answer = f'echo "Cuda compilation tools, release {release}, V{release}.89"'
+    return f"echo '{answer}' >bin/nvcc; chmod +x bin/nvcc"
+
+
 def files(folder):
     return [str(path.relative_to(folder)) for path in folder.rglob('*') if path.is_file()]
 
@@ -211,9 +217,15 @@ def need(message, change='', *words, **variables):
             'rm bin/g++',
         ),
         need(
-            "nvcc is missing, which Horovod's build needs; put a CUDA 11",
+            "nvcc: got none, expected that of CUDA 11, which Horovod's build needs; set HOROVOD_",
             MLPERF_RN50_VARIANT='cu117',
             HOROVOD_CUDA_HOME='/none',
+        ),
+        need(
+            'nvcc: got that of CUDA 12, expected that of CUDA 11',
+            with_nvcc('12.4'),
+            MLPERF_RN50_VARIANT='cu117',
+            CUDACXX='nvcc',
         ),
         need('set XDG_CACHE_HOME to another folder', XDG_CACHE_HOME='/dev/null'),
         *(need('move the checkout', f"mv checkout $'{name}'") for name in ('a\\nb', 'a:b', 'a$b')),
@@ -296,17 +308,26 @@ def test_horovod_is_built_without_debug_information(ready):
     )
 
 
-def test_gpu_variant_without_nvcc_has_no_horovod_until_nvcc_is_there(ready):
+def test_variables_of_modules_do_not_reach_the_build(ready):
+    names = 'CCL_ROOT', 'HOROVOD_CPU_OPERATIONS', 'HOROVOD_GPU_OPERATIONS', 'HOROVOD_CUDA_HOME'
+    shown = ''.join(f'${{{name}-unset}} ' for name in names)
+    record = f'[[ $words != wheel* ]] || echo {shown} >>"$CALLS.variables"'
+    modules = {**dict.fromkeys(names, 'CCL'), 'HOROVOD_CUDA_HOME': ''}
+    assert setup(ready, ON_INSTALL=record, **modules)[0] == 0
+    assert (ready.parent / 'calls.variables').read_text() == 'unset unset unset unset\n'
+
+
+@pytest.mark.parametrize('other', ['', with_nvcc('12.4')], ids=['none', 'CUDA 12'])
+def test_gpu_variant_has_no_horovod_until_nvcc_of_cuda_11_is_there(ready, other):
     tools = ready.parent / 'bin'
+    changed(ready, other)
     (tools / 'g++').rename(ready.parent / 'g++')  # only a build needs it
     code, _, steps = setup(ready, MLPERF_RN50_VARIANT='cu117')
     assert code == 0 and not any('horovod' in call for call in calls_of(ready))
-    assert steps[0].startswith(
-        'nvcc is missing, so Horovod is not built, and one rank trains on one GPU only; for'
-    )
+    assert steps[0].startswith('nvcc of CUDA 11 is missing, so Horovod is not built, and one rank')
     assert (setup(ready)[1], setup(ready, '--check')[0]) == ('', 0)
     (ready.parent / 'g++').rename(tools / 'g++')
-    program(tools / 'nvcc')
+    changed(ready, with_nvcc('11.8'))
     code, _, steps = setup(ready)
     assert code == 0 and steps[-3:] == STEPS[-3:] and num_builds(calls_of(ready)) == 1
     (tools / 'nvcc').unlink()
@@ -319,7 +340,7 @@ def test_gpu_variant_without_nvcc_has_no_horovod_until_nvcc_is_there(ready):
         ('mv checkout moved', 'cpu', 'it was created at '),
         ('ln -sf /nowhere/python3.11 checkout/.venv/bin/python', 'cpu', 'its Python is missing'),
         ('rm checkout/.venv/.setup/made', 'cpu', 'it is unfinished or from an older set-up'),
-        ('cp bin/make bin/nvcc', 'cu117', 'it is for cpu'),
+        (with_nvcc('11.8'), 'cu117', 'it is for cpu'),
     ],
 )
 def test_unusable_venv_is_created_again(ready, change, variant, reason):

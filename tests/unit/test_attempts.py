@@ -1,8 +1,10 @@
 """Results of attempts from the files in a run folder, and what follows from them."""
 
+import errno
 from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 from helpers import (
@@ -17,7 +19,7 @@ from helpers import (
 
 from mlperf_rn50.cli.launch import choose_run, supervise
 from mlperf_rn50.config import Config
-from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+from mlperf_rn50.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, StorageError
 from mlperf_rn50.launch import attempts
 from mlperf_rn50.launch.attempts import (
     bad_hosts,
@@ -27,6 +29,7 @@ from mlperf_rn50.launch.attempts import (
     read_progress,
 )
 from mlperf_rn50.launch.placement import Placement
+from mlperf_rn50.runfolder import jsonl
 from mlperf_rn50.runfolder.locks import FileLock
 from mlperf_rn50.runfolder.records import (
     Attempt,
@@ -69,6 +72,21 @@ def test_attempt_without_a_run_is_recorded(tmp_path):
     assert read_attempt(tmp_path, before, 1, is_resumed=False) == Attempt(
         1, 1, None, gained=False, can_resume=False, place='step 0, start-up'
     )
+
+
+def test_end_of_a_run_is_read_again_after_a_fault_of_storage(tmp_path, monkeypatch):
+    before = read_progress(tmp_path)
+    write_metrics(begin_run(tmp_path), {'event': 'end', 'status': 'converged'})
+    read = Mock(side_effect=[OSError(errno.EIO, 'x'), *[DEFAULT] * 9], wraps=jsonl.numbered_lines)
+    monkeypatch.setattr(jsonl, 'numbered_lines', read)
+    monkeypatch.setattr(attempts, '_STORAGE_PAUSE_S', 0.0)
+    assert attempts.attempt_after(tmp_path, before, 1, is_resumed=False).end == 'converged'
+    read.side_effect = [OSError(errno.EIO, 'x'), DEFAULT]
+    assert attempts.patient(attempts.ends_of)(tmp_path, 0) == ['converged']
+    monkeypatch.setattr(attempts, '_STORAGE_LIMIT_S', 0.0)
+    read.side_effect = OSError(errno.EIO, 'Input/output error')
+    with pytest.raises(StorageError, match='Input/output error; resume when storage works'):
+        attempts.patient(attempts.ends_of)(tmp_path, 0)
 
 
 def test_run_that_could_not_be_written_at_a_stop_is_not_resumed(tmp_path):

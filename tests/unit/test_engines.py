@@ -132,6 +132,13 @@ def test_unknown_option_of_ranks_sh_is_refused(word):
     assert_one_line(done, word.partition('=')[0])
 
 
+def test_ranks_sh_names_its_own_argument_for_other_numbers_of_the_hosts():
+    done = call('launch', 'ranks', '--hosts', 'h1:4,h2:4', 2, 'true')
+    assert_one_line(
+        done, 'h1: got 2 ranks, expected 4 as given with the host; change that or RANKS'
+    )
+
+
 @pytest.fixture
 def sweep(tmp_path, monkeypatch):
     """Function that makes a sweep of one layout; returns its exit code and the calls of the
@@ -217,7 +224,7 @@ def test_several_ranks_need_horovod(monkeypatch, script, num_ranks, reason):
     monkeypatch.setattr(engines, 'find_spec', lambda name: None)
     ENGINES['local'].check_horovod(None, 1)
     ENGINES['apptainer'].check_horovod('a.sif', 8)  # the image has its own packages
-    with pytest.raises(ConfigError, match=f'Horovod is not installed, but {reason}'):
+    with pytest.raises(ConfigError, match=f'Horovod is not installed, but {reason}.*CUDA 11'):
         ENGINES[script].check_horovod(None, num_ranks)
 
 

@@ -13,11 +13,15 @@ SCRIPT = ROOT / 'launch/mps.sh'
 CONTROL = """if [ "$1" = -d ]; then
     echo "start in $CUDA_MPS_PIPE_DIRECTORY, log in $CUDA_MPS_LOG_DIRECTORY" >>"$CALLS"
     env | grep -E '^CUDA_(VISIBLE_DEVICES|DEVICE_ORDER|MPS_ACTIVE_THREAD_PERCENTAGE)=' >>"$CALLS"
-    : >"$CUDA_MPS_PIPE_DIRECTORY/control"
+    (exec >&- 2>&-; sleep 0.5; : >"$CUDA_MPS_PIPE_DIRECTORY/control") & # answers later
 else
     read -r request
-    [ "$request" != quit ] || echo quit >>"$CALLS"
-    [ -e "$CUDA_MPS_PIPE_DIRECTORY/control" ]
+    [ -e "$CUDA_MPS_PIPE_DIRECTORY/control" ] || exit 1
+    case $request in
+        get_server_list) echo 7 ;;
+        get_client_list*) echo "${CLIENT:-}" ;;
+        quit*) echo "$request" >>"$CALLS"; rm "$CUDA_MPS_PIPE_DIRECTORY/control" ;;
+    esac
 fi
 """
 
@@ -46,9 +50,25 @@ def test_service_is_started_once_in_a_private_folder(environment):
     ]
     assert [p.wait(HANG_LIMIT_S) for p in starts] == [0] * 4, [p.stderr.read() for p in starts]
     assert calls(environment) == [f'start in {folder}, log in {folder}/log']
+    assert (folder / 'control').exists()  # start has waited until the service answers
     assert folder.stat().st_mode & 0o7777 == 0o700
     assert run([SCRIPT, 'stop'], env=environment).returncode == 0
-    assert calls(environment)[1:] == ['quit']
+    assert calls(environment)[1:] == ['quit -t 10']
+
+
+@pytest.mark.parametrize('job, is_stopped', [('5-ab-2', True), ('6-cd-1', False)])
+def test_service_with_clients_of_another_launcher_is_left_running(environment, job, is_stopped):
+    run([SCRIPT, 'start'], env=environment)
+    sleep = ['sleep', str(HANG_LIMIT_S)]
+    client = subprocess.Popen(sleep, env=environment | {'MLPERF_RN50_JOB': job})
+    stop = environment | {'CLIENT': str(client.pid), 'MLPERF_RN50_JOB': '5-ab-m'}
+    try:
+        assert run([SCRIPT, 'stop'], env=stop).returncode == 0
+        assert ('quit -t 10' in calls(environment)) == is_stopped
+    finally:
+        client.kill()  # it then has no variables, until wait()
+    assert run([SCRIPT, 'stop'], env=stop).returncode == 0 and 'quit -t 10' in calls(environment)
+    client.wait()
 
 
 @pytest.mark.parametrize(
@@ -109,8 +129,8 @@ def test_missing_program_is_named_and_nothing_is_started_without_a_gpu(environme
     default_folder = run([SCRIPT, 'folder'], env={'PATH': environment['PATH']}).stdout
     assert default_folder == f'/tmp/mlperf_rn50-mps-{os.geteuid()}\n'
     (tmp_path / 'bin/nvidia-cuda-mps-control').unlink()
-    done = run([SCRIPT, 'start'], env=environment)
-    assert_one_line(done, 'nvidia-cuda-mps-control is missing on ')
+    done = run([SCRIPT, 'start'], env=environment | {'HOSTNAME': 'of.another.host'})
+    assert_one_line(done, f'nvidia-cuda-mps-control is missing on {os.uname().nodename};')
     write_programs(tmp_path / 'bin', **{'nvidia-smi': 'exit 9'})
     for command in ('stop', 'start'):
         assert run([SCRIPT, command], env=environment).returncode == 0

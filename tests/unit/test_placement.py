@@ -5,6 +5,7 @@ import resource
 import shutil
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,13 @@ from mlperf_rn50.config import Config, RunConfig
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.launch import placement
 from mlperf_rn50.launch.engines import ENGINES
-from mlperf_rn50.launch.placement import Placement, check_machine, check_room, place_ranks
+from mlperf_rn50.launch.placement import (
+    Placement,
+    check_kept,
+    check_machine,
+    check_room,
+    place_ranks,
+)
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import Failure
 from mlperf_rn50.train.options import TrainConfig
@@ -65,6 +72,23 @@ def test_limits_of_this_machine_hold_for_ranks_here_and_in_a_job(monkeypatch, sc
     options = launch_options(script=script)
     with refusal('ulimit -n: got 300' if is_refused else ''):
         check_machine(ENGINES[script], options, Placement(None, ('h1', 'h2'), 99), Config())
+
+
+@pytest.mark.parametrize(
+    'folder, is_refused',
+    [('/work/logs/run', False), ('/my data/run', False), ('/tmp/run', True), ('/works', True)],
+)
+def test_run_folder_outside_of_the_mounts_of_a_container_is_refused(
+    tmp_path, monkeypatch, folder, is_refused
+):
+    mounts = ['/', '/work', '/my\\040data']
+    lines = [f'2{k} 1 8:1 /home {point} rw - ext4 /dev/sda rw\n' for k, point in enumerate(mounts)]
+    (tmp_path / 'mounts').write_text(''.join(lines))
+    monkeypatch.setattr(placement, '_MOUNTS', tmp_path / 'mounts')
+    check_kept(Path(folder))
+    monkeypatch.setenv('MLPERF_RN50_IMAGE', 'sha256:1')
+    with refusal('lost with the container' if is_refused else ''):
+        check_kept(Path(folder))
 
 
 FILE = RunConfig('/r', num_nodes=2, ranks_per_node=3)

@@ -11,8 +11,8 @@ from mlperf_rn50.launch.sweep_layouts import parse_layouts, parse_lr_table, plan
 SPLITS = [(1, 4), (2, 4), (8, 4)]
 
 
-def planned(batch_size=256, splits=SPLITS, table=None, is_weak=True):
-    layouts = plan_layouts(splits, batch_size, is_weak, 0.1, 5, table)
+def planned(batch_size=256, splits=SPLITS, table=None, is_weak=True, num_passes=1):
+    layouts = plan_layouts(splits, batch_size, num_passes, is_weak, 0.1, 5, table)
     return [(x.name, x.global_batch_size, x.base_lr, x.warmup_epochs) for x in layouts]
 
 
@@ -42,6 +42,17 @@ def test_platform_has_the_nodes_of_each_layout():
     ]
 
 
+def test_platform_of_ranks_on_this_machine_names_simulated_nodes(tmp_path):
+    (tmp_path / 'c.yaml').write_text(
+        'run: {submission_platform: 1xBox}\ntrain: {global_batch_size: 64}\n'
+        'data: {dataset: digits, dir: none, num_train: 1437, num_val: 360, num_classes: 10}'
+    )
+    words = ['--study', 'none', '--layouts', '1x1 2x1', '--dry-run']
+    done = call('sweep', '--config', tmp_path / 'c.yaml', *words)
+    one, two = re.findall('submission_platform: (.*)', done.stdout)
+    assert 'simulated' not in one and '2 nodes of 1 rank, simulated by' in two
+
+
 def test_table_gives_learning_rate_and_warm_up():
     table = parse_lr_table('# batch rate warm-up\n256 0.3 2\n512 0.15 3  # tuned\n')
     expected = [('1x4', 256, 0.3, 2), ('2x4', 512, 0.15, 3)]
@@ -57,6 +68,10 @@ def test_indivisible_batch_is_refused():
         planned(64, [(1, 1), (3, 1)], is_weak=False)
     with pytest.raises(ConfigError, match='multiple of the 3 ranks'):
         planned(64, [(3, 1), (6, 1)])
+    with pytest.raises(ConfigError, match='multiple of 1x32 = 32 ranks and 4 passes'):
+        planned(64, [(1, 8), (1, 32)], is_weak=False, num_passes=4)
+    with pytest.raises(ConfigError, match='8 ranks and 4 passes of each$'):
+        planned(16, [(1, 8)], num_passes=4)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +93,9 @@ def test_invalid_layouts_are_refused(text, message):
     json_table("""
 "1x1,4x1 --hosts h1,h2"            | "got 4x1 with 2 hosts"
 "1x1 --hosts "                     | "--hosts"
+"1x1 --hostfile "                  | "--hostfile: got an empty"
+"1x1 --lr-table "                  | "--lr-table: got an empty"
+"1x4,2x8 --hosts h1:4,h2:4"        | "h1: got 8 ranks, expected 4"
 "2x1 --hostfile hosts"             | "got 2x1 with 1 host"
 "1x1 --seeds 2 --run.seed 7"       | "--seeds 2"
 "1x1 --seeds 2 --config seed.yaml" | "run.seed: got 7"
