@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from helpers import ROOT, call, json_table
 from lines import mllog, write_set
-from made_systems import made_set
+from made_systems import changed, made_set
 
 from mlperf_rn50.analysis.predict.anchors import base_of
 from mlperf_rn50.analysis.predict.costs import costs_without
@@ -26,7 +26,7 @@ from mlperf_rn50.analysis.predict.model import EVALUATION_S, predict_layout
 from mlperf_rn50.analysis.predict.plot import draw_prediction, dump_prediction
 from mlperf_rn50.analysis.predict.prediction import Base, Costs, Epochs, Layout, Link, Prediction
 from mlperf_rn50.analysis.predict.prediction_answer import prediction_answer
-from mlperf_rn50.analysis.predict.source import Source, load_source
+from mlperf_rn50.analysis.predict.source import Source, load_source, parse_what_if
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.published import load_published
 from mlperf_rn50.analysis.sets.settings import Recipe
@@ -253,6 +253,33 @@ def test_base_is_predicted_as_measured_and_layout_without_a_recipe_has_only_a_st
     assert row.minutes and row.compute_s == approx(0.05)
 
 
+def gpu_set(nodes, step_s):
+    recipe = replace(DIGITS, global_batch_size=400 * nodes)
+    runs = [('converged', 20.0, ((3, 0.8),))]
+    facts = {'num_accelerators': 4 * nodes, 'accelerator': 'A100', 'dataset': 'digits'}
+    times = RunTimes(step_s * 16 / nodes, 1.0, 2.0)
+    return made_set(
+        f'{nodes}x4', recipe, runs, times, num_nodes=nodes, **facts | {'train_samples': 6400}
+    )
+
+
+@pytest.mark.parametrize('what_if', [None, parse_what_if('link=100')])
+def test_second_set_that_confirms_the_given_link_changes_no_step(what_if):
+    one = gpu_set(1, 0.1)
+    source = source_of(one, link=SLOW)
+    [two] = answer_of(source, (2, 4), local_batch_size=100).rows
+    both = replace(source, sets=(one, gpu_set(2, two.step_s)))
+    alone, found = (
+        answer_of(s, (4, 4), local_batch_size=100, what_if=what_if).rows[0] for s in (source, both)
+    )
+    assert (alone.knowledge, found.knowledge) == ('own', 'two')
+    assert found.step_s == approx(alone.step_s)
+
+
+def test_run_on_changing_numbers_of_nodes_is_no_base():
+    assert base_of(known(2)) and not base_of(changed(known(2), has_changed_nodes=True))
+
+
 def answer_with_times(*minutes):
     """Return an answer with the minutes on 1, 2, 4, ... nodes."""
     rows = tuple(
@@ -330,6 +357,8 @@ def test_batches_to_choose_from_are_multiples_that_fit_the_accelerator():
 def test_without_a_link_only_several_nodes_are_refused(tmp_path):
     measured, _ = answer_of(source_of(known(2, 128), link=UNKNOWN), (2, 2), (4, 2)).rows
     assert measured.step_s == approx(0.1)
+    [fewer] = answer_of(source_of(known(2, 128), link=UNKNOWN), (1, 2)).rows
+    assert fewer.refusal.startswith('interconnect unknown')  # what the exchange took is not known
     found = answer_of(source_of(known(), link=UNKNOWN), (1, 2), (2, 2), (2, 3))
     report = prediction_answer(found).data
     one, two, _ = report['predictions']

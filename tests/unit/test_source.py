@@ -1,6 +1,8 @@
 """Sources of predictions: logs, published systems, and untrusted bench files."""
 
 import json
+import re
+from dataclasses import replace
 
 import pytest
 from benches import bench_allreduce, bench_train
@@ -9,7 +11,7 @@ from lines import complete, run_lines, write_lines, write_set
 from made_systems import write_layouts
 from pytest import approx
 
-from mlperf_rn50.analysis.predict.source import load_source
+from mlperf_rn50.analysis.predict.source import change, load_source, parse_what_if
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.mllog.read.description import network_gbit_s
 
@@ -58,6 +60,25 @@ def test_base_has_the_fewest_nodes_and_a_matching_layout(tmp_path):
         load_source(study, per_node=8)
     with pytest.raises(ConfigError, match='expected one run, study, published system'):
         load_source([str(tmp_path / '1x4'), str(tmp_path / '2x4')])
+
+
+def test_systems_of_equal_names_are_selected_by_the_names_in_the_message(tmp_path):
+    for folder in 'ab':
+        write_layouts(tmp_path / folder, {'1x4': 10.0}, is_complete=True)
+    with pytest.raises(ConfigError, match='matches 2 systems') as caught:
+        load_source([str(tmp_path)])
+    names = re.findall(r'1x4 \(.+?\)', str(caught.value))
+    found = [load_source([str(tmp_path)], name).base for name in names]
+    assert [f'{b.name} ({b.source})' for b in found] == names and len(set(names)) == 2
+
+
+def test_changed_link_exchanges_the_same_gradients(tmp_path):
+    folder = write_layouts(tmp_path, {'1x2': 10.0}, is_complete=True)
+    write_files(folder / '1x2', {'config.yaml': config_text('resnet18', 1000)})
+    source = load_source([str(folder)])
+    link = change(source, parse_what_if('link=25 ports=2')).link
+    assert (link.gbit_s, link.source) == (50, '--what-if')
+    assert replace(link, gbit_s=None, source='unknown') == source.link
 
 
 def test_other_batches_on_the_nodes_of_the_base_are_further_steps(tmp_path):

@@ -36,7 +36,7 @@ _NETWORKS = {name: numbers for name, *numbers in map(str.split, _TABLE.strip().s
 
 def base_of(run_set: RunSet) -> Base | None:
     """Return a run set as a base, or None if the logs lack times, training images, nodes, or
-    accelerators and ranks.
+    accelerators and ranks, or if the number of nodes changed during a run.
 
     If the epochs were not logged, the step is the mean over the whole run, evaluations and gaps
     included. If the first epoch was the shortest, epochs differ by chance, so the step is the mean
@@ -49,6 +49,8 @@ def base_of(run_set: RunSet) -> Base | None:
     if not (run_set.has_recipe and run_set.num_nodes and run_set.num_units):
         return None
     if run_set.num_units < run_set.num_nodes:  # contradicting counts
+        return None
+    if run_set.has_changed_nodes:
         return None
     if not (batch and samples and times.epoch_s > 0):
         return None

@@ -8,7 +8,11 @@ from dataclasses import dataclass, replace
 
 from mlperf_rn50.analysis.predict.anchors import lacks_schedule, most_local, second_base
 from mlperf_rn50.analysis.predict.costs import costs_without
-from mlperf_rn50.analysis.predict.model import generation_with_costs, predict_layout
+from mlperf_rn50.analysis.predict.model import (
+    generation_with_costs,
+    is_measured_layout,
+    predict_layout,
+)
 from mlperf_rn50.analysis.predict.prediction import Base, Costs, Epochs, Layout, Prediction
 from mlperf_rn50.analysis.predict.source import Source, WhatIf, change
 from mlperf_rn50.analysis.recipe.choose import (
@@ -202,7 +206,7 @@ def _predict_batch(
         layout = _layout_of(request, source, split, batch)
     except UserError as e:
         return Prediction(Layout(*split, Recipe(None, int(batch))), str(e))
-    is_measured = layout.num_nodes in (1, base.num_nodes)
+    is_measured = layout.num_nodes == base.num_nodes == 1 or is_measured_layout(base, layout)
     if link.gbit_s is None and not base.has_accelerators and not is_measured:
         return Prediction(layout, _NO_LINK)
     is_own = base.has_accelerators and not lacks_schedule(base.run_set) and not base.is_scaled
@@ -213,6 +217,7 @@ def _predict_batch(
         costs,
         knowledge='own' if is_own or link.extra_s is not None else 'other',
         second=second_base(layout, base, source.sets),
+        machine_link=source.machine_link or link,
     )
     if found.refusal:
         return found

@@ -157,11 +157,19 @@ def _interval(epochs: Epochs, error: float, share: float) -> tuple[float, float]
     return math.exp(-math.hypot(error, fast, fewer)), math.exp(math.hypot(error, slow, more))
 
 
-def _second_factor(base: Base, second: Base, costs: Costs) -> float:
+def _second_factor(base: Base, second: Base, link: Link | None, costs: Costs) -> float:
     """Return the factor by which a second set's step corrects a predicted step. Large deviations
-    are limited."""
+    are limited.
+
+    link: of the machine. Published sets have their own described ports, if any.
+    """
     assert second.run_set, 'a bench is never a second set'
-    predicted = step_parts(base, second.layout, link_of(second.run_set), costs)
+    own = link_of(second.run_set)
+    if link and second.run_set.is_published:
+        own = replace(own, gbit_s=own.gbit_s or link.gbit_s)
+    elif link:
+        own = replace(link, gbit_s=link.gbit_s or own.gbit_s)
+    predicted = step_parts(base, second.layout, own, costs)
     deviation = math.log(second.step_s / predicted.step_s)
     return math.exp(_SECOND_WEIGHT * max(-_MAX_DEVIATION, min(_MAX_DEVIATION, deviation)))
 
@@ -173,9 +181,10 @@ def predict_layout(
     costs: Costs,
     knowledge: Knowledge = 'own',
     second: Base | None = None,
+    machine_link: Link | None = None,
 ) -> Prediction:
     """Predict a layout from a base, and from a second set of its machine on several nodes if there
-    is one."""
+    is one, which was measured with machine_link."""
     batch, epochs = layout.recipe.global_batch_size, layout.epochs
     if batch > base.train_samples:
         return Prediction(
@@ -183,7 +192,7 @@ def predict_layout(
         )
 
     # The step
-    factor = _second_factor(base, second, costs) if second else 1.0
+    factor = _second_factor(base, second, machine_link, costs) if second else 1.0
     parts = StepParts(*(factor * s for s in step_parts(base, layout, link, costs)))
     step_s = parts.step_s
     if parts.compute_s <= 0:
@@ -193,7 +202,7 @@ def predict_layout(
             'or a higher --link-gbit-s',
         )
     has_extra = link.extra_s is not None
-    is_same = _is_measured_layout(base, layout)
+    is_same = is_measured_layout(base, layout)
     is_measured = is_same or layout.num_nodes == base.num_nodes == 1 and not base.is_scaled
     if knowledge == 'own' and layout.num_nodes > 1:
         if second or has_extra:
@@ -232,7 +241,7 @@ def predict_layout(
     )
 
 
-def _is_measured_layout(base: Base, layout: Layout) -> bool:
+def is_measured_layout(base: Base, layout: Layout) -> bool:
     """Return whether a base was measured on the nodes and units of a layout, with its batch."""
     size = layout.num_nodes, layout.num_units, layout.local_batch_size
     return not base.is_scaled and size == (base.num_nodes, base.num_units, base.local_batch_size)

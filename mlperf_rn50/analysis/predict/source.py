@@ -36,8 +36,8 @@ _IMAGENET_PIXELS = 224
 _MAX_NAMES = 5  # maximum names listed in a message
 _compared = attrgetter('round', 'org', 'other_dataset', 'recipe.target_accuracy', 'accelerator')
 _INCOMPLETE = (
-    'no run has finished, or the logs lack the number of nodes, the number of accelerators or '
-    'ranks, or the time of an epoch'
+    'no run has finished, the number of nodes changed, or the logs lack the number of nodes, the '
+    'number of accelerators or ranks, or the time of an epoch'
 )
 _UNMEASURED = (
     'Not measured: evaluations (assumed to take a third of the training time of 50,000 images), '
@@ -138,6 +138,7 @@ class Source:
     link: Link
     sets: Sequence[RunSet] = ()
     notes: Sequence[str] = ()
+    machine_link: Link | None = None  # the measured one, if --what-if has changed the link
 
 
 class WhatIf(Struct, frozen=True, forbid_unknown_fields=True):
@@ -191,6 +192,7 @@ def _names(names: Iterable[str], tree: Path | str) -> str:
 def _from_published(name: str) -> Source:
     """Return a published system by its full name or the last part of that name, and the other sets
     of its machine."""
+    given = printable(name)
     name = '/'.join(with_round(Path(NAME, name.removeprefix(f'{NAME}/'))).parts[1:])
     bases = {s: base for s in load_table() if (base := base_of(s))}
     # the newest set first
@@ -209,9 +211,7 @@ def _from_published(name: str) -> Source:
             f'{_names(sorted(found.values()), NAME)}'
         )
     if not found:
-        raise ConfigError(
-            f'{printable(name)}: not a file, folder or published system{_alike(name, named)}'
-        )
+        raise ConfigError(f'{given}: not a file, folder or published system{_alike(name, named)}')
     [run_set] = found
     others = [s for s in bases if s is not run_set and is_machine(s, run_set)]
     return Source(bases[run_set], link_of(run_set), (run_set, *others))
@@ -362,6 +362,10 @@ def load_source(
     return source
 
 
+def _full_name(base: Base) -> str:
+    return f'{base.name} ({base.source})'
+
+
 def _choose_system(
     folder: Path, bases: Mapping[RunSet, Base], name: str | None, per_node: int | None
 ) -> RunSet:
@@ -372,12 +376,13 @@ def _choose_system(
         return b.num_nodes, b.num_units != b.num_nodes * (per_node or 0)
 
     least, names = min(map(distance, bases.values())), [b.name for b in bases.values()]
-    chosen = {s: b for s, b in bases.items() if (b.name == name if name else distance(b) == least)}
+    chosen = {
+        s: b
+        for s, b in bases.items()
+        if (name in (b.name, _full_name(b)) if name else distance(b) == least)
+    }
     if len(chosen) != 1:
-        alike = [
-            b.name if names.count(b.name) == 1 else f'{b.name} ({b.source})'
-            for b in chosen.values()
-        ]
+        alike = [b.name if names.count(b.name) == 1 else _full_name(b) for b in chosen.values()]
         hint = '' if chosen else nearest(name or '', names)
         raise ConfigError(
             f'--system: got {name or "no name"}, which matches {len(chosen)} systems, expected one '
@@ -456,7 +461,8 @@ def change(source: Source, what_if: WhatIf) -> Source:
             f'--what-if: got a SOURCE on {base.num_nodes} nodes, expected a measurement on one node'
         )
     if what_if.link:
-        link = Link(what_if.link * (what_if.ports or 1), link.exchange_bytes, '--what-if')
+        gbit_s = what_if.link * (what_if.ports or 1)
+        link = replace(link, gbit_s=gbit_s, source='--what-if', overlap=0.0, extra_s=None)
     elif what_if.ports:
         raise ConfigError('--what-if: got ports, expected also link=GBIT_S, the rate of a port')
     if what_if.generation:
@@ -476,7 +482,7 @@ def change(source: Source, what_if: WhatIf) -> Source:
             is_tcp=what_if.tcp,
             is_hierarchical=what_if.hierarchical,
         )
-    return replace(source, base=base, link=link)
+    return replace(source, base=base, link=link, machine_link=source.link)
 
 
 def _published_speed(base: Base, generation: str) -> float:
