@@ -81,6 +81,8 @@ class Run:
     global_batch_size: int | None = None
     opt_name: str | None = None
     optimizer: Mapping[str, Any] = field(default_factory=dict)
+    # settings that only the open division permits, and given weights, as logged by this program
+    options: Mapping[str, str] = field(default_factory=dict)
     seed: int | None = None
     target_accuracy: float | None = None
     train_samples: int | None = None
@@ -147,6 +149,15 @@ class Run:
     def curve(self) -> tuple[tuple[int, float], ...]:
         """Epochs trained, and Top-1 as a fraction, for each evaluation."""
         return tuple((e.epoch, e.accuracy) for e in self.evaluations)
+
+    @property
+    def data_text(self) -> str | None:
+        """other_dataset, with what distinguishes it if it is called ImageNet."""
+        if self.other_dataset != 'imagenet' or self.train_samples is None:
+            return self.other_dataset
+        if self.train_samples == IMAGENET_TRAIN:
+            return 'synthetic images'
+        return f'imagenet with {self.train_samples:,} of {IMAGENET_TRAIN:,} training images'
 
     @property
     def other_dataset(self) -> str | None:

@@ -168,6 +168,7 @@ class RunLog:
             values[keys.LARS_OPT_LEARNING_RATE_WARMUP_EPOCHS] = s.warmup_epochs
         if s.decay == 'step':
             values[keys.OPT_LR_DECAY_BOUNDARY_EPOCHS] = list(s.step_epochs)
+            values[keys.OPT_LR_DECAY_FACTOR] = s.step_factor
         if s.decay != 'poly':
             values[events.LR_DECAY] = s.decay
         for key, value in values.items():

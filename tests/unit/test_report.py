@@ -8,7 +8,7 @@ from helpers import CLI, call, run
 from lines import write_set
 from made_systems import studies_of, write_layouts
 
-from mlperf_rn50.analysis.report.headings import study_heading
+from mlperf_rn50.analysis.report.headings import study_command, study_heading
 from mlperf_rn50.analysis.report.report_data import evaluations_csv, report_data, runs_csv
 from mlperf_rn50.analysis.report.sections import make_report
 from mlperf_rn50.analysis.show.data import render_json
@@ -33,6 +33,13 @@ def test_title_names_every_target_of_a_set(tmp_path):
     write_set(tmp_path / 'x', 2, target=lambda k: (0.6, 0.9)[k])
     [study] = studies_of(tmp_path / 'x')
     assert 'time to 60.00 % or 90.00 % Top-1 on ' in study_heading(study)
+
+
+def test_own_folder_called_results_is_no_submission(tmp_path):
+    write_set(tmp_path / 'results/1n', 1)
+    [study] = studies_of(tmp_path)
+    assert study_heading(study).startswith('results: ')
+    assert study_command(study).endswith('/results')
 
 
 def rows_of(parts):

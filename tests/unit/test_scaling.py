@@ -229,6 +229,20 @@ def test_baseline_is_the_fastest_on_the_fewest_nodes():
     assert names_of(large, slow, fast) == [['b', 'a', 'c']]
 
 
+def test_system_outside_of_a_series_is_compared_with_the_first_of_its_accelerators():
+    slow, fast = system('a', 1, 40.0), system('b', 1, 30.0)
+    systems = [slow, fast, system('c', 2, 20.0), system('d', 1, 10.0, per_node=8)]
+    [study] = scaling.make_studies(systems)
+    assert [c and c.baseline.name for c in study.comparisons] == ['b', 'b', 'b', 'a']
+
+
+def test_system_whose_nodes_changed_is_no_baseline():
+    changed_one = system('a', 1, 40.0, per_node=2, has_changed_nodes=True)
+    systems = [changed_one, system('b', 1, 30.0), system('d', 1, 10.0, per_node=8)]
+    [study] = scaling.make_studies(systems)
+    assert [c and c.baseline.name for c in study.comparisons] == ['b', 'b', 'b']
+
+
 def test_each_series_has_its_own_baseline_and_other_systems_follow(tmp_path):
     def columns(study, end):
         rows = [row for x in study.series for row in series_table(study, x).rows]

@@ -16,6 +16,7 @@ from mlperf_rn50.analysis.report.sections import make_report
 from mlperf_rn50.analysis.sets.defects import set_findings
 from mlperf_rn50.analysis.sets.load import load_run_sets
 from mlperf_rn50.analysis.sets.run_set import score_minutes
+from mlperf_rn50.analysis.sets.scaling import compare, compare_splits, find_series
 from mlperf_rn50.analysis.sets.time_parts import Parts
 from mlperf_rn50.analysis.show.plain import render_text
 from mlperf_rn50.errors import UserError
@@ -126,6 +127,27 @@ def test_run_whose_nodes_changed_has_no_node_hours(tmp_path, nodes, node_hours):
     assert load_set(folder).node_hours == node_hours
 
 
+def test_run_whose_nodes_changed_is_in_no_series_and_has_no_efficiency(tmp_path):
+    one = written_set(tmp_path / 'one', 1, ranks=2, number_of_nodes=1)
+    folder = write_set(tmp_path / 'box', 1, nodes=2, ranks=6, number_of_nodes=2)
+    resume(folder, 0, number_of_nodes=3)
+    found = compare(load_set(folder), one)
+    assert found.speedup and found.efficiency is found.hardware_efficiency is None
+    assert find_series([one, load_set(folder)]) == []
+    same = written_set(tmp_path / 'same', 1, ranks=6, number_of_nodes=1)
+    assert load_set(folder).images_per_s and compare_splits([same, load_set(folder)]) == []
+
+
+def test_set_of_which_one_run_lost_a_node_keeps_the_means_of_the_others(tmp_path):
+    keys = {'nodes': 2, 'ranks': 2, 'number_of_nodes': 2}
+    folder = write_set(tmp_path / 'box', epoch_s=lambda k: 10.0 + k / 2, **keys)
+    resume(folder, 0, number_of_nodes=1, global_batch_size=60)
+    resume(folder, 1, global_batch_size=60)  # fewer ranks on the same nodes
+    system = load_set(folder)
+    assert (system.refusal, system.num_nodes, len(system.timed)) == (None, 2, 3)
+    assert system.score_minutes is None
+
+
 def test_facts_of_a_set_are_those_of_the_runs_that_determine_its_time(tmp_path):
     folder = write_set(tmp_path / 'box', ranks=2, epoch_s=lambda k: 10.0 + k / 2)
     resume(folder, 0, number_of_ranks=1)
@@ -181,6 +203,19 @@ def test_runs_that_count_have_no_score_if_they_differ_in_settings_which_are_name
     [text] = kinds_of(system, 'settings_differ')
     [violation] = system.judgement.violations
     assert parts in text and violation.startswith(f'the runs have different settings: {parts}')
+
+
+@pytest.mark.parametrize(
+    'first, others',
+    [
+        ({'opt_learning_rate_decay': 'cosine'}, {'sgd_opt_learning_rate_decay_poly_power': 2}),
+        ({'open_options': {'train.ema': 0.9}}, {}),
+        ({'initial_weights': 'best.npz of another run'}, {}),
+    ],
+)
+def test_settings_that_logs_leave_out_by_default_are_compared(tmp_path, first, others):
+    system = written_set(tmp_path, division='open', optimizer=of_first(first, others), epoch_s=pace)
+    assert system.score_minutes is None and f'{next(iter(first))} ' in system.parts_text
 
 
 def test_run_that_does_not_count_may_have_another_batch(tmp_path):

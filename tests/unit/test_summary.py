@@ -122,6 +122,16 @@ def test_series_to_different_targets_are_not_compared(tmp_path):
     assert not [text for text in texts if 'b/' in text and 'a/' in text], texts
 
 
+def test_speed_up_over_a_given_baseline_is_not_that_of_another_series(tmp_path):
+    for name, epoch_s in (('a1', 60.0), ('a2', 35.0), ('b1', 70.0), ('b2', 36.0)):
+        nodes = int(name[1])
+        facts = {'platform': f'{nodes}x{name[0]}', 'epoch_s': epoch_s}
+        write_one(tmp_path / name, ord(name[0]) + nodes, nodes=nodes, ranks=4 * nodes, **facts)
+    text = 'From 1 to 2 nodes, the series of'
+    assert text in ''.join(texts_of(studies_of(tmp_path)))
+    assert text not in ''.join(texts_of(studies_of(tmp_path, baseline='a1')))
+
+
 def test_refused_and_unconverged_systems_are_named(tmp_path):
     for seed, name in enumerate('abcde'):
         write_one(tmp_path / name, seed, status='aborted', accuracies=(0.1,))

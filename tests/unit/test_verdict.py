@@ -1,5 +1,7 @@
 """Verdicts on sets and trees of logs."""
 
+import json
+import os
 import re
 import shutil
 
@@ -52,6 +54,27 @@ def test_set_is_judged_by_the_rules_for_sets(tmp_path, change, verdict):
     five = write_five(tmp_path / 'v2.0/us', config, accuracies=accuracies, batch=1632, **change)
     code, line = first_line(five)
     assert verdict in line and code == ('format passes' not in line)
+
+
+def test_set_with_too_few_epochs_passes_no_round_with_reference_points(tmp_path):
+    five = write_five(tmp_path / 'v2.0/us', closed(LARS), accuracies=(0.7595,), batch=1632)
+    assert ' to v4.0 no (epochs to converge: fails' in call('check', five).stdout
+    [found] = json.loads(call('check', five, '--format', 'json').stdout)['sets']
+    assert not {'v2.0', 'v4.0'} & {*found['passed_rounds']}
+
+
+@pytest.mark.parametrize('is_contradictory', [False, True])
+def test_run_that_crashed_before_its_clock_is_the_one_that_may_fail(tmp_path, is_contradictory):
+    five = write_five(tmp_path / 'v2.0/us', closed(LARS), accuracies=ENOUGH, batch=1632)
+    path = five / 'result_0.txt'
+    lines = path.read_text().splitlines()
+    first = next(k for k, line in enumerate(lines) if '"run_start"' in line)
+    stop = [line for line in lines if '"run_stop"' in line]
+    write_lines(path, lines[:first] + stop * is_contradictory)
+    os.utime(path, (0, 0))
+    code, verdict = first_line(five)
+    assert code == is_contradictory
+    assert (': no (' if is_contradictory else '(one may fail: result_0.txt') in verdict
 
 
 def test_tree_has_a_line_per_set_and_folds_equal_results_of_logs(scaled, tmp_path):

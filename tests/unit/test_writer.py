@@ -164,6 +164,13 @@ def test_full_disk_is_an_error(tmp_path):
         log.seed(1)
 
 
+def test_constant_rate_is_read_back(tmp_path):
+    config = replace(SGD, schedule=ScheduleConfig(decay='step', step_epochs=()))
+    write_run(tmp_path / 'result_0.txt', config)
+    recipe = load_run_sets([tmp_path])[0].recipe
+    assert (recipe.decay, recipe.step_epochs) == ('step', ())
+
+
 @pytest.mark.parametrize('opt_name', ['lars', 'sgd'])
 @pytest.mark.parametrize('decay', ['poly', 'cosine', 'step'])
 def test_shape_of_the_decay_is_read_back(tmp_path, opt_name, decay):
@@ -178,3 +185,4 @@ def test_shape_of_the_decay_is_read_back(tmp_path, opt_name, decay):
     assert ('lars' in keys) == (opt_name == 'lars') and ('poly' in keys) == (decay == 'poly')
     boundaries = values(path, 'opt_learning_rate_decay_boundary_epochs')
     assert boundaries == ([[1.0, 2.0]] if decay == 'step' else [])
+    assert values(path, 'opt_learning_rate_decay_factor') == ([0.1] if decay == 'step' else [])

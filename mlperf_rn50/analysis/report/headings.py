@@ -44,9 +44,9 @@ def unit_name(study: Study) -> str:
 
 def study_command(study: Study) -> str:
     home = study.baseline.study
-    return shlex.join(
-        ['mlperf-rn50', 'report', str(home.parent if home.name == 'results' else home)]
-    )
+    if study.baseline.is_submission:
+        home = home.parent
+    return shlex.join(['mlperf-rn50', 'report', str(home)])
 
 
 def study_heading(study: Study) -> str:

@@ -108,7 +108,7 @@ def _scaling(studies: Sequence[Study], names: _Names) -> list[tuple]:
     several series.
 
     They are compared between the two numbers of nodes with the largest product of the number of
-    series and the number of doublings.
+    series and the number of doublings, unless --baseline compares them with another series.
     """
     # by nodes of the baseline and of the other set, goal and division
     pairs: dict[tuple, list[Comparison]] = {}
@@ -125,8 +125,13 @@ def _scaling(studies: Sequence[Study], names: _Names) -> list[tuple]:
         return []
     widest = max(max(pairs.items(), key=lambda p: p[0][1] / p[0][0])[1], key=lambda c: c.speedup)
     sentences = [_widest(widest, names)]
+    members = {s: x.run_sets for study in studies for x in study.series for s in x.run_sets}
+    own = {
+        pair: [c for c in compared if c.baseline in members[c.run_set]]
+        for pair, compared in pairs.items()
+    }
     (base, nodes, *_), compared = max(
-        pairs.items(), key=lambda p: (len(p[1]) > 1, len(p[1]) * log2(p[0][1] / p[0][0]))
+        own.items(), key=lambda p: (len(p[1]) > 1, len(p[1]) * log2(p[0][1] / p[0][0]))
     )
     if len(compared) > 1:
         ordered = sorted(compared, key=lambda c: -(c.efficiency or 0.0))

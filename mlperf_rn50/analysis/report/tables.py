@@ -181,6 +181,10 @@ def _note(study: Study, run_sets: Sequence[RunSet], head: Sequence[str]) -> str:
             any(has_other_units(s, b) for s, b in bases.items()),
             'Efficiency between different accelerators is not defined.',
         ),
+        (
+            any(s.has_changed_nodes for s in (*bases, *bases.values())),
+            'Efficiency of a run whose number of nodes changed is not defined.',
+        ),
         ('time from' not in head, 'The time is the MLPerf score.'),
         (
             'time from' in head,

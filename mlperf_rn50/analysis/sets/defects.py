@@ -101,7 +101,8 @@ def _weaknesses(run_set: RunSet) -> Iterator[Finding]:
             MAX_PER_NODE,
         )
     if not run_set.is_imagenet:
-        yield make_finding('not_imagenet', None, run_set.dataset or 'unnamed')
+        stated = next((r.data_text for r in run_set.runs if r.data_text), run_set.dataset)
+        yield make_finding('not_imagenet', None, stated or 'unnamed')
 
 
 def _log_findings(run_set: RunSet) -> list[Finding]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from mlperf_rn50.analysis.sets.rcp import check_rcp
 from mlperf_rn50.analysis.sets.run_set import RUNS_OF_A_SCORE, RunSet
-from mlperf_rn50.mllog import keys
+from mlperf_rn50.mllog import events, keys
 from mlperf_rn50.mllog.check.judge import CheckedLog, Judgement
 from mlperf_rn50.mllog.check.official import NotInstalled, find_danger
 from mlperf_rn50.mllog.findings import Finding, make_finding
@@ -37,6 +37,7 @@ _SHARED = (
     'eval_samples',
 )
 _SHARED_IF_COUNTED = ('global_batch_size', 'opt_name')
+_ELASTIC = 'global_batch_size', 'num_nodes', 'num_accelerators'
 # Facts whose default comes from the rules or from ImageNet. They are known only if the log contains
 # one of these keys.
 _FACT_KEYS = {
@@ -44,10 +45,14 @@ _FACT_KEYS = {
     'train_samples': (keys.TRAIN_SAMPLES,),
     'eval_samples': (keys.EVAL_SAMPLES,),
 }
+# values that a log of this program leaves out
+_UNLOGGED = {
+    events.LR_DECAY: 'poly',
+    events.OPEN_OPTIONS: 'none',
+    events.INITIAL_WEIGHTS: 'random',
+}
 _MAX_VALUE = 80  # maximum characters of a value quoted in a message
 _MAX_SETTINGS = 5  # maximum settings, parts and files named in a message
-# the only error that is no contradiction: a run that was killed did not converge
-_CUT = 'no_run_stop'
 
 
 def _known_fact(run: Run, name: str) -> Any:
@@ -63,11 +68,17 @@ def _that_count(runs: Iterable[Run]) -> list[Run]:
 
 
 def find_differences(runs: Sequence[Run]) -> str | None:
-    """Return a message about the facts that must be equal in all runs but differ, or None."""
+    """Return a message about the facts that must be equal in all runs but differ, or None.
+
+    Means leave resumed runs out if others converged, so a resume may have changed _ELASTIC facts.
+    """
+    has_whole = any(r.status == 'converged' and not r.num_resumes for r in runs)
     readable = [r for r in runs if r.status != 'unreadable']
     texts = []
     for name in (*_SHARED_IF_COUNTED, *_SHARED):
         members = _that_count(runs) if name in _SHARED_IF_COUNTED else readable
+        if has_whole and name in _ELASTIC:
+            members = [r for r in members if not r.num_resumes]
         known = [(r, value) for r in members if (value := _known_fact(r, name)) is not None]
         other = next(((r, value) for r, value in known if value != known[0][1]), None)
         if other:
@@ -80,13 +91,18 @@ def find_differences(runs: Sequence[Run]) -> str | None:
     return f'{"; ".join(texts)}, expected one value in a run set; report the runs separately'
 
 
+def _unlogged(run: Run) -> dict[str, str]:
+    """Return the settings that this program does not log, once a run has begun."""
+    return _UNLOGGED if keys.RUN_START in run.lines else {}
+
+
 def find_parts(
     runs: Iterable[Run], facts: Sequence[str] = (*_SHARED_IF_COUNTED, 'division')
 ) -> str | None:
     """Return the parts of a set whose runs differ in settings or facts, as text, or None if all are
     equal."""
     settings = {
-        r.path.name: {**{name: r.fact(name) for name in facts}, **r.optimizer}
+        r.path.name: {**_unlogged(r), **{n: r.fact(n) for n in facts}, **r.optimizer, **r.options}
         for r in runs
         if r.status != 'unreadable'
     }
@@ -222,7 +238,7 @@ def _too_many(
 def _obstacles(run_set: RunSet) -> Iterator[str]:
     """Yield the reasons why a set that breaks no rule cannot be submitted."""
     runs = run_set.runs
-    yield from sorted({r.other_dataset for r in runs if r.other_dataset})
+    yield from sorted({r.data_text for r in runs if r.data_text})
     if any(r.num_resumes for r in runs):
         yield 'resumed'
     states = {r.status for r in runs} - {'converged'}
@@ -236,10 +252,22 @@ def lacks_epochs(run_set: RunSet, ruleset: str) -> str:
     division = run_set.logs[0].division if run_set.logs else None
     if (division or run_set.division) != keys.CLOSED:
         return ''
-    points = check_rcp(replace(run_set, judgement=replace(run_set.judgement, ruleset=ruleset)))
+    # violations of the judged round do not count in this one
+    missed = (r for r in run_set.runs if r.status not in ('converged', 'running'))
+    misses: dict[Path, str] = {r.path: r.status for r in missed}
+    misses |= {path: texts[0] for path, texts in violations_of(run_set.logs, ruleset).items()}
+    judged = replace(run_set.judgement, ruleset=ruleset, violations=(), misses=misses)
+    points = check_rcp(replace(run_set, judgement=judged))
     if not points or not points.is_of_round or points.passed:
         return ''
     return f'epochs to converge: {points.text}'
+
+
+def _is_cut(run: Run, finding: Finding) -> bool:
+    """Return whether an error is no contradiction, because the run was killed, also before its
+    clock started."""
+    is_open = keys.RUN_STOP not in run.lines
+    return finding.kind == 'no_run_stop' or finding.kind == 'no_run_start' and is_open
 
 
 def judge_set(run_set: RunSet) -> RunSet:
@@ -252,7 +280,8 @@ def judge_set(run_set: RunSet) -> RunSet:
     except NotInstalled:
         ruleset, basis, broken = None, '', {}
     errors = {
-        r.path: [f.text for f in r.findings if f.grade == 'error' and f.kind != _CUT] for r in runs
+        r.path: [f.text for f in r.findings if f.grade == 'error' and not _is_cut(r, f)]
+        for r in runs
     }
     # why finished runs do not count as converged
     misses = {

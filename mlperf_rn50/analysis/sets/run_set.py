@@ -148,9 +148,14 @@ class RunSet:
     @cached_property
     def study_name(self) -> str:
         """Name of the parent folder, or round and organisation of a submission."""
-        return (
-            '/'.join(self.study.parts[-3:-1]) if self.study.name == 'results' else self.study.name
-        )
+        return '/'.join(self.study.parts[-3:-1]) if self.is_submission else self.study.name
+
+    @property
+    def is_submission(self) -> bool:
+        """Whether the set is in a tree of MLPerf, with the folder of a round or an organisation
+        above results."""
+        has_name = self.is_published or self.folder.absolute().name == keys.RESNET
+        return has_name and self.study.name == 'results'
 
     @cached_property
     def round(self) -> str:
@@ -313,9 +318,13 @@ class RunSet:
         return ratio(self.train_samples, self.epoch_s)
 
     @cached_property
+    def has_changed_nodes(self) -> bool:
+        """Whether a resume changed the number of nodes of a run that determines the time."""
+        return any(r.has_changed_nodes for r in self.timed)
+
+    @cached_property
     def node_hours(self) -> float | None:
-        has_changed = any(r.has_changed_nodes for r in self.timed)
-        if self.time_s is None or not self.num_nodes or has_changed:
+        if self.time_s is None or not self.num_nodes or self.has_changed_nodes:
             return None
         return node_hours(self.time_s, self.num_nodes)
 

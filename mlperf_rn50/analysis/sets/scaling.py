@@ -72,7 +72,12 @@ def find_series(run_sets: Sequence[RunSet]) -> list[Series]:
     Platform names are compared only if two sets have the same number of nodes, because some contain
     this number.
     """
-    timed = [s for s in run_sets if s.time_s and s.num_nodes and s.num_units and not s.is_duplicate]
+    timed = [
+        s
+        for s in run_sets
+        if s.time_s and s.num_nodes and s.num_units
+        if not (s.is_duplicate or s.has_changed_nodes)
+    ]
     found = []
     for group in grouped(timed, _series_kind).values():
         has_unique_nodes = len({s.num_nodes for s in group}) == len(group)
@@ -128,9 +133,10 @@ def compare(run_set: RunSet, baseline: RunSet) -> Comparison | None:
     time_s, base_s = run_set.time_s, baseline.time_s
     if not time_s or not base_s or run_set.is_duplicate and run_set is not baseline:
         return None
-    units = (
-        None if has_other_units(run_set, baseline) else ratio(run_set.num_units, baseline.num_units)
-    )
+    units = ratio(run_set.num_units, baseline.num_units)
+    has_changed = run_set.has_changed_nodes or baseline.has_changed_nodes
+    if has_changed or has_other_units(run_set, baseline):
+        units = None
     total = base_s / time_s
     gain = ratio(run_set.images_per_s, baseline.images_per_s)
     epochs = ratio(baseline.scored_epochs_mean, run_set.scored_epochs_mean)
@@ -177,11 +183,10 @@ def _compare_pair(a: RunSet, b: RunSet) -> Split | None:
 
 
 def _by_units(run_sets: Sequence[RunSet]) -> dict[int, list[RunSet]]:
-    """Group the systems whose throughput is known, without duplicates, by number of units."""
-    return grouped(
-        (s for s in run_sets if s.num_units and s.images_per_s and not s.is_duplicate),
-        lambda s: s.num_units or 0,
-    )
+    """Group the systems whose throughput on one number of nodes is known, without duplicates, by
+    number of units."""
+    known = (s for s in run_sets if s.num_units and s.images_per_s and not s.has_changed_nodes)
+    return grouped((s for s in known if not s.is_duplicate), lambda s: s.num_units or 0)
 
 
 def compare_splits(run_sets: Sequence[RunSet]) -> list[Split]:
@@ -318,15 +323,17 @@ def _make_study(
 ) -> Study:
     series = find_series(run_sets)
     of_series = {s: x.baseline for x in series for s in x.run_sets}
+    steady = [s for s in run_sets if s.time_s and not s.has_changed_nodes]
     bases = [
-        chosen
-        or of_series.get(s)
-        or next((o for o in run_sets if o.time_s and not has_other_units(s, o)), s)
+        chosen or of_series.get(s) or next((o for o in steady if not has_other_units(s, o)), s)
         for s in run_sets
     ]
     compared = list(map(compare, run_sets, bases))
     uses = Counter(c.baseline for c in compared if c)
-    comparisons = [c if c and uses[c.baseline] > 1 else None for c in compared]
+    # a system that is compared only with itself has no speed-up to show
+    comparisons = [
+        c if c and (c.run_set is not c.baseline or uses[c.baseline] > 1) else None for c in compared
+    ]
     baseline = chosen or next((s for s in run_sets if s.time_s), run_sets[0])
     return Study(
         name=baseline.study_name,

@@ -92,7 +92,8 @@ def make_recipe(
     if not isinstance(boundaries, (list, tuple)):
         boundaries = ()
     falls = tuple(number(b, 0, _MAX_VALUE) for b in boundaries)
-    is_stepped = bool(falls) and None not in falls
+    has_falls = bool(falls) or optimizer.get(events.LR_DECAY) == 'step'  # a constant rate
+    is_stepped = has_falls and None not in falls
     decay = None
     if is_stepped:
         decay = 'step'

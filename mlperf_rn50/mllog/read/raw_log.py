@@ -28,6 +28,8 @@ _ROUNDING_S = 0.002  # of times in logs
 _OPTIMIZER_KEY = re.compile(
     r'(opt|sgd|lars)_\w+|model_l2_regularization|model_bn_span|gradient_accumulation_steps'
 )
+_OPTIONS = events.OPEN_OPTIONS, events.INITIAL_WEIGHTS
+_MAX_OPTIONS = 1000  # characters kept of each
 INPUT_BATCH_SIZE = 'input_batch_size'  # in v0.5: images per step of one accelerator
 RUN_FINAL = 'run_final'  # in v0.5: follows run_stop
 # some logs repeat the other single keys
@@ -79,6 +81,7 @@ class RawLog:
         self.is_v05 = line_format == 'MLPv0.5.0'
         self.single: dict[str, LogEvent] = {}
         self.optimizer: dict[str, Any] = {}
+        self.options: dict[str, str] = {}  # values of _OPTIONS as text
         # numbers of lines, for keys that every rank or node may write
         self.counts = dict.fromkeys(_COUNTED, 0)
         self.first_lines: dict[str, int] = {}  # the first line of each of these keys
@@ -178,6 +181,8 @@ class RawLog:
             # v0.5 repeats it on every change
             if event.key == 'opt_learning_rate' and len(self.rates) < _MAX_KEPT:
                 self.rates.append(event)
+        elif key in _OPTIONS:
+            self.options.setdefault(key, str(event.value)[:_MAX_OPTIONS])
         elif key == events.CLOCK_STEP:
             self.flag('clock_jumped', event.line, event.metadata.get('host'), event.value)
         else:

@@ -344,6 +344,7 @@ class RunResolver:
             node_gbit_s=description.node_gbit_s,
             opt_name=_text(optimizer.get(keys.OPT_NAME)),
             optimizer=optimizer,
+            options=log.options,
             seed=integer(log.seed.value, -(2**63), 2**64) if log.seed else None,
             target_accuracy=target,
             train_samples=num_train,
