@@ -54,7 +54,8 @@ RUN apt-get update && apt-get install -y --no-install-recommends python3 libgomp
 COPY --from=build /opt/mlperf_rn50 /opt/mlperf_rn50
 RUN MLPERF_RN50_VARIANT="$VARIANT" /opt/mlperf_rn50/launch/setup.sh --check
 LABEL mlperf_rn50.variant=${VARIANT}
-ENV PATH=/opt/mlperf_rn50/.venv/bin:$PATH HOME=/home/rn50 \
+ARG COMMIT=
+ENV MLPERF_RN50_COMMIT=${COMMIT} PATH=/opt/mlperf_rn50/.venv/bin:$PATH HOME=/home/rn50 \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility,video
 # Kubernetes cannot check whether a named user is root, so the user is given as a number.
 USER 1000

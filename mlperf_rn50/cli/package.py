@@ -125,6 +125,8 @@ def _check(tree: Path, round_name: str) -> tuple[Package, float | None]:
     from mlperf_rn50.mllog.package.tree_verdict import JudgedRuns, judge_package
 
     expected = 'the tree of an organisation, such as submission/us'
+    if round_name == 'v0.5':
+        expected = 'the tree of a system, such as submission/us/box'
     check_exists(tree, expected)
     if not (tree / 'results').is_dir():
         raise UserError(f'--check: {tree} contains no results folder; expected {expected}')

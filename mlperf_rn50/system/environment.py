@@ -313,13 +313,16 @@ def output_of(*command: str, timeout_s: float = 10) -> str:
 
 def git_commit() -> dict[str, str | None]:
     """Return the commit of the program, with '-dirty' for modified files, or None and the
-    reason."""
+    reason. An image, which has no repository, has its commit in MLPERF_RN50_COMMIT."""
     folder = Path(mlperf_rn50.__file__).parent
     try:
         # an installed package may be in another checkout
         git(folder, 'ls-files', '--error-unmatch', '__init__.py')
         commit = git(folder, 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*')
     except ValueError as e:
+        stated = os.environ.get('MLPERF_RN50_COMMIT')
+        if stated and not any((parent / '.git').exists() for parent in folder.parents):
+            return {'git_commit': stated}
         return {'git_commit': None, 'git_commit_missing': str(e)}
     return {'git_commit': commit.decode().strip()}
 

@@ -109,5 +109,8 @@ def test_missing_commit_has_a_reason(checkout, commit_in, tmp_path, monkeypatch,
         shell(tmp_path, 'init', '-q', 'empty')
     if place == 'checkout':
         monkeypatch.setenv('PATH', '')
+    monkeypatch.delenv('MLPERF_RN50_COMMIT', raising=False)
     facts = commit_in(tmp_path / place)
     assert facts['git_commit'] is None and reason in facts['git_commit_missing']
+    monkeypatch.setenv('MLPERF_RN50_COMMIT', 'a' * 40)  # of an image
+    assert commit_in(tmp_path / place)['git_commit'] == ('a' * 40 if place == 'plain' else None)

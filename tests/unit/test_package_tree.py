@@ -74,6 +74,10 @@ def test_tree_has_the_files_of_its_round(
     found = {re.sub(r'(_\d)\.(yaml|json)$', r'\1', name) for name in files_of(made.home, code)}
     assert found == expected
     assert {*rule_files(layout_of(round_name), 'box', code)} <= files_of(made.home, code)
+    title, *lines = (made.home / folder / 'README.md').read_text().splitlines()
+    [machine] = [line for line in lines if line.startswith('| machine |')]
+    assert title == '# ResNet-50 v1.5 on box' and 'Xeon' in machine
+    assert 'None' not in machine
 
 
 def test_v06_has_a_folder_for_each_system_that_names_its_program():
@@ -259,6 +263,16 @@ def test_replacement_in_v05_keeps_the_program_beside_the_files_of_the_system(tmp
         with pytest.raises(UserError, match='is no file of package'):
             make(tmp_path, runs, is_replacing=True, **v05)
         own.unlink()
+    own.parent.rmdir()
+    write_files(folder / code, {'launch/mine.sh': 'mine'})
+    with pytest.raises(UserError, match=r'launch/mine.sh in it would be lost'):
+        make(tmp_path, runs, is_replacing=True, **v05)
+    (folder / code / 'launch/mine.sh').unlink()
+    (tmp_path / 'checkout/launch/local.sh').write_text('exit\n')
+    commit_program(tmp_path / 'checkout', runs)
+    write_files(folder / code, {'launch/local.sh': 'mine'})
+    with pytest.raises(UserError, match=r'launch/local.sh in it would be lost'):
+        make(tmp_path, runs, is_replacing=True, **v05)
 
 
 def test_changed_program_in_a_tree_is_not_kept(tmp_path, runs):
@@ -306,6 +320,7 @@ def test_scripts_call_the_launcher_of_the_program(tmp_path, runs):
     assert done.returncode == 0 and words[words.index('--config') + 1] == f'{folder}/config_0.yaml'
     assert words[-4:] == ['--run.seed', '5', '--seeds', '1'] and '--clear-caches' in words
     assert run([folder / 'setup.sh']).returncode == 0, program
+    assert '"${MLPERF_RN50_VARIANT:-cu117}"' in (folder / 'setup.sh').read_text()
     shellcheck = Path(CLI[0]).with_name('shellcheck')
     assert run([shellcheck, *folder.glob('*.sh')]).returncode == 0
 
@@ -330,6 +345,43 @@ def test_readme_states_order_and_weights_of_the_configuration(tmp_path, runs, mo
     assert '--train.init_weights "${WEIGHTS:?' in (folder / 'run_and_time.sh').read_text()
 
 
+@pytest.mark.parametrize(
+    'sections, texts',
+    [
+        (
+            {'schedule': {'decay': 'step', 'step_factor': 0.1, 'step_epochs': [30, 60]}},
+            ['epochs, times 0.1 at epochs 30, 60 |'],
+        ),
+        (
+            {'schedule': {'decay': 'poly', 'poly_power': 2.0, 'end_lr': 0.1, 'decay_epochs': 35}},
+            ['epochs, decay poly of power 2.0 to 0.1 at epoch 35 |'],
+        ),
+        (
+            {
+                'data': {'sizes': [128, 160], 'eval_size': 192, 'mirror': 'alternating'}
+                | {'eval_flip': True},
+                'train': {'ema': 0.99},
+                'optimizer': {'name': 'sgd', 'nesterov': True, 'last_layer_lr_factor': 0.02},
+            },
+            [
+                'resized to 128, 160 (by epoch) pixels, mirrored in every other epoch |',
+                'centre crop of 192 pixels, mean of an image and its mirror image |',
+                'sgd, Nesterov momentum',
+                'averaged with weight 0.99 |',
+                'last layer times 0.02 |',
+            ],
+        ),
+    ],
+)
+def test_readme_states_what_determines_the_result(tmp_path, runs, monkeypatch, sections, texts):
+    commit_program(tmp_path / 'checkout', runs)
+    monkeypatch.setattr(submission, 'accepted_keys', lambda _: accepted_keys(sources_of(ROOT)))
+    for path in runs.glob('config*.yaml'):
+        path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | sections))
+    readme = (make(tmp_path, runs).home / NEW / 'box/README.md').read_text()
+    assert [text for text in texts if text not in readme] == []
+
+
 def test_readme_names_a_line_of_this_program_for_each_statement(tmp_path, runs, monkeypatch):
     commit_program(tmp_path / 'checkout', runs)
     monkeypatch.setattr(submission, 'sources_of', lambda code: sources_of(ROOT))
@@ -340,5 +392,6 @@ def test_readme_names_a_line_of_this_program_for_each_statement(tmp_path, runs, 
     for subject, place in places.items():
         path, _, line = place.partition(':')
         assert (ROOT / path).read_text().splitlines()[int(line) - 1].strip(), subject
-    path, _, line = places['learning rate'].partition(':')
-    assert 'def learning_rate' in (ROOT / path).read_text().splitlines()[int(line) - 1]
+    files = {'learning rate': 'train/schedule.py', 'precision': 'train/options.py'}
+    for subject, name in {**files, 'end': 'train/loop.py'}.items():
+        assert places[subject].startswith(f'mlperf_rn50/{name}:')

@@ -127,7 +127,7 @@ def check_description(
     # in v0.6, some used the fields of v0.5
     form = V05 if round_name == 'v0.6' and 'nodes' in content else round_name
     missing = missing_fields(content, form)
-    need = f'is empty, but {round_name} requires it; give it with --describe'
+    need = f'is empty, but {round_name} requires it; enter it, or package again with --describe'
     faults = [Fault(file, name, need, _RULE) for name in missing]
     faults += [
         Fault(file, name, f'got {value!r:.80}, a placeholder; enter the value', _RULE)

@@ -63,7 +63,8 @@ def find_commit(envs: Mapping[str, JsonObject]) -> tuple[str, str]:
     if not re.fullmatch('[0-9a-f]{40}', commit):
         return '', (
             f'got commit {commit[:50] or "unknown"} in env.json of the runs, expected 40 '
-            'hexadecimal digits; run from a git checkout'
+            'hexadecimal digits; run from a git checkout, or in an image that was built with '
+            '--build-arg COMMIT'
         )
     return commit, ''
 

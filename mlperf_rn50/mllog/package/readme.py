@@ -13,7 +13,7 @@ from mlperf_rn50.files import dump_json
 from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.mllog.package.system_desc import data_note
 from mlperf_rn50.mllog.package.tree_layouts import TreeLayout
-from mlperf_rn50.mllog.read.description import JsonObject, value_at
+from mlperf_rn50.mllog.read.description import JsonObject, object_at, objects_at, value_at
 from mlperf_rn50.runfolder.names import run_of
 from mlperf_rn50.text import printable
 
@@ -56,6 +56,15 @@ def _command(runs: Sequence[Run], data_dir: str, has_weights: bool) -> tuple[str
     )
 
 
+def _variant(env: JsonObject, config: JsonObject) -> str:
+    """Return the MLPERF_RN50_VARIANT of the runs, never text from their files."""
+    packages = object_at(env, 'packages')
+    for variant in ('cu112', 'cu117'):
+        if f'mxnet-{variant}' in packages:
+            return variant
+    return 'ngc' if value_at(config, 'train', 'device') == 'gpu' else 'cpu'
+
+
 def write_system(
     home: Path,
     paths: TreeLayout,
@@ -76,12 +85,18 @@ def write_system(
     # their path may not be published
     weights = str(value_at(load_tree(run_of(runs[0].path).config), 'train', 'init_weights'))
     launcher, command = _command(runs, f'data/{kind}', has_weights=bool(weights))
+    node = next(iter(objects_at(description, 'nodes')), {})  # in v0.5
     facts = {
         **config,
         'paths': asdict(paths),
         'runs': runs,
         'label': printable(data_note(runs)),
-        'description': _clean(description),
+        'variant': _variant(env, config),
+        'title': _clean(description.get('system_name') or description.get('hardware', '')),
+        'accelerator': _clean(
+            description.get('accelerator_model_name') or node.get('accelerator', '')
+        ),
+        'processor': _clean(description.get('host_processor_model_name') or node.get('cpu', '')),
         'env': _clean(env),
         'commit': value_at(env, 'git_commit'),
         'code': os.path.relpath(home / paths.code, folder),

@@ -198,6 +198,16 @@ def _refuse_foreign(home: Path, new: Path, paths: TreeLayout) -> None:
                 raise UserError(f'--replace: {path} is no file of package; move it out of the tree')
 
 
+def _refuse_lost(order: Order, paths: TreeLayout) -> None:
+    """Raise UserError for changes of a user in a program in the folders that are replaced, as in
+    v0.5."""
+    for path in sorted((order.home / paths.folder).glob(f'{PROGRAM}-????????')):
+        if others := _added(path, order.code):
+            raise UserError(
+                f'--replace: {path}: {some(others, 5)} in it would be lost; move it out of the tree'
+            )
+
+
 def _refuse_changed(home: Path, new: Path, code: str) -> None:
     """Raise UserError if a file of the program in a tree, which is kept, is absent or changed."""
     for path in sorted((new / code).rglob('*')) if (home / code).is_dir() else ():
@@ -305,6 +315,7 @@ def make_package(runs: Sequence[Run], judgement: Judgement, order: Order) -> Pac
         _refuse_changed(order.home, new, paths.code)
         if order.is_replacing:
             _refuse_foreign(order.home, new, paths)
+            _refuse_lost(order, paths)
             refuse_changed(order.out, _files_of(order.home, paths))
         list_files(order.out, new_out, _files_of(new, paths))
         if order.is_replacing:

@@ -108,8 +108,8 @@ def data_note(runs: Sequence[Run]) -> str:
     if other is None:
         return ''
     return (
-        f'Trained on {other.dataset or "other data"}, not ImageNet; this result tests only the '
-        'format, and cannot be submitted or compared.'
+        f'Trained on {other.data_text or "other data"}, not all of ImageNet; this result tests '
+        'only the format, and cannot be submitted or compared.'
     )
 
 

@@ -30,7 +30,7 @@ from mlperf_rn50.mllog.check.official_tree import (
 )
 from mlperf_rn50.mllog.events import LogEvent
 from mlperf_rn50.mllog.logged_run import IMAGENET_VAL, Run
-from mlperf_rn50.mllog.package.agreement import check_description
+from mlperf_rn50.mllog.package.agreement import check_description, is_placeholder
 from mlperf_rn50.mllog.package.code import find_commit
 from mlperf_rn50.mllog.package.tree_layouts import TreeLayout, layout_of, rule_files
 from mlperf_rn50.mllog.read.description import load_object
@@ -47,8 +47,8 @@ _BASH_S = 10  # time limit for reading a script
 _SOURCE_RULE = 'SR Source code requirements for replication'
 _WAYS_OUT = (
     'train to more epochs; or, for a batch without reference points, submit them in a pull request '
-    f'to mlcommons/logging; or bypass the check with --rcp-bypass REASON, which writes {PARAMS}, '
-    'and notify the results chair'
+    f'to mlcommons/logging; or package again with --rcp-bypass REASON, which writes {PARAMS}, and '
+    'notify the results chair'
 )
 
 
@@ -67,8 +67,11 @@ def judge_package(home: Path, round_name: str, sets: Mapping[str, JudgedRuns]) -
             Fault(place, '', text, 'TP Reference Convergence Points' if _WAYS_OUT in text else rule)
             for text in refusals_of(judgement, runs, bypass)
         ]
-        if data := sorted({r.other_dataset for r in runs if r.other_dataset}):
-            text = f'got {", ".join(data)}, expected ImageNet, also in the open division; run on it'
+        if data := sorted({r.data_text for r in runs if r.data_text}):
+            text = (
+                f'got {", ".join(data)}, expected all of ImageNet, also in the open division; run '
+                'on it'
+            )
             of_system.append(Fault(place, 'dataset', text, 'TP Data State at Start of Run'))
         of_system += [*_run_faults(runs, round_name), *described]
         faults += [
@@ -123,7 +126,7 @@ def refusals_of(judgement: Judgement, runs: Sequence[Run], bypass: bool = False)
     bypassed check of its epochs. That of too few epochs says what can be done."""
     if judgement.is_unchecked:
         raise NotInstalled(NEEDED)
-    data = {r.other_dataset for r in runs}
+    data = {r.data_text for r in runs}
     found = [*judgement.violations, *(text for text in judgement.obstacles if text not in data)]
     if bypass:
         found = [text for text in found if text != judgement.convergence]
@@ -161,6 +164,9 @@ def _run_faults(runs: Sequence[Run], round_name: str) -> Iterator[Fault]:
     if partial := [r for r in imagenet if (r.eval_samples or IMAGENET_VAL) < IMAGENET_VAL]:
         text = f'got {partial[0].eval_samples}, expected {IMAGENET_VAL}, the whole validation set'
         yield fault(partial, keys.EVAL_SAMPLES, text, 'TP Quality measure')
+    if round_name == 'v0.6' and (unnamed := [r for r in readable if _has_no_contact(r)]):
+        text = 'got no name; set run.submission_poc_name before the runs'
+        yield fault(unnamed, keys.SUBMISSION_POC_NAME, text, 'rules of v0.6')
     shortest = 1 if round_name == 'v0.7' else _EVAL_PERIOD
     closed = [r for r in runs if r.division == keys.CLOSED and round_name >= 'v0.7']
     if strange := [r for r in closed if _strange_gap(r, shortest)]:
@@ -175,6 +181,14 @@ def _run_faults(runs: Sequence[Run], round_name: str) -> Iterator[Fault]:
 def _is_uncleared(run: Run) -> bool:
     return any(
         event.key == keys.CACHE_CLEAR and event.value is False
+        for _, event in read_events(run.path)
+        if isinstance(event, LogEvent)
+    )
+
+
+def _has_no_contact(run: Run) -> bool:
+    return any(
+        event.key == keys.SUBMISSION_POC_NAME and (not event.value or is_placeholder(event.value))
         for _, event in read_events(run.path)
         if isinstance(event, LogEvent)
     )
