@@ -18,8 +18,8 @@ from mlperf_rn50 import config as cfg
 from mlperf_rn50.config import SECTIONS
 from mlperf_rn50.config_text import type_text
 from mlperf_rn50.data.options import read_manifest
-from mlperf_rn50.errors import ConfigError, nearest, option_error
-from mlperf_rn50.files import read_text
+from mlperf_rn50.errors import ConfigError, StorageError, nearest, option_error
+from mlperf_rn50.files import PASSING_FAULTS, read_text
 from mlperf_rn50.parser import expand, expand_home
 from mlperf_rn50.text import short
 
@@ -206,9 +206,15 @@ def resolve_config(
 def _known_data(folder: Path) -> dict[str, Any]:
     """Return the data keys that the manifest of a prepared folder determines; none if it is missing
     or damaged."""
-    # training refuses a damaged one
-    with suppress(OSError, ValueError, LookupError, TypeError, MemoryError):
+    try:
         manifest = read_manifest(folder)
+    except (OSError, ValueError, MemoryError) as e:
+        if isinstance(e, OSError) and e.errno in PASSING_FAULTS:
+            problem = f'{folder}: {e.strerror}; repair the storage of the data'
+            raise StorageError(f'{problem}, then repeat the command') from e
+        return {}
+    # training refuses a damaged one
+    with suppress(ValueError, LookupError, TypeError):
         splits = manifest['splits']
         return {
             'dataset': str(manifest['dataset']),

@@ -9,6 +9,7 @@ from pathlib import Path
 from mlperf_rn50.bench.measure import BenchSession, ResultTable, Row, with_local_batch
 from mlperf_rn50.config import with_size
 from mlperf_rn50.data.batches import train_batches
+from mlperf_rn50.data.recordio import find_split
 from mlperf_rn50.errors import ConfigError
 from mlperf_rn50.files import open_regular, sync_if_possible
 from mlperf_rn50.model.fused import with_layout
@@ -94,6 +95,8 @@ def bench_input(
             'data.synthetic: got true, expected false; bench data reads files from data.dir'
         )
 
+    find_split(config.data, 'train')  # names the command that creates missing data
+
     def with_case(num_threads: int, size: int) -> BenchSession:
         changed = replace(
             with_local_batch(config, size), data=replace(config.data, num_threads=num_threads)
@@ -103,7 +106,7 @@ def bench_input(
     cases = [(with_case(t, size), c) for t in threads for size in batch_sizes for c in caches]
     # This first run loads the program's own pages, so that the measured runs do not count them as
     # reads of data.
-    measure_input(replace(cases[0][0], num_warmup=0, num=1), 'warm')
+    measure_input(replace(cases[0][0], num_warmup=0, num=1), 'cold')
     rows = [measure_input(case, cache) for case, cache in cases]
     speed = node_images_per_s or max(r['images_per_s'] for r in rows)
     record_bytes = rows[0]['record_bytes']

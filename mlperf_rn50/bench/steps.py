@@ -269,6 +269,7 @@ def bench_steps(session: BenchSession, cases: list[Case]) -> list[ResultTable]:
     for case, config in zip(cases, configs):
         part = comm.subset(case.num_ranks)
         if part:
+            part.compression = config.gradient_compression  # that of the case's precision
             rows.append(measure_case(replace(session, config=config, comm=part), case))
             gc.collect()
         with waiting(session.heartbeat) if not part else nullcontext():

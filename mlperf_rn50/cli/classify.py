@@ -23,7 +23,7 @@ from mlperf_rn50.cli.output import add_format_option, print_answer
 from mlperf_rn50.cli.parsers import add_wide_option, command_parser
 from mlperf_rn50.cli.saved_weights import add_weights_options, load_saved
 from mlperf_rn50.errors import EXIT_OK, EXIT_USAGE, DataError
-from mlperf_rn50.files import files_below, raise_error
+from mlperf_rn50.files import files_below
 from mlperf_rn50.parser import Parser, add_option
 from mlperf_rn50.text import printable
 
@@ -99,7 +99,12 @@ def _files_of(name: str) -> list[str]:
 
     if not os.path.isdir(name):
         return [name]
-    found = [p for p in files_below(Path(name), onerror=raise_error) if p.suffix.lower() in ENDINGS]
+
+    def refuse(error: OSError) -> None:
+        if not any(map(is_hidden, Path(error.filename).relative_to(name).parts)):
+            raise error
+
+    found = [p for p in files_below(Path(name), onerror=refuse) if p.suffix.lower() in ENDINGS]
     shown = [p for p in found if not any(map(is_hidden, p.relative_to(name).parts))]
     return sorted(map(str, shown)) or [name]
 

@@ -90,8 +90,10 @@ def _images(config: Config) -> mx.nd.NDArray:
     try:
         return next(eval_batches(config, Shard(config.data.num_val, 0, 1, size), None)()).images
     except DataError as e:
+        text = str(e).partition('; set data.')[0]  # export has only one of these options
         raise DataError(
-            f'{e}; the export is verified with validation images; set their folder with --data.dir'
+            f'{text}; the export is verified with validation images of the same data set; set '
+            'their folder with --data.dir'
         ) from e
 
 

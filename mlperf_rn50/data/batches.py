@@ -161,7 +161,9 @@ def train_requests(data: DataConfig, shard: Shard, seed: int, first_step: int) -
 
     def draw(epoch: int) -> tuple[np.ndarray, np.ndarray]:
         order = shards.epoch_order(shard, seed, epoch)
-        return order, shards.first_reads(shard, order, is_known)
+        # a resumed run begins within an epoch
+        start = first_step * shard.global_batch_size - epoch * shard.num_positions
+        return order, shards.first_reads(shard, order, is_known, start)
 
     first_drawn = pool.submit(draw, first_step // shard.steps_per_epoch)
 

@@ -24,7 +24,7 @@ from mlperf_rn50.data.pipeline import (
 )
 from mlperf_rn50.errors import DataError
 from mlperf_rn50.files import read_bytes
-from mlperf_rn50.system.out_of_memory import explain_error
+from mlperf_rn50.system.out_of_memory import lack_of
 
 # DALI decodes these formats with any bit depth and colours; it drops alpha and later frames. MPO is
 # JPEG with previews.
@@ -56,12 +56,13 @@ def encode_image(
     test: DecoderTest,
     resize_shorter: int | None = None,
     max_pixels: float = math.inf,
+    is_fixed: bool = False,
 ) -> bytes:
     """Return an image unchanged if training can decode it, otherwise its first frame as PNG.
 
     An image whose shorter side is not resize_shorter (pixels; None: any) is resized and becomes a
-    JPEG. May raise any exception, because Pillow's decoders raise many types; ValueError if the
-    result would have more than max_pixels.
+    JPEG. With is_fixed, it need not be upright. May raise any exception, because Pillow's decoders
+    raise many types; ValueError if the result would have more than max_pixels.
     """
     buffer = io.BytesIO()
     with (
@@ -74,7 +75,10 @@ def encode_image(
         # an evaluation enlarges small images
         largest = max(scale, _EVALUATED / min(image.size))
         if (num_pixels := round(image.width * image.height * largest**2)) > max_pixels:
-            advice = 'resize it, as with --resize-shorter 512' if largest == scale else 'replace it'
+            resized = image.width * image.height * (512 / min(image.size)) ** 2
+            advice = 'replace it'
+            if resized <= max_pixels:
+                advice = 'resize it, as with --resize-shorter 512'
             raise ValueError(f'got {num_pixels:,} pixels, expected up to {max_pixels:,}; {advice}')
         image.load()
         turn = _turn_of(image)
@@ -86,7 +90,8 @@ def encode_image(
             )
             return buffer.getvalue()
         # The reader of sizes for training crops knows the orientation of JPEGs only.
-        is_upright = turn is None or image.format in ('JPEG', 'MPO') and DALI_HAS_ORIENTATION
+        is_jpeg = image.format in ('JPEG', 'MPO')
+        is_upright = is_fixed or turn is None or is_jpeg and DALI_HAS_ORIENTATION
         has_size = sorted(imagesize.get(io.BytesIO(encoded))) == sorted(image.size)
         if (
             image.format in _NATIVE_FORMATS
@@ -131,8 +136,8 @@ def encode_file(path: Path) -> bytes:
     except DataError:  # DALI cannot start
         raise
     except Exception as e:
-        if isinstance(e, RuntimeError) and explain_error(e):  # DALI lacked memory or threads
-            raise
+        if why := lack_of(e, 'free memory on this host'):
+            raise DataError(f'{path}: {why}') from e
         reason = f'{type(e).__name__}: {" ".join(str(e).split())[:120]}'
         if isinstance(e, OSError):
             reason = e.strerror or 'Pillow cannot decode it'

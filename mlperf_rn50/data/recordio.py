@@ -5,6 +5,7 @@ the manifest. Sources: dmlc-core recordio.h (framing) and mxnet.recordio.IRHeade
 header of an image).
 """
 
+import errno
 import hashlib
 import os
 import re
@@ -25,7 +26,7 @@ import numpy as np
 
 from mlperf_rn50.data.options import IMAGENET, MANIFEST_NAME, DataConfig, read_manifest
 from mlperf_rn50.errors import DataError, StorageError
-from mlperf_rn50.files import open_regular, read_bytes, regular_file
+from mlperf_rn50.files import PASSING_FAULTS, open_regular, read_bytes, regular_file
 from mlperf_rn50.npz import map_array
 from mlperf_rn50.text import printable
 
@@ -150,10 +151,19 @@ def parse_record(frames: bytes, where: str) -> Record:
     return Record(np.frombuffer(payload, np.uint8, offset=start), int(label), sample_id)
 
 
+def _refuse_passing(error: Exception, path: object) -> None:
+    """Raise StorageError for a fault of storage that may pass, so that a restart may succeed."""
+    if isinstance(error, OSError) and error.errno in PASSING_FAULTS:
+        raise StorageError(
+            f'{path}: {error.strerror}; repair the storage of the data, then repeat or resume'
+        ) from error
+
+
 def existing_index(rec_path: Path) -> Path:
     """Return the path of a .rec's memory-mapped index, or of its .idx if it has no mapped index."""
     mapped = rec_path.with_suffix(INDEX)
-    return mapped if mapped.exists() else rec_path.with_suffix('.idx')
+    # unlike Path.exists(), this raises no fault of storage, which the next access reports
+    return mapped if os.path.exists(mapped) else rec_path.with_suffix('.idx')
 
 
 def map_index(path: Path, size: int) -> np.ndarray:
@@ -163,6 +173,7 @@ def map_index(path: Path, size: int) -> np.ndarray:
         with open_regular(path) as f:
             index = map_array(f, np.int64)
     except (OSError, ValueError) as e:
+        _refuse_passing(e, path)
         raise DataError(
             f'{path}: not an index ({getattr(e, "strerror", e)}); remove it to use the .idx'
         ) from e
@@ -188,6 +199,7 @@ def parse_index(path: Path, size: int) -> np.ndarray:
     try:
         text = read_bytes(path).removeprefix(BOM_UTF8)
     except OSError as e:
+        _refuse_passing(e, path)
         raise DataError(
             f'{path}: {e.strerror}; create it with rec2idx.py of MXNet, or prepare the data again'
         ) from e
@@ -221,6 +233,7 @@ def load_checksums(rec_path: Path, num_records: int) -> np.ndarray | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as e:
+        _refuse_passing(e, path)
         raise DataError(
             f'{path}: not the checksums of the records ({getattr(e, "strerror", e)}); copy the '
             'file again, or prepare the data again'
@@ -238,6 +251,7 @@ class RecordFile:
         try:
             self._file = open_regular(rec_path)
         except OSError as e:
+            _refuse_passing(e, rec_path)
             raise DataError(
                 f'{e.filename}: {e.strerror}; copy it again, or prepare the data again'
             ) from e
@@ -342,7 +356,9 @@ def load_manifest(folder: Path, dataset: str = '') -> dict:
             f'{path}: no such file; create the data with: {_create(folder, dataset)}'
         ) from e
     except OSError as e:
-        raise DataError(f'{path}: {e.strerror}; prepare the data again') from e
+        _refuse_passing(e, path)
+        fix = 'correct its permissions' if e.errno == errno.EACCES else 'prepare the data again'
+        raise DataError(f'{path}: {e.strerror}; {fix}') from e
     except ValueError as e:
         raise DataError(
             f'{path}: not a manifest ({" ".join(str(e).split())[:200]}); prepare the data again in '
@@ -405,6 +421,7 @@ def find_split(data: DataConfig, split: str) -> Callable[[], RecordFile]:
     try:
         size = [p.stat().st_size for p in paths][0]
     except OSError as e:
+        _refuse_passing(e, e.filename)
         raise DataError(
             f'{e.filename}: {e.strerror}, expected as listed in {MANIFEST_NAME}; {REPAIR}'
         ) from e

@@ -130,9 +130,11 @@ def epoch_order(shard: Shard, seed: int, epoch: int) -> np.ndarray:
     return order
 
 
-def first_reads(shard: Shard, order: np.ndarray, is_known: np.ndarray) -> np.ndarray:
-    """Return a mask of the epoch's positions where this rank's node reads a sample for the first
-    time.
+def first_reads(
+    shard: Shard, order: np.ndarray, is_known: np.ndarray, start: int = 0
+) -> np.ndarray:
+    """Return a mask of the epoch's positions, from start on, where this rank's node reads a sample
+    for the first time.
 
     is_known: mask of the samples that the node has read before, (num_samples,). This epoch's
     samples are added to it.
@@ -140,6 +142,7 @@ def first_reads(shard: Shard, order: np.ndarray, is_known: np.ndarray) -> np.nda
     positions = shard.positions_of(
         shard.ranks_of_nodes()[shard.nodes[shard.rank] if shard.nodes else 0]
     )
+    positions = positions[positions >= start]
     samples, first = np.unique(order[positions], return_index=True)
     is_first = np.zeros(shard.num_positions, bool)
     is_first[positions[first[~is_known[samples]]]] = True

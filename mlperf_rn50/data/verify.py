@@ -30,7 +30,7 @@ from mlperf_rn50.data.recordio import (
     map_index,
     parse_index,
 )
-from mlperf_rn50.errors import DataError
+from mlperf_rn50.errors import DataError, StorageError
 from mlperf_rn50.files import (
     check_exists,
     digest_of,
@@ -198,7 +198,7 @@ def verify(folder: Path, num_workers: int) -> tuple[list[str], list[str]]:
                 results += _verify_split(folder / f'{name}.rec', entry, num_workers)
             except OSError as e:
                 results.append((False, f'{e.filename}: {e.strerror}'))
-    except DataError as e:
+    except (DataError, StorageError) as e:
         results.append((False, str(e)))
     # from missing or malformed fields
     except (LookupError, TypeError, ValueError, AttributeError) as e:

@@ -92,10 +92,10 @@ def explain_kill(
     return f'out of memory: {cause}, {used}; {fix}'
 
 
-def _address_space_message(name: str, limit: int, used: int) -> str:
+def _address_space_message(name: str, limit: int, used: int, fix: str = '') -> str:
     return (
         f'out of memory: {name} is limited to {gigabytes(limit)} (ulimit -v), {gigabytes(used)} '
-        'used; raise the limit (ulimit -v unlimited), or lower train.local_batch_size'
+        f'used; raise the limit (ulimit -v unlimited), or {fix or "lower train.local_batch_size"}'
     )
 
 
@@ -136,9 +136,12 @@ def explain_exit(code: int) -> str:
     )
 
 
-def explain_error(error: BaseException) -> str:
+def explain_error(error: BaseException, fix: str = '') -> str:
     """Explain an exception that reports a failed allocation or start of a process; return '' for
-    any other one."""
+    any other one.
+
+    fix: what to do, by default about the ranks of a run.
+    """
     text = str(error)
     shown = ' '.join(text.split())[:120]
     limit = soft_limit(resource.RLIMIT_AS)
@@ -147,7 +150,7 @@ def explain_error(error: BaseException) -> str:
         known = f'; {free[1]}' if free else ''
         return (
             f'no process or thread can be started ({shown}){known}; raise the limit of processes '
-            '(ulimit -u, pids of the container), or start fewer ranks on a host'
+            f'(ulimit -u, pids of the container), or {fix or "start fewer ranks on a host"}'
         )
     if not isinstance(error, MemoryError) and not _FAILED_ALLOCATION.search(text):
         return ''
@@ -155,7 +158,7 @@ def explain_error(error: BaseException) -> str:
     if limit is not None:
         # A process that cannot even read its status has used all of its address space.
         return _address_space_message(
-            'the address space of this process', limit, used.get('VmPeak', limit)
+            'the address space of this process', limit, used.get('VmPeak', limit), fix
         )
     host = read_numbers(PROC / 'meminfo')
     peak = gigabytes(used.get('VmHWM', 0))
@@ -163,6 +166,12 @@ def explain_error(error: BaseException) -> str:
     total = gigabytes(host.get('MemTotal', 0))
     return (
         f'out of memory: an allocation failed ({shown or type(error).__name__}); this process used '
-        f'{peak}, the host has {left} of {total} left; lower train.local_batch_size, or start '
-        'fewer ranks on a host'
+        f'{peak}, the host has {left} of {total} left; '
+        + (fix or 'lower train.local_batch_size, or start fewer ranks on a host')
     )
+
+
+def lack_of(error: Exception, fix: str) -> str:
+    """Return what a library such as Pillow or DALI lacked when it failed, with the fix; '' for
+    other failures."""
+    return explain_error(error, fix) if isinstance(error, RuntimeError | MemoryError) else ''

@@ -20,7 +20,7 @@ from e2e.training import (
     metrics,
     thin_ranks,
 )
-from helpers import ROOT, assert_near, call, run
+from helpers import ROOT, assert_near, call, deny, run
 from nets import arrays_of
 from PIL import Image
 
@@ -289,7 +289,9 @@ def test_classification_of_mirrored_evaluations_is_mirrored(kept, pictures):
         description.write_text(text)
 
 
-def test_unreadable_pictures_are_reported_and_others_classified(kept, pictures, tmp_path):
+def test_unreadable_pictures_are_reported_and_others_classified(
+    kept, pictures, tmp_path, monkeypatch
+):
     (tmp_path / 'text.png').write_text('not an image')
     (tmp_path / 'cut.png').write_bytes(pictures[0].read_bytes()[:60])
     Image.effect_noise((64, 64), 50).save(tmp_path / 'whole.jpg')
@@ -313,6 +315,7 @@ def test_unreadable_pictures_are_reported_and_others_classified(kept, pictures, 
     assert title.split()[:2] == ['file', 'likeliest']
     right = [pictures[0], tmp_path / 'folder/a.png', tmp_path / 'folder/b/x.PNG']
     assert [row.split()[0] for row in rows] == list(map(str, right))
+    deny(monkeypatch, '@eaDir', 'scandir')
     assert call('classify', kept, tmp_path / 'folder').returncode == 0
 
 
@@ -384,6 +387,12 @@ def test_export_check_accepts_a_different_data_folder(kept, tmp_path, tiny):
     words = ['export', tmp_path, '--format=gluon', '--out', out]
     assert_one_line(call(*words), 2, 'set their folder with --data.dir')
     assert not out.exists()
+    larger = replace(elsewhere, data={**elsewhere.data, 'num_val': 99})
+    save_weights(tmp_path / 'weights', 'best', larger, arrays)
+    done = call(*words, '--data.dir', tiny)
+    assert_one_line(done, 2, 'data.num_val: ')
+    assert 'set data.' not in done.stderr  # which export cannot
+    save_weights(tmp_path / 'weights', 'best', elsewhere, arrays)
     assert call(*words, '--data.dir', tiny).returncode == 0
     endings = ('-symbol.json', '-0000.params', '.gluon.json')
     assert {p.name for p in out.iterdir()} == {f'resnet18_best{s}' for s in endings}

@@ -59,6 +59,14 @@ def images_of(batches):
         yield from zip(labels_of(b), b.images.asnumpy().transpose(0, 2, 3, 1))
 
 
+def test_new_bytes_after_a_resume_within_an_epoch_are_of_records_not_read_since(numbered):
+    found = taken(numbered, shard_of(2), 17, first_step=5)  # 6 steps of the first epoch
+    assert all(b.num_new_bytes == b.num_bytes for b in found[:6])
+    read = {label for b in found[:6] for label in labels_of(b)}
+    has_new = [bool({*labels_of(b)} - read) for b in found[6:]]
+    assert [b.num_new_bytes > 0 for b in found[6:]] == has_new and any(has_new)
+
+
 # Property tests check that shards partition the data for any number of ranks and images; these
 # tests check DALI.
 

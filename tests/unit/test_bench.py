@@ -10,8 +10,15 @@ from helpers import json_table, wait_for
 from pytest import approx
 
 from mlperf_rn50.analysis.show.plain import render_text
-from mlperf_rn50.bench import measure, steps
-from mlperf_rn50.bench.measure import ResultTable, make_answer, parse_list, parse_numbers, spread_of
+from mlperf_rn50.bench import input_speed, measure, steps
+from mlperf_rn50.bench.measure import (
+    BenchSession,
+    ResultTable,
+    make_answer,
+    parse_list,
+    parse_numbers,
+    spread_of,
+)
 from mlperf_rn50.bench.operators import Convolution, convolutions
 from mlperf_rn50.bench.steps import (
     Case,
@@ -30,6 +37,8 @@ from mlperf_rn50.model.resnet import ResNet
 from mlperf_rn50.model.zoo import count_flops
 from mlperf_rn50.system.environment import host_facts
 from mlperf_rn50.train.comm.device import gemm_times
+from mlperf_rn50.train.comm.horovod import Comm
+from mlperf_rn50.train.options import CommConfig, TrainConfig
 from mlperf_rn50.train.watchdog.heartbeat import Heartbeat
 
 
@@ -71,6 +80,37 @@ def test_synthetic_images_have_the_size_of_the_network(name, source, configured,
     found = case_config(config, Case(name, 'float32', source, 8, 1))
     shown = found.data.image_size, found.train.local_batch_size, found.data.synthetic
     assert shown == (expected, 8, source == 'synthetic')
+
+
+def test_each_case_exchanges_gradients_as_its_precision_does(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        steps, 'measure_case', lambda session, case: seen.append(session.comm.compression)
+    )
+    config = Config(
+        comm=CommConfig(compression='fp16'),
+        model=ModelConfig(fused_bn_relu=False),
+        train=TrainConfig(device='gpu'),
+    )
+    comm = Comm()
+    comm.rank = 1  # only rank 0 has tables
+    cases = [Case('resnet18', precision, 'synthetic', 8, 1) for precision in ('float16', 'float32')]
+    steps.bench_steps(BenchSession(config, comm, None, Heartbeat(), 1, 1), cases)
+    assert seen == ['none', 'fp16']
+
+
+def test_input_is_not_read_before_it_is_measured_cold(monkeypatch):
+    caches = []
+
+    def measure(session, cache):
+        caches.append(cache)
+        return {'images_per_s': 1.0, 'record_bytes': 1.0}
+
+    monkeypatch.setattr(input_speed, 'measure_input', measure)
+    monkeypatch.setattr(input_speed, 'find_split', Mock())
+    session = BenchSession(Config(), Comm(), None, Heartbeat(), 1, 1)
+    input_speed.bench_input(session, [1], [8], ['cold'], None)
+    assert caches == ['cold', 'cold']
 
 
 def test_scaling_efficiency_of_study_3():

@@ -254,8 +254,8 @@ def test_records_are_described_but_neither_copied_nor_changed(
             'my_train',
             encoded('GIF'),
             [0, 1, 0, 1],
-            '1 image cannot be decoded: class/3.png (ValueError: DALI cannot decode it); run '
-            'im2rec again without those',
+            '1 image cannot be decoded: class/3.png (ValueError: training cannot decode it as it '
+            'is); run im2rec again without those',
         ),
         ('my_val', b'text', [0, 1], '1 image cannot be decoded: class/1.png (Unidentif'),
         ('my_train', PNGS[0], [1, 2], 'my_train.rec: got label 2, expected 0 to 1 for the 2 '),

@@ -21,6 +21,7 @@ from mlperf_rn50.data.pipeline import DecoderTest
 from mlperf_rn50.data.prepare.pack import make_record
 from mlperf_rn50.data.prepare.samples import Sample
 from mlperf_rn50.errors import DataError
+from mlperf_rn50.system import out_of_memory
 
 PIXELS = np.asarray(RGB)
 LATER = [RGB.rotate(180)]
@@ -135,16 +136,19 @@ def test_narrow_image_that_an_evaluation_would_enlarge_is_refused(tmp_path):
         encode_file(path)
 
 
-def test_lack_of_memory_is_no_damage(monkeypatch):
+@pytest.mark.parametrize('error', [RuntimeError('std::bad_alloc'), MemoryError()])
+def test_lack_of_memory_is_no_damage(monkeypatch, error):
+    monkeypatch.setattr(out_of_memory, 'soft_limit', lambda kind: None)
+
     class Full(DecoderTest):
         def _build(self):
             def run():
-                raise RuntimeError('std::bad_alloc')
+                raise error
 
             return SimpleNamespace(feed_input=lambda *_: None, run=run)
 
     sample = Sample(0, 'a.png', encoded('PNG'))
-    with pytest.raises(RuntimeError, match='bad_alloc'):
+    with pytest.raises(DataError, match='a.png: out of memory: .*; use fewer --workers'):
         make_record(sample, 0, partial(encode_image, test=Full()))
 
 
@@ -154,6 +158,11 @@ def test_postscript_inside_another_format_is_not_executed(tmp_path, monkeypatch)
     with pytest.raises(OSError), Image.open(io.BytesIO(encoded('EPS'))) as image:
         image.load()  # as Pillow loads the embedded image
     assert not (tmp_path / 'canary').exists()
+
+
+def test_turned_image_of_a_record_stays_as_it_is():
+    assert encode_image(turned('PNG'), TEST, is_fixed=True) == turned('PNG')
+    assert encode_image(turned('PNG'), TEST) != turned('PNG')
 
 
 def test_turned_jpeg_is_unchanged_if_dali_turns_it():

@@ -15,6 +15,7 @@ from PIL import Image, ImageFile
 from prepared import bitmap, fill, greys, prepare, shown, stored
 
 from mlperf_rn50.config_file import load_yaml
+from mlperf_rn50.data import images
 from mlperf_rn50.data.prepare import pack, samples
 from mlperf_rn50.data.prepare.samples import Sample
 from mlperf_rn50.data.recordio import RecordFile, load_manifest
@@ -258,28 +259,45 @@ def test_failed_start_of_dali_is_no_fault_of_an_image(words, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    'size, options, num_pixels',
+    'size, options, num_pixels, advice',
     [
-        ((10_000, 9_000), (), '90,000,000'),
-        ((1, 30_000), (), '1,966,080,000'),
-        ((1, 30_000), ('--resize-shorter', 256), '1,966,080,000'),
+        ((10_000, 9_000), (), '90,000,000', 'resize it, as with'),
+        ((1, 30_000), (), '1,966,080,000', 'replace it'),
+        ((1, 30_000), ('--resize-shorter', 256), '1,966,080,000', 'replace it'),
     ],
 )
 def test_small_file_of_a_huge_image_is_refused_undecoded(
-    words, source, out, monkeypatch, size, options, num_pixels
+    words, source, out, monkeypatch, size, options, num_pixels, advice
 ):
     (source / 'train/a/1.bmp').write_bytes(encoded('PNG', Image.new('1', size)))
     load, loaded = ImageFile.ImageFile.load, []
     monkeypatch.setattr(
         ImageFile.ImageFile, 'load', lambda image: (loaded.append(image.size), load(image))[1]
     )
-    message = f'a/1.bmp .*got {num_pixels} pixels, expected up to 89,478,485; (resize|replace) it'
+    message = f'a/1.bmp .*got {num_pixels} pixels, expected up to 89,478,485; {advice}'
     with pytest.raises(DataError, match=message):
         prepare(*words, *options)
     assert loaded and size not in loaded
     if size == (10_000, 9_000):
         assert prepare(*words, '--resize-shorter', '9') == 0
         assert (9, 10, 3) in {shown(image).shape for _, image in stored(out)}
+
+
+def test_damaged_image_is_tried_again_when_prepare_is_repeated(words, out, monkeypatch):
+    encode = images.encode_image
+
+    def lack_a_codec(encoded, *rest, **keys):
+        if encoded == bitmap(11):
+            raise OSError('decoder avif not available')
+        return encode(encoded, *rest, **keys)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(images, 'encode_image', lack_a_codec)
+        for _ in range(2):
+            with pytest.raises(DataError, match='b/1.bmp .*decoder avif not available'):
+                prepare(*words)
+    assert prepare(*words) == 0 and greys(out) == WHOLE
+    assert not load_manifest(out)['skipped']
 
 
 def test_image_that_becomes_unreadable_is_not_damaged(words, monkeypatch):

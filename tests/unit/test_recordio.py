@@ -17,6 +17,7 @@ import pytest
 from helpers import HANG_LIMIT_S
 from numbered import make_config, ramp, write_records
 
+from mlperf_rn50.data import recordio
 from mlperf_rn50.data.options import DataConfig
 from mlperf_rn50.data.recordio import (
     INDEX,
@@ -32,6 +33,7 @@ from mlperf_rn50.data.recordio import (
     parse_index,
 )
 from mlperf_rn50.data.verify import verify
+from mlperf_rn50.doctor.facts import data_facts
 from mlperf_rn50.errors import DataError, StorageError
 
 
@@ -227,6 +229,36 @@ def test_failed_read_names_the_record_and_permits_a_restart(tmp_path, monkeypatc
     monkeypatch.setattr(os, 'pread', Mock(side_effect=OSError(errno.EIO, 'Input/output error')))
     with pytest.raises(StorageError, match='train.rec, record 3: cannot read: Input') as e:
         records.read(3)
+    assert e.value.exit_code == 1
+
+
+def test_manifest_on_failing_storage_permits_a_restart_and_is_a_failed_check(tmp_path, monkeypatch):
+    config = make_config(tmp_path, ramp(4))
+    fault = OSError(errno.EIO, 'Input/output error')
+    monkeypatch.setattr(recordio, 'read_manifest', Mock(side_effect=fault))
+    with pytest.raises(StorageError, match='manifest.json: Input/output error; repair the storage'):
+        find_split(config.data, 'train')
+    assert 'Input/output error' in data_facts(config, 0).problem
+    monkeypatch.setattr(
+        recordio, 'read_manifest', Mock(side_effect=OSError(errno.EACCES, 'denied'))
+    )
+    with pytest.raises(DataError, match='denied; correct its permissions'):
+        find_split(config.data, 'train')
+
+
+@pytest.mark.parametrize('name', ['train.rec', 'train.index.npy', 'train.crc.npy'])
+def test_storage_that_fails_while_records_are_opened_permits_a_restart(tmp_path, monkeypatch, name):
+    open_records = find_split(make_config(tmp_path, ramp(4)).data, 'train')
+    open_file = recordio.open_regular
+
+    def fail(path):
+        if str(path).endswith(name):
+            raise OSError(errno.ESTALE, 'Stale file handle', str(path))
+        return open_file(path)
+
+    monkeypatch.setattr(recordio, 'open_regular', fail)
+    with pytest.raises(StorageError, match=f'{name}: Stale file handle; repair the storage') as e:
+        open_records()
     assert e.value.exit_code == 1
 
 

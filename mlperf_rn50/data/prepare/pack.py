@@ -14,7 +14,7 @@ import shutil
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from itertools import accumulate, chain, count, repeat
 from pathlib import Path
@@ -45,7 +45,7 @@ from mlperf_rn50.files import (
     write_atomically,
 )
 from mlperf_rn50.runfolder.jsonl import decode
-from mlperf_rn50.system.out_of_memory import explain_error
+from mlperf_rn50.system.out_of_memory import lack_of
 from mlperf_rn50.text import plural, some
 
 PART_SIZE = 1000
@@ -72,7 +72,7 @@ class _Part(msgspec.Struct):
 
 
 def make_record(
-    sample: Sample, sample_id: int, encode: Callable[[bytes], bytes]
+    sample: Sample, sample_id: int, encode: Callable[..., bytes]
 ) -> tuple[int, bytes | str]:
     """Return the CRC-32 of an image as read, and the record to store, or the reason why the image
     is damaged."""
@@ -82,14 +82,14 @@ def make_record(
         if not sample.is_record:
             return source, pack_record(sample.label, sample_id, encode(encoded))
         image = parse_record(encoded, sample.name).image.tobytes()
-        if encode(image) != image:
-            raise ValueError('DALI cannot decode it')
+        if encode(image, is_fixed=True) != image:
+            raise ValueError('training cannot decode it as it is')
         return source, encoded
     except DataError:
         raise
     except Exception as e:
-        if isinstance(e, RuntimeError) and explain_error(e):  # DALI lacked memory or threads
-            raise
+        if why := lack_of(e, 'use fewer --workers'):
+            raise DataError(f'{sample.name}: {why}') from e
         reason = ' '.join(str(e).split()).partition(' <_io')[0]  # without the name of a buffer
         return source, f'{type(e).__name__}: {reason[:120]}'
 
@@ -122,8 +122,19 @@ def _is_stored(part: _Part, rec: BinaryIO, group: list[Sample]) -> bool:
     return stored == ([] if group[0].is_record else part.checksums)
 
 
+def _stays_damaged(
+    part: _Part, pool: Executor, group: list[Sample], encode: Callable[..., bytes]
+) -> bool:
+    """Return whether the damaged images of a part still cannot be used, for example because of a
+    library that was missing."""
+    names = {name for name, _ in part.damaged}
+    damaged = [sample for sample in group if sample.name in names]
+    again = pool.map(make_record, damaged, repeat(0), repeat(encode))
+    return all(isinstance(record, str) for _, record in again)
+
+
 def _write_parts(
-    rec_path: Path, samples: list[Sample], encode: Callable[[bytes], bytes], num_workers: int
+    rec_path: Path, samples: list[Sample], encode: Callable[..., bytes], num_workers: int
 ) -> _Part:
     """Append the missing parts of a split to its .rec, and a JSON file beside it for each. Return
     all parts as one."""
@@ -143,6 +154,7 @@ def _write_parts(
                 part
                 and _is_stored(part, rec, group)
                 and part.sources == [*pool.map(Sample.checksum, group)]
+                and _stays_damaged(part, pool, group, encode)
             )
             if part and is_kept:
                 bar.update(len(group))
