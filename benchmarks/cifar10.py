@@ -7,6 +7,7 @@ Trains ResNet-50 on CIFAR-10 with cifar10_cpu.yaml and cifar10_open.yaml in turn
 the ratio of their median times. An interrupted comparison continues.
 """
 
+import math
 import os
 import statistics
 import subprocess
@@ -31,11 +32,11 @@ def train(side: str, folder: Path, number: int) -> None:
 def median_s(side: str, folder: Path) -> float:
     """Print the runs of a side; return the median of their times."""
     runs = ended_runs(folder)
-    times = [lines[-1]['time_to_train_s'] for lines in runs]
+    times = [lines[-1].get('time_to_train_s', math.inf) for lines in runs]  # inf: it failed
     median = statistics.median(times)
     num_reached = sum(lines[-1]['status'] == 'converged' for lines in runs)
     texts = [
-        f'{time_s:,.0f} ({100 * top1_of_epochs(lines)[-1]:.2f} %)'
+        f'{time_s:,.0f} ({100 * (top1_of_epochs(lines) or [0.0])[-1]:.2f} %)'
         for time_s, lines in zip(times, runs)
     ]
     print(f'{side:13s} {num_reached} of {len(runs)} runs reached the target')

@@ -106,7 +106,7 @@ def train_program(config: Path, precision: str, seed: int) -> dict:
         sys.exit(done.stderr)
     end, top1 = runs[0][-1], top1_of_epochs(runs[0])
     return {
-        'time_to_train_s': end['time_to_train_s'],
+        'time_to_train_s': end.get('time_to_train_s', math.inf),  # it failed
         'epochs': len(top1),
         'top1': top1,
         'is_converged': end['status'] == 'converged',

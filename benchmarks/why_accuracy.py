@@ -317,8 +317,8 @@ def prepare(case: Case, work: Path) -> str:
 
 
 def accuracy(run: Path) -> float | None:
-    """Return the best Top-1 of a complete run, or None."""
-    return max(map(max, map(top1_of_epochs, ended_runs(run))), default=None)
+    """Return the best Top-1 of a complete run; None without an evaluation."""
+    return max((top1 for lines in ended_runs(run) for top1 in top1_of_epochs(lines)), default=None)
 
 
 def train(case: Case, run: Path, work: Path) -> None:

@@ -160,12 +160,21 @@ def _run_folder(rows: Sequence[RankFacts]) -> Check:
     return Check(name, 'ok', f'visible on all {len(by_node(rows))} hosts')
 
 
+def _num_metered(node: Sequence[RankFacts], kind: str) -> int:
+    """Return how many devices of a node telemetry meters: no GPUs if its rank can open only some of
+    those in use."""
+    used = {g.bus_id or g.uuid for r in node for g in r.used_gpus}
+    is_part = kind == 'gpu' and node[0].num_open_gpus < len(used)
+    return 0 if is_part else node[0].energy[kind]
+
+
 def _energy(rows: Sequence[RankFacts]) -> Check:
-    nodes = [node[0] for node in by_node(rows)]
+    nodes = by_node(rows)
     texts = []
     for kind, name in (('cpu', 'CPU packages'), ('gpu', 'GPUs')):
-        count = sum(r.energy[kind] for r in nodes)
-        blind = [r for r in nodes if not r.energy[kind]]
+        counts = [_num_metered(node, kind) for node in nodes]
+        count = sum(counts)
+        blind = [node[0] for node, number in zip(nodes, counts) if not number]
         if count:
             none = f', none on {hosts_of(blind)}, so there is no total' if blind else ''
             texts.append(f'{count} {name} can be measured{none}')
@@ -176,13 +185,20 @@ def _energy(rows: Sequence[RankFacts]) -> Check:
 
 
 def _clocks(rows: Sequence[RankFacts]) -> Check:
-    row = max(rows, key=lambda r: (abs(r.clock_offset_s), r.rank))
-    skew_s = abs(row.clock_offset_s)
+    # the most exact offset of each host
+    hosts = [min(node, key=lambda r: abs(r.clock_offset_s)) for node in by_node(rows)]
+    hosts.sort(key=lambda r: r.clock_offset_s)
+    first, last = hosts[0], hosts[-1]
+    skew_s = last.clock_offset_s - first.clock_offset_s
+    # the median; of two, that nearer to rank 0
+    middle = hosts[(len(hosts) - 1) // 2 : len(hosts) // 2 + 1]
+    usual_s = min((r.clock_offset_s for r in middle), key=abs)
+    wrong = max(hosts, key=lambda r: (abs(r.clock_offset_s - usual_s), r.rank))
     return Check(
         'clocks',
         'ok' if skew_s <= _MAX_CLOCK_SKEW_S else 'failed',
-        f'at most {1e3 * skew_s:.0f} ms apart ({row.host} and {rows[0].host})',
-        f'set the clock of {row.host}, for example with chrony',
+        f'at most {1e3 * skew_s:.0f} ms apart ({first.host} and {last.host})',
+        f'set the clock of {wrong.host}, for example with chrony',
     )
 
 

@@ -45,7 +45,7 @@ from mlperf_rn50.doctor.result import (
     gpus_in_use,
     parse_facts,
 )
-from mlperf_rn50.errors import ConfigError, DataError, UserError
+from mlperf_rn50.errors import ConfigError, DataError, StorageError, UserError
 from mlperf_rn50.model.fused import fusion_text, layout_warnings, with_layout
 from mlperf_rn50.system.environment import package_versions
 from mlperf_rn50.system.gpus import VISIBLE, find_visible_gpus
@@ -85,7 +85,7 @@ def data_facts(config: Config, rank: int) -> DataFacts:
             records = find_split(config.data, split)()
             num_probed += check_sample(records, entry, _NUM_PROBED, rank)
             records.close()
-    except DataError as e:
+    except (DataError, StorageError) as e:
         return DataFacts(str(e))
     splits = manifest['splits'].values()
     return DataFacts(

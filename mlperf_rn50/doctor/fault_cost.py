@@ -16,7 +16,7 @@ from mlperf_rn50.system.cgroup import read_small
 from mlperf_rn50.system.out_of_memory import PROC
 from mlperf_rn50.system.power import BOOT_ID
 from mlperf_rn50.text import plural
-from mlperf_rn50.train.checkpoint.period import best_period_s, between_faults_s
+from mlperf_rn50.train.checkpoint.period import AutoPeriod
 from mlperf_rn50.train.options import CheckpointConfig
 
 _MAX_BYTES = 256_000_000
@@ -98,8 +98,8 @@ def _repeated(config: CheckpointConfig, cost_s: float, num_ranks: int) -> str:
     """Return how much training a fault repeats; cost_s: time of a checkpoint."""
     note = ''
     if config.period_s == 'auto':
-        period_s = best_period_s(cost_s, between_faults_s(0.0, 0, num_ranks))
-        config = replace(config, period_s=period_s)
+        auto = AutoPeriod(num_ranks, num_faults=0, down_s=0.0, costs_s=[cost_s])
+        config = replace(config, period_s=auto.period_s(0.0))
         note = ': auto, if training waits for the whole checkpoint'
     for key, unit in _PERIODS:
         if num := round(getattr(config, key)):

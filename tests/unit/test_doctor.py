@@ -20,6 +20,7 @@ from mlperf_rn50.doctor.result import DataFacts, MxnetFacts, parse_facts
 from mlperf_rn50.errors import ConfigError, UserError
 from mlperf_rn50.system import mpi_session
 from mlperf_rn50.system.cgroup import GroupLimits
+from mlperf_rn50.system.gpus import Gpu
 from mlperf_rn50.system.mpi_session import check_session
 
 
@@ -55,9 +56,29 @@ def test_facts_are_validated_where_they_arrive():
             parse_facts(wrong)
 
 
+def test_energy_of_gpus_that_the_metering_rank_cannot_open_is_not_promised():
+    facts = {'device': 0, 'num_open_gpus': 1, 'energy': {'cpu': 0, 'gpu': 1}}
+    cards = [Gpu(f'GPU-{k}', 'A100', '', '8.0', '535.129.03', None) for k in 'ab']
+    ranks = [rank_facts(rank, 'h1', gpus=[card], **facts) for rank, card in enumerate(cards)]
+    assert check('energy', ranks).status == 'not needed'
+    assert check('energy', ranks[:1]).status == 'ok'
+
+
+def test_clock_that_differs_from_most_is_named_also_that_of_rank_0():
+    def clocks(*offsets):
+        hosts = [
+            rank_facts(2 * k, f'h{k + 1}', clock_offset_s=offset)
+            for k, offset in enumerate(offsets)
+        ]
+        return check('clocks', hosts)
+
+    assert_reads(clocks(0.0, 0.9, -0.9), 'failed: at most 1800 ms apart (h3 and h2)')
+    assert_reads(clocks(0.0, 3.0, 3.0), 'failed: at most 3000 ms apart ... clock of h1,')
+
+
 # A check, its result, and changes of h2; "requested" has values of the configuration.
 CASES = table("""
-clocks | ok: at most 1000 ms apart | {"clock_offset_s": 1.0}
+clocks | ok: at most 999 ms apart (h1 and h2) | {"clock_offset_s": 1.0}
 memory | ok: 2.1 GB available per rank on h2 | {"memory_available_bytes": 4294967296}
 program | failed: code bbbb on h2, but code aaaa on h1 ... same commit on h2 | {"code": "bbbb"}
 packages | failed: numpy 1.22.0 on h2, but numpy 1.23.5 ... | {"packages": {"numpy": "1.22.0"}}
@@ -66,7 +87,7 @@ data set | failed: manifest xxxx with 9 images on h2, but manifest mmmm ... to h
     | {"data": {"manifest": "xxxx", "num_images": 9}}
 data set | failed: on h2: train.rec: no ... prepare | {"data": {"problem": "train.rec: no such"}}
 .idx and .rec | ok: 128 records checked on each rank, with their checksums | {}
-clocks | failed: at most 3200 ms apart (h2 and h1) ... clock of h2 | {"clock_offset_s": -3.2}
+clocks | failed: at most 3201 ms apart (h2 and h1) ... clock of h2 | {"clock_offset_s": -3.2}
 ranks and nodes | failed: ...2 nodes (h1: 2, h2: 1) ... h2 has 1 \
     | {"local_size": 1, "requested": {"ranks_per_node": 2}}
 ranks and nodes | failed: 4 ranks on 2 nodes ... num_nodes is 4 | {"requested": {"num_nodes": 4}}

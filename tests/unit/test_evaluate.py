@@ -2,12 +2,15 @@
 
 import threading
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import mxnet as mx
 import numpy as np
 import pytest
 
 from mlperf_rn50.cli.classify import likeliest
+from mlperf_rn50.cli.evaluate import _answer
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.batches import Batch
 from mlperf_rn50.data.options import DataConfig
@@ -23,6 +26,7 @@ from mlperf_rn50.train.evaluate import (
     evaluate,
     with_mirror,
 )
+from mlperf_rn50.train.options import TrainConfig
 
 
 def batch(logits, labels, num_valid=None) -> Batch:
@@ -75,6 +79,28 @@ def test_images_are_counted_once_and_a_wrong_number_is_an_error():
     for num_images in (9, 11):
         with pytest.raises(RunFailed, match=f'got 10 images over all ranks, expected {num_images}'):
             evaluated(*batches, num_images=num_images)
+
+
+@pytest.mark.parametrize(
+    'device, num_images, num_off, text, code',
+    [
+        ('cpu', 50_000, 0, '70.00 %, the same', 0),
+        ('cpu', 50_000, 1, '70.00 %, NOT THE SAME', 1),
+        ('gpu', 50_000, 50, '70.00 %, the same within the rounding of a GPU', 0),
+        ('gpu', 50_000, 51, '70.00 %, NOT THE SAME', 1),
+        ('gpu', 360, 1, '70.00 %, the same within the rounding of a GPU', 0),
+        ('gpu', 360, 2, '70.00 %, NOT THE SAME', 1),
+    ],
+)
+def test_top1_of_the_log_is_exact_on_cpus_and_within_rounding_on_gpus(
+    device, num_images, num_off, text, code
+):
+    weights = SimpleNamespace(path=Path('best.npz'), description=SimpleNamespace(epoch=3))
+    config = Config(train=TrainConfig(device=device))
+    accuracy = Accuracy(num_images * 7 // 10 + num_off, num_images, num_images)
+    answer = _answer(config, weights, accuracy, logged=0.7, confusions=[])
+    assert answer.exit_code == code
+    assert text in [cell.text for table in answer.tables for row in table.rows for cell in row]
 
 
 class Slow(mx.operator.CustomOp):
