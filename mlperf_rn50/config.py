@@ -57,9 +57,9 @@ class RunConfig:
         dir: run folder; its results are numbered and never overwritten.
         seed: random seed for initial weights, image order and augmentation; null draws a new seed
             for each run.
-        num_nodes: expected number of nodes, checked at start; null disables the check.
-        ranks_per_node: expected number of ranks per node, checked at start; null disables the
-            check.
+        num_nodes: expected number of nodes, which launchers start and the doctor checks; training
+            checks only the product with ranks_per_node. null disables the check.
+        ranks_per_node: expected number of ranks per node, as for num_nodes.
         ranks_per_device: number of consecutive ranks on a node that share a GPU or, without GPUs, a
             set of cores.
         submission_org: name of the submitting organisation, for the log.
@@ -77,8 +77,9 @@ class RunConfig:
             none.
         tensorboard: also write losses, learning rates, norms and times for TensorBoard, in
             tensorboard/.
-        reference: run folders or published trees whose evaluations the run is compared with; []
-            selects published run sets with the same recipe, on ImageNet only.
+        reference: folders of logs whose evaluations the run is compared with; [] selects the
+            included published run sets with the same or, without any, a similar recipe, on ImageNet
+            only.
         stop_when_behind: write a checkpoint and stop when the run falls behind its references.
     """
 
@@ -262,6 +263,7 @@ def check_values(c: Config) -> None:
 def _check_together(c: Config) -> None:
     """Raise ConfigError for values in different sections that conflict."""
     t, d = c.train, c.data
+    refuse(not c.run.dir, 'run.dir: got an empty path, expected a folder')
     refuse('' in c.run.reference, 'run.reference: got an empty path, expected logs or folders')
     is_open = c.run.submission_division == 'open'
     refuse(

@@ -178,7 +178,8 @@ def _show_live(
     ) as live:
         for runs in states:
             until, size = time.monotonic() + every_s, None
-            while size != console.size or time.monotonic() < until:
+            is_over = all(r.is_over for r in runs)
+            while size != console.size or (not is_over and time.monotonic() < until):
                 if size != console.size:  # redraw at once after a resize
                     size = console.size
                     # Ctrl-C within an update would leave rich's buffer open, which then swallows

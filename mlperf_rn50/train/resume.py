@@ -77,6 +77,12 @@ def plan_resumed(
     before = resumption.progress
     if is_elastic:
         plan = make_elastic_plan(config, world_size, before.lr_batch_size)
+    elif world_size != before.world_size:
+        ranks = plural(before.world_size, 'rank')
+        raise CheckpointError(
+            f'{resumption.path}: ranks: got {world_size}, the checkpoint has {before.world_size}; '
+            f'start {ranks}, or resume with {world_size} and --elastic'
+        )
     else:
         plan = make_plan(config, world_size)
         # an elastic resume may have changed the batch for which the rate is configured
@@ -107,7 +113,7 @@ def plan_resumed(
 
 
 def _check(resumption: LoadedCheckpoint, plan: Plan, is_elastic: bool, digest: str) -> None:
-    """Raise CheckpointError if data, seed, average of weights, ranks or batch do not match."""
+    """Raise CheckpointError if data, seed, average of weights or batch do not match."""
     config, before = plan.config, resumption.progress
     seed = before.seed if config.run.seed is None else config.run.seed
     # name, value found, value in the checkpoint, advice
@@ -124,13 +130,8 @@ def _check(resumption: LoadedCheckpoint, plan: Plan, is_elastic: bool, digest: s
         advice = 'keep it; the average of weights begins with the run'
         facts.append(('train.ema', now, then, advice))
     if not is_elastic:
-        ranks = plural(before.world_size, 'rank')
-        advice = f'start {ranks}, or resume with {plan.world_size} and --elastic'
         batch, batch_before = plan.global_batch_size, before.global_batch_size
-        facts += [
-            ('ranks', plan.world_size, before.world_size, advice),
-            ('train.global_batch_size', batch, batch_before, 'keep the batch size'),
-        ]
+        facts.append(('train.global_batch_size', batch, batch_before, 'keep the batch size'))
     for name, got, expected, fix in facts:
         if got != expected:
             raise CheckpointError(

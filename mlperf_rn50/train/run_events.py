@@ -196,7 +196,7 @@ class Warned(Noted, frozen=True):
 
 class Ended(Event, frozen=True):
     """End of the run; status: converged, aborted, interrupted or failed. checkpoint_s: since the
-    last evaluation."""
+    last evaluation; reason: of a failure."""
 
     status: str
     best_top1: float
@@ -206,6 +206,7 @@ class Ended(Event, frozen=True):
     checkpoint_s: float = 0.0
     # of time_s; None for a run without a resume, and on ranks other than 0
     parts: ElapsedParts | None = None
+    reason: str = ''
 
     @property
     def best_text(self) -> str:

@@ -311,6 +311,7 @@ bench => {train,data,allreduce,ops}: missing; see mlperf-rn50 bench --help
 -v => -v: unknown option; did you mean --version?
 report x --price 3 => --price: unknown option; did you mean --price-per-node-hour?
 report published/2.0/del => no such published sets; did you mean published/v2.0/Dell?
+train --config CONFIG --run.dir= => run.dir: got an empty path, expected a folder
 train CONFIG => CONFIG: unexpected argument; did you mean --config CONFIG?
 report x --fromat csv => --fromat: unknown option; did you mean --format?
 report x --rows runs => --rows: got --format text, expected --format csv

@@ -68,15 +68,26 @@ def test_run_without_an_epoch_is_starting_and_has_no_foreign_data_or_target(tmp_
     assert [name.text for name, _ in facts_of(run).rows] == ['status']
 
 
-@pytest.mark.parametrize('name', ['.run_0.lock', '.launcher.lock'])
-def test_interrupted_run_whose_lock_was_taken_again_is_starting(tmp_path, name):
+@pytest.mark.parametrize('name, is_over', [('.run_0.lock', True), ('.launcher.lock', False)])
+def test_interrupted_run_whose_lock_was_taken_again_is_starting(tmp_path, name, is_over):
     folder = write_live(tmp_path, status='aborted')
     assert look(folder).status == 'aborted'
     with closing(FileLock(folder / name)) as lock:
         lock.take()
         assert shown(look(folder), 'status', 'is_over') == ('starting', False)
         os.utime(lock.path, (NOW_S - 9,) * 2)  # the lock of the run itself, before its last line
-        assert shown(look(folder), 'status', 'is_over') == ('aborted', True)
+        assert shown(look(folder), 'status', 'is_over') == ('aborted', is_over)
+
+
+def test_run_of_a_launcher_that_makes_several_is_not_the_last(tmp_path):
+    folder = write_live(tmp_path, status='success', accuracies=(0.2, 0.8))
+    with closing(FileLock(folder / '.launcher.lock')) as lock:
+        lock.take()
+        os.utime(lock.path, (NOW_S - 99,) * 2)
+        assert shown(look(folder), 'status', 'is_over') == ('converged', False)
+        log = folder / 'result_0.txt'
+        assert Follower(log).look(NOW_S).is_over  # only this run is watched
+    assert look(folder).is_over
 
 
 def test_finished_run_without_metrics_has_the_values_of_the_log(tmp_path):
@@ -168,6 +179,12 @@ def test_resumed_run_has_repeated_records_once(tmp_path):
     assert shown(run, 'verdict', 'epoch', *names) == ('', 2.0, 1, 8, 4, 256, 12)
     write_metrics(tmp_path / 'metrics.jsonl', evaluation(3, 50), mode='a')
     assert [e.accuracy for e in follower.look(NOW_S).evaluations] == [0.2, 0.3, 0.5]
+
+
+def test_resume_before_a_recorded_step_drops_later_evaluations(tmp_path):
+    records = [evaluation(1, 20), evaluation(2, 30), evaluation(3, 40)]
+    run = look(write_live(tmp_path, *records, resumed(40, epoch=2.0)))
+    assert ([e.epoch for e in run.evaluations], run.epoch) == ([1, 2], 2.0)
 
 
 def test_band_and_verdict_of_the_reference_and_first_warning_of_a_run_behind(tmp_path):

@@ -65,6 +65,16 @@ def test_reads_are_summed_by_node(run_of, epochs, expected):
     assert reads_of(run_of(*lines)) == expected
 
 
+def test_reads_of_an_epoch_that_was_resumed_within_are_left_out(run_of):
+    def resumed(trained):
+        return json.dumps({'event': 'resumed', 'step': 9, 'epoch': trained})
+
+    lines = [epoch(1, n1=10), epoch(2, n1=8), resumed(2.5), epoch(3, n1=5), epoch(4, n1=12)]
+    assert reads_of(run_of(*lines)) == [['n1', 10, None, 10, None, 1, 5]]
+    assert reads_of(run_of(resumed(0.5), *lines[:2])) == []  # the first epoch differs from others
+    assert len(reads_of(run_of(resumed(0.0), *lines[:2]))) == 1
+
+
 def test_lines_that_are_no_reads_are_skipped(run_of):
     lines = [
         *('not json', '[' * 100_000, '[]', '{"event": "train", "step": 20}'),

@@ -150,6 +150,7 @@ def test_recipe_matches_the_stored_configuration_of_the_system(name, batch, opt_
 {"schedule": {"decay_epochs": 90.0}}   | ["decay_epochs: got 90 ", "72 at 1,664", "reached"]
 {"schedule": {"decay": "cosine"}}      | ["decay: got cosine (72 epochs)", "poly (72 epochs) at"]
 {"train": {"global_batch_size": 3264}} | ["base_lr: got 5 at batch 3,264", "have 10 at 3,328"]
+{"schedule": {"poly_power": 1.0}}      | ["poly_power: got 1 ", "2 at 1,664"]
 # a mixture of recipes
 {"schedule": {"warmup_epochs": 2.0}}   | ["warmup_epochs: got 2 ", "(v0.6)", "5 at 1,664"]
 {"train": {"global_batch_size": 9000}} | ["got 9,000; no published lars set"]
@@ -168,6 +169,17 @@ def test_deviation_is_one_line_with_both_values(sections, texts):
     assert len(lines) == bool(texts) and all(text in lines[0] for text in texts)
 
 
+def test_step_factor_that_no_published_run_had_is_a_deviation():
+    config = load(ROOT / 'launch/configs/dgx1_v05.yaml')
+    assert find_deviations(config, 8) == []
+    flat = replace(config, schedule=replace(config.schedule, step_factor=0.9))
+    [line] = find_deviations(flat, 8)
+    assert 'step_factor: got 0.9 ' in line and '0.1' in line
+    both = replace(flat, schedule=replace(flat.schedule, step_epochs=(20.0, 40.0)))
+    epochs, factor = find_deviations(both, 8)
+    assert 'step_epochs: got ' in epochs and 'step_factor: got ' in factor
+
+
 def test_manifest_describes_the_stored_images(tmp_path):
     case, manifest = tmp_path / 'case.yaml', tmp_path / 'manifest.json'
     text = (ROOT / 'tests/answers/schedule.yaml').read_text()
@@ -176,7 +188,7 @@ def test_manifest_describes_the_stored_images(tmp_path):
     content = {'format': 1, 'dataset': 'imagenet', 'classes': ['a', 'b'], 'splits': splits}
     invalid = 'is not a manifest written by prepare'
     for size, message in (
-        (None, 'original files, byte for byte'),
+        (None, 'that of their source, which prepare has not changed'),
         (256, f'to 256 pixels on the shorter side, as JPEG of quality {JPEG_QUALITY}'),
         ('\x1b[31mred' * 9, 'to ?[31mred?[ pixels'),
         ('no manifest', invalid),

@@ -176,6 +176,17 @@ def test_named_runs_of_different_recipe_are_accepted():
     assert (found.how, found.num_runs, found.eval_samples, found.spreads) == ('named', 1, 360, {})
     text = 'reference: 1 run of 1 set (/runs/s), a different recipe (lars, batch 1664, learning'
     assert introduce(found).startswith(text)
+    unknown = known(CURVE, recipe=replace(RECIPE, base_lr=None), dataset='digits')
+    assert find_named(RECIPE, 'digits', 360, [unknown], []).how == 'named'
+
+
+def test_reference_of_a_part_of_imagenet_has_the_same_name():
+    part = Config(data=DataConfig(num_train=1_281_160))
+    assert (dataset_of(part), dataset_of(Config())) == ('imagenet', None)
+    named = [known(CURVE, dataset='imagenet')]
+    assert find_named(RECIPE, 'imagenet', 50_000, named, []).num_runs == 1
+    with pytest.raises(UserError, match='got runs on all of ImageNet, expected'):
+        find_named(RECIPE, 'imagenet', 50_000, [known(CURVE)], [])
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,18 @@ def test_resumed_run_keeps_seed_data_ranks_and_batch(key, value, num_ranks, mess
         resume(before, int(num_ranks), changed(section, **{name: int(value)}), allowed=[key])
 
 
+@pytest.mark.parametrize(
+    'section, keys',
+    [
+        ('train', {'local_batch_size': None, 'global_batch_size': 32}),
+        ('run', {'num_nodes': 4, 'ranks_per_node': 1}),
+    ],
+)
+def test_other_ranks_are_named_before_what_follows_from_them(section, keys):
+    with pytest.raises(UserError, match='ranks: got 3, the checkpoint has 4; start 4 ranks, or'):
+        resume(progress_of(4, 10), 3, changed(section, **keys))
+
+
 def test_keys_that_may_change_must_exist():
     known = {f'{name}.{key}' for name, keys in to_tree(Config()).items() for key in keys}
     free = 'run.seed checkpoint.keep data.dir comm.num_buckets train.max_epochs'

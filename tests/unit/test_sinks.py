@@ -116,6 +116,15 @@ def test_end_of_a_run_without_an_evaluation_shows_no_accuracy():
     assert texts == ['no evaluation above 0 % yet', '74.90 %']
 
 
+def test_reason_of_a_failure_is_only_in_the_file(tmp_path, capsys):
+    run = RunFolder(tmp_path, 0)
+    lines = ProgressLines(run, PLAN.config)
+    lines.handle(events.Ended('failed', 0.1, reason='the loss is nan at step 2'))
+    lines.close()
+    assert run.train_log.read_text().endswith(' failed: the loss is nan at step 2\n')
+    assert 'nan' not in capsys.readouterr().err  # the command reports it
+
+
 def test_tensorboard_on_a_full_disk(tmp_path, monkeypatch):
     def open_board(buffering):
         monkeypatch.setattr(record_writer, 'open_file', lambda _: open(FULL, 'wb', buffering))

@@ -6,6 +6,7 @@ from helpers import call, table, values
 from mlperf_rn50.analysis.run_data import RunData
 from mlperf_rn50.analysis.why.unfinished import unfinished_sentence
 from mlperf_rn50.config import Config, RunConfig
+from mlperf_rn50.mllog.elapsed import Resume
 from mlperf_rn50.mllog.logged_run import Evaluation, Run
 from mlperf_rn50.runfolder.names import RunFolder
 from mlperf_rn50.runfolder.records import CourseRecord, EndRecord, TrainRecord
@@ -63,6 +64,18 @@ def test_run_that_lost_hosts_is_resumed_without_them(tmp_path, sentence, num_ran
     assert text.endswith(' --elastic.') == is_elastic
 
 
+def test_run_without_a_launcher_that_lost_ranks_is_resumed_without_them(tmp_path, sentence):
+    (tmp_path / 'checkpoints' / 'step_100').mkdir(parents=True)
+    (tmp_path / 'config.yaml').write_text('train: {global_batch_size: 64}\n')
+    text = sentence('interrupted', num_nodes=1, num_ranks=3, global_batch_size=63)
+    assert text.endswith(' --elastic.')
+
+
+def test_pause_does_not_delay_the_first_evaluation(sentence):
+    resume = Resume(resumed_s=40.0, checkpoint_s=10.0, stopped_s=10.0, clock_s=10.0, is_pause=True)
+    assert sentence('running', 0.5, resumes=(resume,)).endswith('is due in about 90 s.')
+
+
 @pytest.mark.parametrize(
     'status, end, changes, text',
     table("""
@@ -73,6 +86,8 @@ failed | failed | curve=[6] | Failed after 6 of 80 epochs; train.log has the rea
 failed | failed | index=3 | Failed after 5.25 of 80 epochs; train_3.log has the reason.
 running | | epoch=0.5 | Running: 0.5 of at most 80 epochs; the first evaluation, with the times of \
 its ranks, is due in about 3 min.
+running | | epoch=0.5 max_epochs=1 | Running: 0.5 of at most 1 epochs; the first evaluation, with \
+the times of its ranks, is due in about 60 s.
 running | | curve=[2,4] | Running: 5.25 of at most 80 epochs.
 running | | epoch=0.0 | Running: 0 of at most 80 epochs.
 aborted | | epoch=8.0 max_epochs=8 | Trained 8 of the 80 epochs of its schedule.

@@ -45,8 +45,11 @@ _WARNED = (
     'schedule.base_lr',
     'schedule.warmup_epochs',
     'schedule.decay_epochs',
+    'schedule.poly_power',
     'optimizer.weight_decay',
 )
+# of these, those that are compared with schedules of the same kind
+_OF_KIND = 'schedule.decay_epochs', 'schedule.poly_power'
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,7 @@ def _is_alone(
     """Return whether no recipe has this value. Schedules are compared only with those of the same
     kind."""
     own = values[key]
-    is_of_kind = key in ('schedule.decay_epochs', 'schedule.end_lr', 'schedule.poly_power')
+    is_of_kind = key in (*_OF_KIND, 'schedule.end_lr')
     if is_of_kind:
         decay = values['schedule.decay'].value
         published = [c for c in published if c['schedule.decay'].value == decay]
@@ -198,12 +201,12 @@ def _differing(config: Config, recipes: Sequence[RecipeGroup], batch: int) -> It
     """Yield the keys whose values are outside the range of the recipes of one generation."""
     schedule = config.schedule
     of_kind = [p for p in recipes if p.recipe.decay == schedule.decay]
+    unused = _unused(config.optimizer.name, schedule.decay)
+    if schedule.decay == 'step':
+        unused.add('schedule.decay_epochs')
     for key in _WARNED:
-        is_length = key == 'schedule.decay_epochs'
-        if is_length and schedule.decay == 'step':
-            continue
-        value = attrgetter(key)(config)
-        if not _is_in_range(key, value, of_kind if is_length else recipes, batch):
+        near = of_kind if key in _OF_KIND else recipes
+        if key not in unused and not _is_in_range(key, attrgetter(key)(config), near, batch):
             yield key
     if not of_kind:
         yield 'schedule.decay'
@@ -211,6 +214,13 @@ def _differing(config: Config, recipes: Sequence[RecipeGroup], batch: int) -> It
         _is_same(p.recipe.step_epochs, schedule.step_epochs) for p in of_kind
     ):
         yield 'schedule.step_epochs'
+    submitted_factor = _SUBMITTED['schedule.step_factor']
+    if (
+        of_kind
+        and schedule.decay == 'step'
+        and not _is_same(schedule.step_factor, submitted_factor)
+    ):
+        yield 'schedule.step_factor'
 
 
 def _comparable(config: Config, num_ranks: int | None) -> tuple[int, list[RecipeGroup]]:

@@ -24,7 +24,7 @@ from mlperf_rn50.answer import Answer, Cell, Table, number_cell
 from mlperf_rn50.config import Config, render_yaml
 from mlperf_rn50.data.options import MANIFEST_NAME
 from mlperf_rn50.data.recordio import load_manifest
-from mlperf_rn50.errors import ConfigError, DataError
+from mlperf_rn50.errors import ConfigError, DataError, StorageError
 from mlperf_rn50.text import plural, printable
 
 FORMAT = 'mlperf-rn50 recipe 1'
@@ -194,11 +194,11 @@ def _images_of(config: Config) -> str:
     folder = Path(config.data.dir)
     try:
         manifest = load_manifest(folder)
-    except DataError:
+    except (DataError, StorageError):
         return f'unknown, because {folder / MANIFEST_NAME} is not a manifest written by prepare'
     size = manifest.get('resize_shorter')
     if size is None:
-        return 'original files, byte for byte'
+        return 'that of their source, which prepare has not changed'
     return f'resized by prepare to {size!s:.10} pixels on the shorter side, as JPEG of quality 95'
 
 

@@ -16,7 +16,7 @@ from mlperf_rn50.analysis.sets.settings import Recipe
 from mlperf_rn50.config import Config
 from mlperf_rn50.data.options import IMAGENET
 from mlperf_rn50.errors import UserError
-from mlperf_rn50.mllog.logged_run import Run
+from mlperf_rn50.mllog.logged_run import IMAGENET_TRAIN, Run
 from mlperf_rn50.text import plural, printable, some
 
 MIN_RUNS = 2  # minimum number of runs to compute a spread
@@ -24,6 +24,7 @@ MIN_RUNS = 2  # minimum number of runs to compute a spread
 _SIMILAR_RATE, _SIMILAR_LENGTH = 1.5, 1.2
 # difference up to which schedule lengths count as equal, because those logged in steps are inexact
 _SAME_EPOCHS = 0.5
+_WHOLE = 'all of ImageNet'
 _SHOWN, _MAX_NAME = 3, 120  # maximum numbers of names per message and of characters per name
 
 
@@ -151,11 +152,11 @@ class Reference:
 
 
 def dataset_of(config: Config) -> str | None:
-    """Return the data set of a configuration, or None for ImageNet, like other_dataset of a run
-    set."""
-    if config.data.dataset == IMAGENET and not config.data.synthetic:
-        return None
-    return config.data.dataset
+    """Return the data set of a configuration, or None for all of ImageNet, like other_dataset of a
+    run set."""
+    data = config.data
+    is_whole = data.num_train == IMAGENET_TRAIN
+    return None if data.dataset == IMAGENET and is_whole and not data.synthetic else data.dataset
 
 
 def recipe_of(config: Config, global_batch_size: int) -> Recipe:
@@ -202,15 +203,13 @@ def find_named(
     """
     usable = [s for s in named if s.other_dataset == dataset and s.converged]
     if not usable:
-        others = sorted({s.other_dataset or IMAGENET for s in named if s.converged})
+        others = sorted({s.other_dataset or _WHOLE for s in named if s.converged})
         got = f'runs on {some(others, _SHOWN)}' if others else 'no converged run'
-        raise UserError(
-            f'run.reference: got {got}, expected converged runs on {dataset or IMAGENET}'
-        )
+        raise UserError(f'run.reference: got {got}, expected converged runs on {dataset or _WHOLE}')
     spreads, samples = (typical_spreads(published), None) if dataset is None else ({}, eval_samples)
     if found := _find(recipe, usable, spreads, samples):
         return found
-    if not all(has_same_recipe(usable[0].recipe, s.recipe) for s in usable):
+    if not all(has_same_recipe(usable[0].recipe, s.recipe) for s in usable[1:]):
         raise UserError(
             f'run.reference: got {len(usable)} sets with different recipes, expected one recipe or '
             f'recipes similar to that of this run ({describe_recipe(recipe)})'

@@ -224,6 +224,7 @@ class Follower:
         state = replace(
             state,
             number=paths.index,
+            has_launcher=self._fixed is None and is_locked(self.folder / LAUNCHER_LOCK) is True,
             quiet_s=min(ages.values(), default=None),
             attempts=_attempts(self.folder, paths.index),
             nodes=tuple(_node(path, now_s) for path in telemetry[:_MAX_NODES]),

@@ -91,10 +91,10 @@ class MetricsHistory:
         """Drop all records after the checkpoint, because the resumed run trains these steps
         again."""
         self.resumes.append(record)
-        if self.last.step and self.last.epoch:
-            epoch = record.epoch
-            if epoch is None:
-                epoch = record.step * self.last.epoch / self.last.step
+        epoch = record.epoch
+        if epoch is None and self.last.step and self.last.epoch:
+            epoch = record.step * self.last.epoch / self.last.step
+        if epoch is not None:
             self.evaluations = {e: v for e, v in self.evaluations.items() if e <= epoch + 1e-6}
             self.standings = {e: v for e, v in self.standings.items() if e <= epoch + 1e-6}
             self.last = records.TrainRecord(record.step, epoch, record.time_s)

@@ -105,6 +105,7 @@ class LiveRun:
     energy: UsedEnergy | None = None
 
     status: str = WAITING
+    has_launcher: bool = False  # of the folder whose newest run is shown
     has_end: bool = False  # whether the log has run_stop; a failed run without run_stop was killed
     other_benchmark: str = ''  # benchmark of a log that is not of a ResNet training run
     note: str = ''  # reason for WAITING or STARTING
@@ -149,8 +150,10 @@ class LiveRun:
 
     @property
     def is_over(self) -> bool:
-        """True if the log is final; an interrupted or killed run may still be resumed."""
-        return self.has_end and self.status in ('converged', 'aborted', 'failed')
+        """True if the log is final, and no launcher may begin another run; an interrupted or killed
+        run may still be resumed."""
+        is_final = self.status in ('converged', 'aborted', 'failed')
+        return self.has_end and is_final and not self.has_launcher
 
     @property
     def skew(self) -> float | None:

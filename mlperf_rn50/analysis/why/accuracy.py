@@ -213,8 +213,10 @@ def _has_effect(key: str, config: Config) -> bool:
         case 'train.loss_scale':
             train = config.train
             return train.precision == 'float16' and train.loss_scale_policy == 'static'
-        case 'schedule.step_epochs':
+        case 'schedule.step_epochs' | 'schedule.step_factor':
             return config.schedule.decay == 'step'
+        case 'schedule.poly_power':
+            return config.schedule.decay == 'poly'
         case 'schedule.decay_epochs':  # with steps it only ends a run
             return config.schedule.decay != 'step' or config.train.max_epochs is None
         case 'data.min_area' | 'data.max_area':
@@ -258,18 +260,21 @@ def find_better(run: RunData, config: Config) -> tuple[list[Config], str]:
     return [o.config for o in others if o.config], ''
 
 
-def _next_step(cause: str, config: Config) -> str:
-    if cause == 'batch':
+def _next_step(cause: Cause, config: Config) -> str:
+    name = cause.name
+    if name == 'batch':
         return f'change {config.batch_key}'
-    if cause == 'epochs' and config.schedule.decay_epochs <= config.num_epochs:
+    if name == 'epochs' and config.schedule.decay_epochs <= config.num_epochs:
         # After the end of its schedule, the learning rate is too small for further epochs.
         decay = 'step_epochs' if config.schedule.decay == 'step' else 'decay_epochs'
         last = 'train.max_epochs' if config.train.max_epochs else 'schedule.decay_epochs'
         return f'change {" and ".join(dict.fromkeys((f"schedule.{decay}", last)))}'
-    for key, name in _KEYS.items():
-        if name == cause:
+    if cause.figure in _KEYS:
+        return f'change {cause.figure}'
+    for key, of in _KEYS.items():
+        if of == name:
             return f'change {key}'
-    return _COMMANDS.get(cause, 'pack corrected images with mlperf-rn50 prepare')
+    return _COMMANDS.get(name, 'pack corrected images with mlperf-rn50 prepare')
 
 
 def _causes_text(named: Sequence[Cause]) -> str:
@@ -334,7 +339,7 @@ def explain_accuracy(
     named = [first for first, *_ in grouped(accused, lambda c: c.name).values()][:2]
     if named:
         shown = _causes_text(named)
-        next_step = ', or '.join(dict.fromkeys(_next_step(c.name, config) for c in named))
+        next_step = ', or '.join(dict.fromkeys(_next_step(c, config) for c in named))
     else:
         shown = (
             f'{"log and configuration" if probed is None else "weights and images"} show no cause'

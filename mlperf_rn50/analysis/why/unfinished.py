@@ -4,6 +4,7 @@ import shlex
 
 from mlperf_rn50.analysis.run_data import RunData, load_run_config
 from mlperf_rn50.config import Config
+from mlperf_rn50.mllog.elapsed import gaps_of, outside_s
 from mlperf_rn50.mllog.logged_run import Run
 from mlperf_rn50.runfolder.names import newest_step
 from mlperf_rn50.runfolder.records import CourseRecord, EndRecord, TrainRecord
@@ -47,12 +48,23 @@ def was_behind(run: RunData, config: Config) -> bool:
 
 
 def _first_evaluation(log: Run, config: Config, last: TrainRecord | None) -> str:
-    left = config.train.eval_offset + 1 - last.epoch if last else 0.0
+    # the last epoch ends with an evaluation, too
+    first = min(config.train.eval_offset + 1, config.num_epochs)
+    left = first - last.epoch if last else 0.0
     if log.curve or not last or not last.epoch or not last.time_s or left < 0:
         return ''
-    left_s = left * last.time_s / last.epoch
+    left_s = left * outside_s(gaps_of(log.resumes), 0.0, last.time_s) / last.epoch
     return (
         f'; the first evaluation, with the times of its ranks, is due in about {duration(left_s)}'
+    )
+
+
+def _has_other_size(log: Run, begun: Config) -> bool:
+    """Return whether a run has lost ranks of its configuration."""
+    ranks, batch = begun.world_size, begun.global_batch_size(log.num_ranks)
+    return any(
+        begun_with and now not in (None, begun_with)
+        for begun_with, now in ((ranks, log.num_ranks), (batch, log.global_batch_size))
     )
 
 
@@ -63,6 +75,6 @@ def _resume(run: RunData, log: Run) -> str:
     words = ['launch/ranks.sh', *['--hosts HOSTS'] * (nodes > 1), str(ranks // nodes)]
     words += ['mlperf-rn50 train --resume', shlex.quote(str(run.folder.checkpoints))]
     begun = load_run_config(run.folder, ())
-    if begun and begun.world_size and log.num_ranks not in (None, begun.world_size):
+    if begun and _has_other_size(log, begun):
         words.append('--elastic')
     return f'; resume with {" ".join(words)}'

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from mlperf_rn50.mllog.findings import Finding, make_finding
 from mlperf_rn50.mllog.logged_run import Run
@@ -13,6 +14,7 @@ from mlperf_rn50.runfolder.records import (
     EpochRecord,
     EvalRecord,
     RanksRecord,
+    ResumedRecord,
     TrainRecord,
     read_records,
 )
@@ -53,17 +55,28 @@ def read_curve(path: Path) -> list[tuple[int, float]]:
 
 def read_node_reads(run: Run) -> list[NodeReads]:
     """Return the reads of each node, sorted by name; if a resume repeated an epoch, its last reads
-    are used."""
+    are used, and if it was within one, that epoch is left out. Nodes without the first epoch are
+    left out, too."""
     path = run_of(run.path).metrics
     # (line, bytes, new bytes) by host and epoch
     epochs: dict[str, dict[int, tuple[int, int, int | None]]] = {}
-    for line, reads in read_records(path, EpochRecord):
+    partial = 0  # number of an epoch that a resume began within
+    kind: Any = EpochRecord | ResumedRecord
+    for line, reads in read_records(path, kind):
+        if isinstance(reads, ResumedRecord):
+            trained = reads.epoch or 0.0
+            partial = int(trained) + 1 if trained % 1 else 0
+            continue
+        if reads.epoch == partial:
+            continue
         for host, num_bytes in reads.record_bytes.items():
             if host in epochs or len(epochs) < _MAX_NODES:
                 new_bytes = reads.new_record_bytes.get(host)
                 epochs.setdefault(host, {})[reads.epoch] = line, num_bytes, new_bytes
     result = []
     for host, by_epoch in sorted(epochs.items()):
+        if 1 not in by_epoch:
+            continue
         rows = [by_epoch[epoch] for epoch in sorted(by_epoch)]
         (first_line, first, first_new), later = rows[0], rows[1:]
         new = [n for _, _, n in later if n is not None]

@@ -53,6 +53,7 @@ class Comm:
 
     rank, world_size, local_rank, local_size = 0, 1, 0, 1
     threads: Set[str] = frozenset()  # those that exchange gradients, of this process
+    compression = 'none'  # of float32 gradients in the exchange
 
     def broadcast(self, arrays: Mapping[str, NDArray]) -> None:
         """Copy the arrays of rank 0 to all ranks, in place."""
@@ -380,5 +381,6 @@ def open_comm(
             return Comm()
         raise ConfigError(
             f'horovod: got {" ".join(str(e).split())}, expected Horovod built with MXNet for '
-            f'{size} ranks; start one rank, or run launch/setup.sh (for GPUs with nvcc in PATH)'
+            f'{size} ranks; start one rank, or run launch/setup.sh (for GPUs with nvcc of CUDA 11 '
+            'in PATH)'
         ) from e

@@ -161,6 +161,7 @@ class StepTimer:
         self.thread = TimerThread(on_exchange, on_step)
         self._data: tuple[float, float, float, float] = (0.0,) * 4
         self._num_pushed = self._num_taken = self._num_stamps = self._step = 0
+        self._planned = range(0)  # numbers of the steps to trace that are not the next ones
         self.thread.start()
         weakref.finalize(self, self.thread.steps.put, None)  # the thread ends with the timer
 
@@ -253,7 +254,14 @@ class StepTimer:
     def start_trace(self, num_steps: int, first: int | None = None) -> None:
         """Keep the times of steps and all of their buckets; first: number of a step, None for the
         next one."""
-        first = self._step + 1 if first is None else first
+        if first is None:
+            first = self._step + 1
+            traced = self.thread.traced
+            if num_steps and first in traced:  # go on with them
+                self.thread.traced = range(traced.start, max(traced.stop, first + num_steps))
+                return
+        else:
+            self._planned = range(first, first + num_steps)
         self.thread.traced, self.thread.trace = range(first, first + num_steps), []
 
     def take_trace(self, is_end: bool = False) -> list[StepSpans]:
@@ -263,6 +271,10 @@ class StepTimer:
         if not taken or not is_end and taken[-1].step + 1 < self.thread.traced.stop:
             return []
         self.start_trace(0)
+        # those of the planned steps that were not traced on request
+        first = max(self._planned.start, self._step + 1)
+        if first < self._planned.stop:
+            self.start_trace(self._planned.stop - first, first)
         return taken
 
     def drain(self) -> None:

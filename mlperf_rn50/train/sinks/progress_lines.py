@@ -61,15 +61,17 @@ class ProgressLines:
                 )
             case events.Ended():
                 self._end_bar()
-                if event.status != 'failed':  # the error message reports a failure
-                    parts = f' (resumed: {event.parts.text})' if event.parts else ''
-                    self._print(
-                        f'{event.status} after {event.time_s:.1f} s{parts}, best Top-1 '
-                        f'{event.best_text} on {self._dataset}'
-                    )
+                if event.status == 'failed':  # the error message goes to the terminal
+                    self._file.write(_timed(f'failed: {event.reason}'))
+                    return
+                parts = f' (resumed: {event.parts.text})' if event.parts else ''
+                self._print(
+                    f'{event.status} after {event.time_s:.1f} s{parts}, best Top-1 '
+                    f'{event.best_text} on {self._dataset}'
+                )
 
     def _print(self, text: str) -> None:
-        line = f'{time.strftime("%H:%M:%S")} {printable(text)}'
+        line = _timed(text)
         with suppress(OSError):  # the terminal may be gone
             print_stderr(line)
         self._file.write(line)
@@ -157,3 +159,7 @@ class EpochBar:
 
     def close(self) -> None:
         self.bar.close()
+
+
+def _timed(text: str) -> str:
+    return f'{time.strftime("%H:%M:%S")} {printable(text)}'
