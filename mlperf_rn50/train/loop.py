@@ -158,13 +158,13 @@ def train_to_end(run: TrainingRun) -> events.Ended:
             cleanup.callback(run.comm.barrier)
             cleanup.callback(write_best, run)
             cleanup.callback(run.writer.finish)
-            run.emit(events.Ended('failed', run.progress.best_top1, reason=str(e)))
+            run.emit(events.failed(run.progress.best_top1, e))
         raise
     except Exception as e:
         if isinstance(e, UserError):
             run.heartbeat.note_place(e)
         if isinstance(e, NonFiniteState):  # only on rank 0, so it waits for no other rank
-            run.emit(events.Ended('failed', run.progress.best_top1, reason=str(e)))
+            run.emit(events.failed(run.progress.best_top1, e))
         if run.writer.is_busy:
             run.heartbeat.beat('writing a checkpoint')
         # An error of the writer replaces this one.

@@ -213,6 +213,11 @@ class Ended(Event, frozen=True):
         return f'{100 * self.best_top1:.2f} %' if self.best_top1 else 'no evaluation above 0 % yet'
 
 
+def failed(best_top1: float, error: Exception) -> Ended:
+    """Return the end of a run that an error ends."""
+    return Ended('failed', best_top1, reason=str(error))
+
+
 class Sink(Protocol):
     """Recorder or display of events; it does not influence the run."""
 

@@ -80,6 +80,10 @@ class Base:
     noise: float = 0.0  # relative change of the step by the first epoch, if that was the shortest
 
     @property
+    def full_name(self) -> str:
+        return f'{self.name} ({self.source})'
+
+    @property
     def unit(self) -> str:
         return 'accelerator' if self.has_accelerators else 'rank'
 

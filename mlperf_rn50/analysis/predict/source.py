@@ -189,11 +189,10 @@ def _names(names: Iterable[str], tree: Path | str) -> str:
     return text if len(found) <= _MAX_NAMES else f'{text}; list them all: mlperf-rn50 report {tree}'
 
 
-def _from_published(name: str) -> Source:
+def _from_published(given: str) -> Source:
     """Return a published system by its full name or the last part of that name, and the other sets
     of its machine."""
-    given = printable(name)
-    name = '/'.join(with_round(Path(NAME, name.removeprefix(f'{NAME}/'))).parts[1:])
+    name = '/'.join(with_round(Path(NAME, given.removeprefix(f'{NAME}/'))).parts[1:])
     bases = {s: base for s in load_table() if (base := base_of(s))}
     # the newest set first
     named = {'/'.join(f.parts[1:]): s for s in reversed(bases) for f in reversed(s.folders)}
@@ -211,7 +210,9 @@ def _from_published(name: str) -> Source:
             f'{_names(sorted(found.values()), NAME)}'
         )
     if not found:
-        raise ConfigError(f'{given}: not a file, folder or published system{_alike(name, named)}')
+        raise ConfigError(
+            f'{printable(given)}: not a file, folder or published system{_alike(name, named)}'
+        )
     [run_set] = found
     others = [s for s in bases if s is not run_set and is_machine(s, run_set)]
     return Source(bases[run_set], link_of(run_set), (run_set, *others))
@@ -362,10 +363,6 @@ def load_source(
     return source
 
 
-def _full_name(base: Base) -> str:
-    return f'{base.name} ({base.source})'
-
-
 def _choose_system(
     folder: Path, bases: Mapping[RunSet, Base], name: str | None, per_node: int | None
 ) -> RunSet:
@@ -379,10 +376,10 @@ def _choose_system(
     chosen = {
         s: b
         for s, b in bases.items()
-        if (name in (b.name, _full_name(b)) if name else distance(b) == least)
+        if (name in (b.name, b.full_name) if name else distance(b) == least)
     }
     if len(chosen) != 1:
-        alike = [b.name if names.count(b.name) == 1 else _full_name(b) for b in chosen.values()]
+        alike = [b.name if names.count(b.name) == 1 else b.full_name for b in chosen.values()]
         hint = '' if chosen else nearest(name or '', names)
         raise ConfigError(
             f'--system: got {name or "no name"}, which matches {len(chosen)} systems, expected one '
@@ -461,8 +458,13 @@ def change(source: Source, what_if: WhatIf) -> Source:
             f'--what-if: got a SOURCE on {base.num_nodes} nodes, expected a measurement on one node'
         )
     if what_if.link:
-        gbit_s = what_if.link * (what_if.ports or 1)
-        link = replace(link, gbit_s=gbit_s, source='--what-if', overlap=0.0, extra_s=None)
+        link = replace(
+            link,
+            gbit_s=what_if.link * (what_if.ports or 1),
+            source='--what-if',
+            overlap=0.0,
+            extra_s=None,
+        )
     elif what_if.ports:
         raise ConfigError('--what-if: got ports, expected also link=GBIT_S, the rate of a port')
     if what_if.generation:
