@@ -1,14 +1,17 @@
 """prepare --verify: damaged files and records; the sample that the doctor checks."""
 
+import errno
 import re
 import zlib
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from helpers import call
 from numbered import make_config, ramp
 
+from mlperf_rn50.data import recordio
 from mlperf_rn50.data.recordio import CHECKSUMS, INDEX, RecordFile, load_manifest
 from mlperf_rn50.data.verify import check_sample, verify
 from mlperf_rn50.doctor.facts import data_facts
@@ -123,6 +126,13 @@ def test_damaged_manifest_is_named_also_by_the_doctor(config, folder, damage, me
     assert done.returncode == 1 and 'Traceback' not in done.stderr
     for text in (done.stdout, data_facts(config, 0).problem):
         assert f'{path}: {message}' in text
+
+
+def test_failing_storage_is_a_problem_and_no_traceback(config, folder, monkeypatch):
+    fault = Mock(side_effect=OSError(errno.EIO, 'Input/output error'))
+    monkeypatch.setattr(recordio, 'open_regular', fault)
+    assert 'Input/output error' in data_facts(config, 0).problem
+    assert all('Input/output error' in text for text in verify(folder, 1)[1])
 
 
 # --- the sample of the doctor

@@ -107,9 +107,10 @@ def data_note(runs: Sequence[Run]) -> str:
     other = next((r for r in runs if not r.is_imagenet), None)
     if other is None:
         return ''
+    whole = 'all of ImageNet' if other.dataset == 'imagenet' else 'ImageNet'
     return (
-        f'Trained on {other.data_text or "other data"}, not all of ImageNet; this result tests '
-        'only the format, and cannot be submitted or compared.'
+        f'Trained on {other.data_text or "other data"}, not {whole}; this result tests only the '
+        'format, and cannot be submitted or compared.'
     )
 
 
