@@ -76,12 +76,12 @@ def test_limits_of_this_machine_hold_for_ranks_here_and_in_a_job(monkeypatch, sc
 
 @pytest.mark.parametrize(
     'folder, is_refused',
-    [('/work/logs/run', False), ('/my data/run', False), ('/tmp/run', True), ('/works', True)],
+    [('/srv/logs/run', False), ('/my data/run', False), ('/tmp/run', True), ('/srvs', True)],
 )
 def test_run_folder_outside_of_the_mounts_of_a_container_is_refused(
     tmp_path, monkeypatch, folder, is_refused
 ):
-    mounts = ['/', '/work', '/my\\040data']
+    mounts = ['/', '/srv', '/my\\040data']
     lines = [f'2{k} 1 8:1 /home {point} rw - ext4 /dev/sda rw\n' for k, point in enumerate(mounts)]
     (tmp_path / 'mounts').write_text(''.join(lines))
     monkeypatch.setattr(placement, '_MOUNTS', tmp_path / 'mounts')

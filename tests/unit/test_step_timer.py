@@ -121,18 +121,25 @@ def test_trace_of_the_next_steps_is_incomplete_at_the_end_of_a_run():
     assert timer.take_trace() == [] and [s.step for s in timer.take_trace(is_end=True)] == [43, 44]
 
 
-def test_configured_steps_are_traced_after_those_of_a_request():
+@pytest.mark.parametrize(
+    'num_planned, first, num_requested, rest',
+    [(2, 8, 2, [8, 9]), (6, 3, 4, [5, 6, 7, 8])],
+    ids=['apart', 'overlapping'],
+)
+def test_configured_steps_are_traced_after_those_of_a_request(
+    num_planned, first, num_requested, rest
+):
     timer = StepTimer()
     timer.start(0)
-    timer.start_trace(2, 8)
-    timer.start_trace(2)
+    timer.start_trace(num_planned, first)
+    timer.start_trace(num_requested)
     push_steps(timer, 4)
-    assert [s.step for s in timer.take_trace()] == [1, 2]
+    assert [s.step for s in timer.take_trace()] == [*range(1, num_requested + 1)]
     push_steps(timer, 6)
-    assert [s.step for s in timer.take_trace()] == [8, 9]
+    assert [s.step for s in timer.take_trace()] == rest
 
 
-def test_request_within_and_before_configured_steps_keeps_them():
+def test_request_within_configured_steps_keeps_and_extends_them():
     timer = StepTimer()
     timer.start(0)
     timer.start_trace(6, 1)
@@ -145,17 +152,6 @@ def test_request_within_and_before_configured_steps_keeps_them():
     timer.start_trace(2)  # the second one is a further step
     push_steps(timer, 2)
     assert [s.step for s in timer.take_trace()] == [7, 8, 9]
-
-
-def test_configured_steps_after_requested_ones_that_overlap_are_traced():
-    timer = StepTimer()
-    timer.start(6)
-    timer.start_trace(6, 9)
-    timer.start_trace(4)
-    push_steps(timer, 4)
-    assert [s.step for s in timer.take_trace()] == [7, 8, 9, 10]
-    push_steps(timer, 4)
-    assert [s.step for s in timer.take_trace()] == [11, 12, 13, 14]
 
 
 def test_exchange_is_timed_before_the_loop_pushes_the_update():

@@ -257,7 +257,7 @@ class StepTimer:
         if first is None:
             first = self._step + 1
             traced = self.thread.traced
-            if num_steps and first in traced:  # go on with them
+            if num_steps and first in traced:  # extend them
                 self.thread.traced = range(traced.start, max(traced.stop, first + num_steps))
                 return
         else:
